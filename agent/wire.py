@@ -1,0 +1,217 @@
+"""The wire format between a node's agent and the control plane: the one module that both sides import.
+
+One websocket per node carries JSON frames. Every frame has ``v`` (the protocol's version) and ``type``; unknown fields,
+wrong types and numbers out of range are refused when a frame is decoded, so that nothing past this module meets them.
+Sizes are bytes, shares are percent of one GPU, times are Unix seconds.
+
+The protocol is level-triggered: ``desired`` holds the node's *whole* wanted state and ``observed`` the whole state in
+force, so a lost frame is repaired by the next one. A frame number only orders ``desired`` frames; what is in force is
+told per assignment, by generation.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+VERSION = 1
+# A node of 16 GPUs with 32 assignments each stays under 200 KiB; more is not a node's frame.
+MAX_FRAME_BYTES = 1 << 20
+MAX_GPUS = 64
+MAX_ASSIGNMENTS = 4096
+
+# Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
+CLOSE_MALFORMED = 4400
+CLOSE_UNAUTHORISED = 4401
+CLOSE_SUPERSEDED = 4409
+CLOSE_TOO_LARGE = 4413
+CLOSE_BUSY = 4429
+
+Uid = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+GpuUuid = Annotated[str, Meta(pattern=r"^(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Percent = Annotated[int, Meta(ge=0, le=100)]
+# Measured shares may pass 100 a little: the window's ends do not fall on a kernel's ends.
+MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+Word = Annotated[str, Meta(max_length=200)]
+Sentence = Annotated[str, Meta(max_length=2000)]
+
+AssignmentState = Literal["in_force", "over_limit", "releasing", "released", "failed"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value inside a frame."""
+
+
+class Frame(Record, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+    """A message; its ``type`` on the wire is the class's name in lower case."""
+
+    v: Literal[1] = VERSION
+
+
+class Gpu(Record, frozen=True, kw_only=True):
+    """One physical device, as NVML shows it."""
+
+    uuid: GpuUuid
+    index: Count
+    model: Word
+    memory_bytes: Bytes
+    # The nearest common ancestor with each other GPU, by its uuid: "nvlink", "pcie", "numa", "system".
+    links: dict[GpuUuid, Word] = {}
+
+
+class Hello(Frame, frozen=True, kw_only=True):
+    """Agent → server, first frame of a connection: who is here and what the machine has."""
+
+    agent_version: Word
+    driver_version: Word
+    hostname: Word
+    # Where `python -m agent exec` finds this agent, and the library that it preloads.
+    run_dir: Sentence
+    library: Sentence
+    # True where the GPUs are the simulated driver's.
+    simulated: bool = False
+    gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
+
+
+class Observation(Record, frozen=True, kw_only=True):
+    """One assignment as the agent sees it."""
+
+    uid: Uid
+    # The generation whose limits are on the page.
+    generation: Count
+    state: AssignmentState
+    # Why not, in words, where the state is `over_limit` or `failed`.
+    reason: Sentence | None = None
+    # Device memory in use: shrunk limits are given back once this is at or below the limit.
+    memory_bytes: Bytes = 0
+
+
+class Observed(Frame, frozen=True, kw_only=True):
+    """Agent → server: everything in force on the node, after frame `frame` of `desired`."""
+
+    frame: Count
+    assignments: Annotated[list[Observation], Meta(max_length=MAX_ASSIGNMENTS)]
+
+
+class GpuUsage(Record, frozen=True, kw_only=True):
+    """What one GPU did since the last sample, by NVML."""
+
+    uuid: GpuUuid
+    core_percent: MeasuredPercent
+    memory_bytes: Bytes
+    power_watts: Annotated[float, Meta(ge=0)] | None = None
+    temperature_celsius: float | None = None
+
+
+class AssignmentUsage(Record, frozen=True, kw_only=True):
+    """What one assignment did since the last sample, by libvcuda's account (billing does not rest on it)."""
+
+    uid: Uid
+    core_percent: MeasuredPercent
+    core_limit_percent: Percent
+    # Share of the time in which a launch waited for its turn.
+    throttled_percent: MeasuredPercent
+    memory_bytes: Bytes
+    memory_limit_bytes: Bytes
+    processes: Count
+
+
+class Usage(Frame, frozen=True, kw_only=True):
+    """Agent → server, once a second: kept and sent again until `ack` names its sequence number."""
+
+    seq: Annotated[int, Meta(ge=1)]
+    at: Seconds
+    gpus: Annotated[list[GpuUsage], Meta(max_length=MAX_GPUS)]
+    assignments: Annotated[list[AssignmentUsage], Meta(max_length=MAX_ASSIGNMENTS)]
+
+
+class Event(Frame, frozen=True, kw_only=True):
+    """Agent → server: something happened that an operator should know."""
+
+    at: Seconds
+    code: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+    detail: Sentence
+    assignment_uid: Uid | None = None
+
+
+class Pong(Frame, frozen=True, kw_only=True):
+    """Agent → server: answer to `ping`."""
+
+
+class Welcome(Frame, frozen=True, kw_only=True):
+    """Server → agent: the hello was accepted. The `desired` that follows counts whatever its frame number."""
+
+    node_uid: Uid
+    node_name: Word
+    server_time: Seconds
+
+
+class Assignment(Record, frozen=True, kw_only=True):
+    """One claim's share of one GPU, as wanted."""
+
+    uid: Uid
+    claim_uid: Uid
+    tenant: Word
+    gpu_uuid: GpuUuid
+    generation: Annotated[int, Meta(ge=1)]
+    core_request: Percent
+    core_limit: Percent
+    memory_bytes: Bytes
+    # SHA-256 of the claim's secret: who presents the secret on agent.sock may start processes under the claim.
+    secret_digest: Digest
+    # False: close the page, end its processes, report `released`.
+    present: bool = True
+
+
+class Desired(Frame, frozen=True, kw_only=True):
+    """Server → agent: the node's whole wanted state. What is on the node and not in here is released."""
+
+    frame: Count
+    assignments: Annotated[list[Assignment], Meta(max_length=MAX_ASSIGNMENTS)]
+
+
+class Ack(Frame, frozen=True, kw_only=True):
+    """Server → agent: every usage frame up to and including `seq` is stored."""
+
+    seq: Annotated[int, Meta(ge=1)]
+
+
+class Ping(Frame, frozen=True, kw_only=True):
+    """Server → agent: are you there?"""
+
+
+FromAgent = Hello | Observed | Usage | Event | Pong
+FromServer = Welcome | Desired | Ack | Ping
+
+_encoder = msgspec.json.Encoder()
+_from_agent = msgspec.json.Decoder(FromAgent)
+_from_server = msgspec.json.Decoder(FromServer)
+
+
+class MalformedFrame(ValueError):
+    """The bytes are not a frame of this protocol; the message says which field and why."""
+
+
+def encode(frame: Frame) -> str:
+    """The frame as JSON text, ready for a text message."""
+    return _encoder.encode(frame).decode()
+
+
+def decode_from_agent(text: str | bytes) -> FromAgent:
+    """Read what an agent sent. Raises MalformedFrame."""
+    try:
+        return _from_agent.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise MalformedFrame(str(error)) from error
+
+
+def decode_from_server(text: str | bytes) -> FromServer:
+    """Read what the server sent. Raises MalformedFrame."""
+    try:
+        return _from_server.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise MalformedFrame(str(error)) from error
