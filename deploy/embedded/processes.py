@@ -1,0 +1,118 @@
+"""Starting and stopping the programs that one launcher owns.
+
+Every child is a session of its own (a Ctrl-C at the terminal reaches the launcher only, which then stops its children in
+order) and is tethered: it ends when the launcher does, even by SIGKILL. See ``tether.py`` for how, and for the one rule
+that follows: start children from a thread that lives as long as they should.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TETHER = Path(__file__).with_name("tether.py")
+TAIL_LINES = 25
+
+
+class StartFailed(Exception):
+    """A program ended, or was not ready in time; the message carries the end of its log."""
+
+
+def _ready_at_once() -> bool:
+    return True
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One command that a launcher starts, waits for and stops.
+
+    ``prepare`` runs before every start (stale sockets and lock files go there); ``ready`` is asked until it says yes.
+    Times are seconds.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    environment: Mapping[str, str] | None = None
+    directory: Path | None = None
+    user: tuple[int, int] | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    orphan_signal: signal.Signals = signal.SIGKILL
+    stop_seconds: float = 10.0
+    ready_seconds: float = 30.0
+    ready: Callable[[], bool] = field(default=_ready_at_once)
+    prepare: Callable[[], None] = field(default=_nothing)
+
+
+def start(program: Program) -> subprocess.Popen[bytes]:
+    """Start the program without waiting for it. Its output is appended to its log."""
+    program.prepare()
+    program.log.parent.mkdir(parents=True, exist_ok=True)
+    user = "-" if program.user is None else f"{program.user[0]}:{program.user[1]}"
+    tethered = [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), str(int(program.orphan_signal)), user, "--"]
+    with program.log.open("ab") as log:
+        return subprocess.Popen(  # noqa: S603 - the launcher's own commands
+            [*tethered, *program.command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=None if program.environment is None else dict(program.environment),
+            cwd=program.directory,
+            start_new_session=True,
+        )
+
+
+def wait_ready(program: Program, process: subprocess.Popen[bytes]) -> None:
+    """Return when the program is ready; raise StartFailed when it ended, or took longer than it may."""
+    deadline = time.monotonic() + program.ready_seconds
+    while not program.ready():
+        status = process.poll()
+        if status is not None:
+            raise StartFailed(f"{program.name} ended with status {status}:\n{tail(program.log)}")
+        if time.monotonic() > deadline:
+            stop(program, process)
+            raise StartFailed(
+                f"{program.name} was not ready after {program.ready_seconds:.0f} s:\n{tail(program.log)}"
+            )
+        time.sleep(0.02)
+
+
+def stop(program: Program, process: subprocess.Popen[bytes]) -> None:
+    """End the program and whatever it left in its process group."""
+    ask_to_stop(program, process)
+    finish_stopping(program, process, deadline=time.monotonic() + program.stop_seconds)
+
+
+def ask_to_stop(program: Program, process: subprocess.Popen[bytes]) -> None:
+    """Send the program its own stop signal: to the leader only, which knows how to end its children."""
+    if process.poll() is None:
+        process.send_signal(program.stop_signal)
+
+
+def finish_stopping(program: Program, process: subprocess.Popen[bytes], *, deadline: float) -> None:
+    """Wait until the deadline (monotonic), then kill; nothing of the process group is left afterwards."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, deadline - time.monotonic()))
+    # The leader's pid stays taken until it is reaped or its group is empty, so this cannot hit a stranger's group
+    # unless the whole group has ended and the number was used again within this call.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, indented; a plain statement when there are none."""
+    try:
+        text = log.read_text(errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        text = []
+    return "\n".join(f"  | {line}" for line in text) or f"  | ({log} is empty)"

