@@ -80,9 +80,7 @@ def wait_ready(program: Program, process: subprocess.Popen[bytes]) -> None:
             raise StartFailed(f"{program.name} ended with status {status}:\n{tail(program.log)}")
         if time.monotonic() > deadline:
             stop(program, process)
-            raise StartFailed(
-                f"{program.name} was not ready after {program.ready_seconds:.0f} s:\n{tail(program.log)}"
-            )
+            raise StartFailed(f"{program.name} was not ready after {program.ready_seconds:.0f} s:\n{tail(program.log)}")
         time.sleep(0.02)
 
 
