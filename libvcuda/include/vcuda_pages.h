@@ -1,0 +1,223 @@
+/* The pages: shared memory between the agent and the processes of one claim on one node.
+ *
+ * A claim's directory holds one file per writer. `limits` is written by the agent and read-only to the tenant; `usage` is
+ * written by libvcuda inside the tenant's processes and is therefore untrusted: the agent only reads numbers from it.
+ * Both files have a fixed size and are never renamed, truncated or replaced while mapped. Processes find the directory by
+ * the environment variable GPUCLOUD_CLAIM_DIR.
+ *
+ * Index i of `vcuda_limits.slot` and index i of every `gpu` array in the usage page mean the same GPU of the claim.
+ *
+ * Limits: each slot stands behind a sequence lock. Writer's order: seq odd, fields, seq even, gen++, futex wake of gen.
+ * `gen` is all that a launch loads when nothing changed, and what a waiting launch sleeps on.
+ *
+ * Usage: memory is accounted by reserve-then-sum. Each process adds to its own slot, then sums every live slot, and takes
+ * its addition back where the sum passes the limit; the adds are sequentially consistent, so the last successful racer has
+ * seen all the others. There is no lock to be held by a killed process, and its death leaves nothing but its own slot.
+ * Slots never move. A slot belongs to whoever stands in `owner`; it is live once `start_time` is not zero.
+ *
+ * All integers are little-endian and naturally aligned; sizes are bytes, times nanoseconds, shares percent of one GPU.
+ */
+#ifndef VCUDA_PAGES_H
+#define VCUDA_PAGES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define VCUDA_LIMITS_MAGIC 0x53544d494c435647ull /* "GVCLIMTS" */
+#define VCUDA_USAGE_MAGIC 0x4547415355435647ull  /* "GVCUSAGE" */
+#define VCUDA_ABI_VERSION 1u
+
+#define VCUDA_MAX_GPUS 16
+#define VCUDA_MAX_PROCESSES 256
+#define VCUDA_LIMITS_SIZE 4096
+#define VCUDA_USAGE_SIZE 299008
+#define VCUDA_NO_MEMORY_LIMIT UINT64_MAX
+
+#define VCUDA_CLAIM_DIR_ENV "GPUCLOUD_CLAIM_DIR"
+#define VCUDA_LIMITS_FILE "limits"
+#define VCUDA_USAGE_FILE "usage"
+
+enum vcuda_slot_state {
+    VCUDA_SLOT_UNUSED = 0,
+    VCUDA_SLOT_OPEN = 1,
+    /* Allocations and launches fail with driver errors; frees, copies and synchronisation still work. */
+    VCUDA_SLOT_CLOSED = 2,
+};
+
+/* One assignment: the claim's share of one GPU. */
+struct vcuda_limit_slot {
+    uint32_t seq; /* odd while the agent writes */
+    uint32_t state;
+    uint8_t gpu_uuid[16];
+    uint8_t assignment_uid[16];
+    uint64_t generation;
+    uint64_t memory_bytes; /* VCUDA_NO_MEMORY_LIMIT: none */
+    uint32_t core_request;
+    uint32_t core_limit; /* 100: may use the whole GPU */
+    uint64_t changed_ns; /* CLOCK_MONOTONIC of the last write */
+    uint8_t reserved[56];
+};
+
+struct vcuda_limits {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t size;
+    uint32_t gen; /* futex word; raised after every change */
+    uint32_t reserved0;
+    uint64_t heartbeat_ns; /* CLOCK_BOOTTIME; a stale one changes nothing: the last limits stay */
+    uint8_t claim_uid[16];
+    uint8_t reserved1[208];
+    struct vcuda_limit_slot slot[VCUDA_MAX_GPUS];
+    uint8_t reserved2[1792];
+};
+
+/* What one process did on one GPU of the claim. The counters only grow; the three *_bytes move both ways. */
+struct vcuda_gpu_usage {
+    uint64_t memory_bytes;  /* allocations, as the driver rounds them */
+    uint64_t context_bytes; /* overhead: contexts, modules, stacks; trued up from NVML */
+    uint64_t gpu_time_ns;   /* time in which a kernel of this process was on the GPU, as charged */
+    uint64_t throttled_ns;  /* time that launches waited for credit, summed over threads */
+    uint64_t launches;
+    uint64_t refused; /* allocations refused for the limit */
+    /* The assignment generation that this process last acted on: credit recomputed, waiting launches woken. */
+    uint64_t observed_generation;
+    uint64_t inflight_ns; /* predicted GPU time of launched work that is not yet measured */
+};
+
+struct vcuda_process {
+    /* 0 free; 1 being cleared; else inode of the pid namespace << 32 | pid in that namespace. One word, so that a process
+     * killed right after taking the slot has still left its name. */
+    uint64_t owner;
+    uint64_t start_time;   /* field 22 of /proc/PID/stat; 0 while the slot is being set up */
+    uint32_t observed_gen; /* limits.gen last acted on */
+    uint32_t reserved0;
+    uint64_t attached_ns; /* CLOCK_BOOTTIME */
+    uint8_t reserved1[96];
+    struct vcuda_gpu_usage gpu[VCUDA_MAX_GPUS];
+};
+
+/* The claim's compute credit on one GPU, shared by its processes. */
+struct vcuda_bucket {
+    uint64_t refilled_ns;   /* CLOCK_MONOTONIC up to which credit was given */
+    int64_t credit_ns;      /* below zero: debt */
+    uint64_t busy_until_ns; /* CLOCK_MONOTONIC up to which GPU time was charged: overlapping intervals count once */
+    uint64_t context_hint_bytes; /* what a context of this claim last cost; the next process reserves it in advance */
+    uint8_t reserved[32];
+};
+
+struct vcuda_usage {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t size;
+    uint32_t slots_used; /* one past the highest slot ever taken: sums need not look further */
+    uint32_t echo;       /* futex word; raised when any process stores an observed_generation */
+    uint8_t reserved0[40];
+    struct vcuda_bucket bucket[VCUDA_MAX_GPUS];
+    /* The counters of cleared slots, so that totals never fall; their *_bytes, generation and inflight stay zero. */
+    struct vcuda_gpu_usage retired[VCUDA_MAX_GPUS];
+    uint8_t reserved1[1984];
+    struct vcuda_process process[VCUDA_MAX_PROCESSES];
+};
+
+_Static_assert(sizeof(struct vcuda_limit_slot) == 128, "a slot is two cache lines");
+_Static_assert(offsetof(struct vcuda_limit_slot, generation) == 40, "limit slot layout");
+_Static_assert(offsetof(struct vcuda_limit_slot, core_limit) == 60, "limit slot layout");
+_Static_assert(sizeof(struct vcuda_limits) == VCUDA_LIMITS_SIZE, "limits page size");
+_Static_assert(offsetof(struct vcuda_limits, gen) == 16, "limits layout");
+_Static_assert(offsetof(struct vcuda_limits, slot) == 256, "limits layout");
+_Static_assert(sizeof(struct vcuda_gpu_usage) == 64, "one cache line");
+_Static_assert(sizeof(struct vcuda_bucket) == 64, "one cache line");
+_Static_assert(sizeof(struct vcuda_process) == 1152, "process slot size");
+_Static_assert(offsetof(struct vcuda_process, gpu) == 128, "process slot layout");
+_Static_assert(offsetof(struct vcuda_usage, process) == 4096, "usage layout");
+_Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage page size");
+
+/* ---- Helper library: libvcuda-pages.so. Every int-returning function returns a value >= 0, or -errno. ---- */
+
+/* A consistent copy of one limit slot. */
+struct vcuda_limit {
+    uint32_t index;
+    uint32_t state;
+    uint8_t gpu_uuid[16];
+    uint8_t assignment_uid[16];
+    uint64_t generation;
+    uint64_t memory_bytes;
+    uint32_t core_request;
+    uint32_t core_limit;
+};
+
+/* One GPU of the claim, over every live process (and, for the counters, every cleared one). */
+struct vcuda_totals {
+    uint64_t memory_bytes;
+    uint64_t context_bytes;
+    uint64_t gpu_time_ns;
+    uint64_t throttled_ns;
+    uint64_t launches;
+    uint64_t refused;
+    /* The least over live processes; UINT64_MAX where no process is live. */
+    uint64_t observed_generation;
+    uint32_t processes;
+    uint32_t reserved;
+};
+
+struct vcuda_process_info {
+    uint32_t slot;
+    uint32_t pid;      /* in its own pid namespace */
+    uint64_t pidns;    /* inode of that namespace */
+    uint64_t start_time;
+    uint32_t observed_gen;
+    uint32_t reserved;
+};
+
+_Static_assert(sizeof(struct vcuda_limit) == 64, "ctypes mirror");
+_Static_assert(sizeof(struct vcuda_totals) == 64, "ctypes mirror");
+_Static_assert(sizeof(struct vcuda_process_info) == 32, "ctypes mirror");
+
+#pragma GCC visibility push(default)
+
+/* Make the page where it is missing (mode 0644), or open the one of the same claim. -EEXIST: another claim's page stands
+ * there; -EBADMSG: the file is no page of this version. Never truncates. */
+int vcuda_limits_create(const char *path, const uint8_t claim_uid[16], struct vcuda_limits **page);
+/* Map an existing page; `writable` only for the agent. -ENOENT, -EACCES, -EBADMSG. */
+int vcuda_limits_open(const char *path, int writable, struct vcuda_limits **page);
+void vcuda_limits_unmap(struct vcuda_limits *page);
+
+/* Write one assignment's limits and open its slot. Returns the slot's index. The slot is the one of this GPU, else the
+ * first unused one. -ENOSPC: all 16 in use; -EINVAL: core_request > core_limit, or core_limit not in 0..100. */
+int vcuda_limits_set(struct vcuda_limits *page, const uint8_t gpu_uuid[16], const uint8_t assignment_uid[16],
+                     uint64_t generation, uint64_t memory_bytes, uint32_t core_request, uint32_t core_limit);
+/* Close one GPU's slot: allocations and launches there return CUDA_ERROR_NOT_PERMITTED from now on. Returns the index;
+ * -ENOENT: no slot of this GPU. A later vcuda_limits_set opens it again. */
+int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16], uint64_t generation);
+/* Say that the agent lives. */
+void vcuda_limits_heartbeat(struct vcuda_limits *page);
+/* -ERANGE: index not in 0..15; -EAGAIN: the slot stayed half-written (its writer was killed in the middle). */
+int vcuda_limits_get(const struct vcuda_limits *page, uint32_t index, struct vcuda_limit *out);
+
+/* Make the page where it is missing (mode 0600), or open the one there. -EBADMSG as above. */
+int vcuda_usage_create(const char *path, struct vcuda_usage **page);
+int vcuda_usage_open(const char *path, int writable, struct vcuda_usage **page);
+void vcuda_usage_unmap(struct vcuda_usage *page);
+
+/* Sum over one GPU of the claim. -ERANGE. */
+int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struct vcuda_totals *out);
+/* The live processes, at most `max`; returns how many were written. */
+int vcuda_usage_processes(const struct vcuda_usage *page, struct vcuda_process_info *out, uint32_t max);
+/* One process's numbers on one GPU. -ERANGE. */
+int vcuda_usage_process_gpu(const struct vcuda_usage *page, uint32_t slot, uint32_t gpu_index,
+                            struct vcuda_gpu_usage *out);
+/* Clear the slot of a process that the caller knows to be dead (by its pidfd, say). Returns 1 cleared, 0 no such slot. */
+int vcuda_usage_reap(struct vcuda_usage *page, uint64_t pidns, uint32_t pid, uint64_t start_time);
+/* Clear the slots of every process of the caller's own pid namespace that /proc no longer shows (or shows with another
+ * start time). Slots of other pid namespaces are left alone. Returns how many were cleared. */
+int vcuda_usage_reap_dead(struct vcuda_usage *page);
+/* Wait until `echo` differs from `seen` or the time is over. Returns the present value as the low 31 bits. */
+int vcuda_usage_wait_echo(const struct vcuda_usage *page, uint32_t seen, uint64_t timeout_ns);
+
+/* Sizes, offsets and constants of everything above, as one JSON object (also in build/abi.json), so that a mirror in
+ * another language can check itself. */
+const char *vcuda_abi_describe(void);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,165 @@
+/* The limits page: written by the agent through vcuda_limits_set and friends, read by everyone.
+ *
+ * There is one writer per page (the agent), so the writing side needs no lock, only the sequence counter that lets readers
+ * notice a write in progress. An agent killed in the middle of a write leaves an odd counter; the next write makes it even.
+ */
+#include "pages.h"
+
+#include "file.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t pages_clock(clockid_t clock)
+{
+    struct timespec ts;
+    clock_gettime(clock, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+static int limits_valid(const struct vcuda_limits *page)
+{
+    return page->magic == VCUDA_LIMITS_MAGIC && page->version == VCUDA_ABI_VERSION && page->size == sizeof *page;
+}
+
+int vcuda_limits_open(const char *path, int writable, struct vcuda_limits **page)
+{
+    void *map;
+    int error = page_file_map(path, VCUDA_LIMITS_SIZE, writable, &map);
+    if (error)
+        return error;
+    if (!limits_valid(map)) {
+        munmap(map, VCUDA_LIMITS_SIZE);
+        return -EBADMSG;
+    }
+    *page = map;
+    return 0;
+}
+
+int vcuda_limits_create(const char *path, const uint8_t claim_uid[16], struct vcuda_limits **page)
+{
+    struct vcuda_limits fresh = {
+        .magic = VCUDA_LIMITS_MAGIC,
+        .version = VCUDA_ABI_VERSION,
+        .size = sizeof fresh,
+        .heartbeat_ns = pages_clock(CLOCK_BOOTTIME),
+    };
+    memcpy(fresh.claim_uid, claim_uid, sizeof fresh.claim_uid);
+    int error = page_file_make(path, &fresh, sizeof fresh, 0644);
+    if (error && error != -EEXIST)
+        return error;
+    error = vcuda_limits_open(path, 1, page);
+    if (!error && memcmp((*page)->claim_uid, claim_uid, 16) != 0) {
+        vcuda_limits_unmap(*page);
+        return -EEXIST;
+    }
+    return error;
+}
+
+void vcuda_limits_unmap(struct vcuda_limits *page)
+{
+    munmap(page, VCUDA_LIMITS_SIZE);
+}
+
+static void write_begin(struct vcuda_limit_slot *slot)
+{
+    uint32_t seq = __atomic_load_n(&slot->seq, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->seq, seq | 1u, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static void write_end(struct vcuda_limits *page, struct vcuda_limit_slot *slot)
+{
+    slot->changed_ns = pages_clock(CLOCK_MONOTONIC);
+    __atomic_store_n(&slot->seq, (slot->seq | 1u) + 1u, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&page->gen, 1u, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &page->gen, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static int find_gpu(const struct vcuda_limits *page, const uint8_t gpu_uuid[16])
+{
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++)
+        if (page->slot[i].state != VCUDA_SLOT_UNUSED && memcmp(page->slot[i].gpu_uuid, gpu_uuid, 16) == 0)
+            return i;
+    return -ENOENT;
+}
+
+static int find_unused(const struct vcuda_limits *page)
+{
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++)
+        if (page->slot[i].state == VCUDA_SLOT_UNUSED)
+            return i;
+    return -ENOSPC;
+}
+
+int vcuda_limits_set(struct vcuda_limits *page, const uint8_t gpu_uuid[16], const uint8_t assignment_uid[16],
+                     uint64_t generation, uint64_t memory_bytes, uint32_t core_request, uint32_t core_limit)
+{
+    if (core_limit > 100 || core_request > core_limit)
+        return -EINVAL;
+    int index = find_gpu(page, gpu_uuid);
+    if (index < 0)
+        index = find_unused(page);
+    if (index < 0)
+        return index;
+    struct vcuda_limit_slot *slot = &page->slot[index];
+    write_begin(slot);
+    memcpy(slot->gpu_uuid, gpu_uuid, 16);
+    memcpy(slot->assignment_uid, assignment_uid, 16);
+    slot->generation = generation;
+    slot->memory_bytes = memory_bytes;
+    slot->core_request = core_request;
+    slot->core_limit = core_limit;
+    slot->state = VCUDA_SLOT_OPEN;
+    write_end(page, slot);
+    return index;
+}
+
+int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16], uint64_t generation)
+{
+    int index = find_gpu(page, gpu_uuid);
+    if (index < 0)
+        return index;
+    struct vcuda_limit_slot *slot = &page->slot[index];
+    write_begin(slot);
+    slot->generation = generation;
+    slot->state = VCUDA_SLOT_CLOSED;
+    write_end(page, slot);
+    return index;
+}
+
+void vcuda_limits_heartbeat(struct vcuda_limits *page)
+{
+    __atomic_store_n(&page->heartbeat_ns, pages_clock(CLOCK_BOOTTIME), __ATOMIC_RELEASE);
+}
+
+int vcuda_limits_get(const struct vcuda_limits *page, uint32_t index, struct vcuda_limit *out)
+{
+    if (index >= VCUDA_MAX_GPUS)
+        return -ERANGE;
+    const struct vcuda_limit_slot *slot = &page->slot[index];
+    /* A write takes well under a microsecond; a thousand tries outlast any that is really in progress. */
+    for (int try = 0; try < 1000; try++) {
+        uint32_t before = __atomic_load_n(&slot->seq, __ATOMIC_ACQUIRE);
+        if (before & 1u)
+            continue;
+        struct vcuda_limit_slot copy;
+        memcpy(&copy, (const void *)slot, sizeof copy);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (__atomic_load_n(&slot->seq, __ATOMIC_RELAXED) != before)
+            continue;
+        *out = (struct vcuda_limit){.index = index, .state = copy.state, .generation = copy.generation,
+                                    .memory_bytes = copy.memory_bytes, .core_request = copy.core_request,
+                                    .core_limit = copy.core_limit};
+        memcpy(out->gpu_uuid, copy.gpu_uuid, 16);
+        memcpy(out->assignment_uid, copy.assignment_uid, 16);
+        return 0;
+    }
+    return -EAGAIN;
+}

@@ -1,0 +1,20 @@
+/* What the pages library shares with libvcuda beyond the public ABI. */
+#ifndef VCUDA_PAGES_INTERNAL_H
+#define VCUDA_PAGES_INTERNAL_H
+
+#include "vcuda_pages.h"
+
+#include <time.h>
+
+#define VCUDA_OWNER_FREE 0ull
+#define VCUDA_OWNER_CLEARING 1ull
+
+uint64_t pages_clock(clockid_t clock);
+/* Inode of the caller's pid namespace; 0 where /proc does not say. */
+uint64_t pages_pidns(void);
+/* Start time of a process of the caller's pid namespace; 0 where there is none such, or it is dead (a zombie). */
+uint64_t pages_start_time(uint32_t pid);
+/* Take a slot for the calling process. Returns the index, or -ENOSPC. */
+int pages_slot_take(struct vcuda_usage *page);
+
+#endif
