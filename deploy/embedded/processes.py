@@ -60,7 +60,7 @@ def start(program: Program) -> subprocess.Popen[bytes]:
     user = "-" if program.user is None else f"{program.user[0]}:{program.user[1]}"
     tethered = [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), str(int(program.orphan_signal)), user, "--"]
     with program.log.open("ab") as log:
-        return subprocess.Popen(  # noqa: S603 - the launcher's own commands
+        return subprocess.Popen(
             [*tethered, *program.command],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -87,7 +87,7 @@ def wait_ready(program: Program, process: subprocess.Popen[bytes]) -> None:
 def stop(program: Program, process: subprocess.Popen[bytes]) -> None:
     """End the program and whatever it left in its process group."""
     ask_to_stop(program, process)
-    finish_stopping(program, process, deadline=time.monotonic() + program.stop_seconds)
+    finish_stopping(process, deadline=time.monotonic() + program.stop_seconds)
 
 
 def ask_to_stop(program: Program, process: subprocess.Popen[bytes]) -> None:
@@ -96,7 +96,7 @@ def ask_to_stop(program: Program, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(program.stop_signal)
 
 
-def finish_stopping(program: Program, process: subprocess.Popen[bytes], *, deadline: float) -> None:
+def finish_stopping(process: subprocess.Popen[bytes], *, deadline: float) -> None:
     """Wait until the deadline (monotonic), then kill; nothing of the process group is left afterwards."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))

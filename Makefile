@@ -1,0 +1,44 @@
+# Everything that one does with this checkout. Each target makes what it needs first, from a fresh clone.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# The first Python that is new enough; the pins were tried on 3.11.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+ifeq ($(strip $(PYTHON)),)
+PYTHON := python3
+endif
+
+BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
+RUN := .venv/bin/python
+
+.PHONY: help demo test test-long check format openapi bench-resize clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# `exec`, so that the launcher is make's own child and a signal to make reaches it.
+demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo); Ctrl-C ends it
+	@$(BOOTSTRAP) && exec $(RUN) -m deploy.demo --with-parent
+
+test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (under 15 minutes)
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run
+
+test-long: ## the counts that a release is judged by
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run --long
+
+check: ## format, lint, types, arrows, migrations, OpenAPI, C warnings, templates, compose; needs no database
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check
+
+format: ## rewrite Python and templates in the house's format
+	@$(BOOTSTRAP) --dev && $(RUN) -m ruff check --fix-only -q . && $(RUN) -m ruff format .
+
+openapi: ## write docs/openapi.yaml anew from the views
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check --write-openapi
+
+bench-resize: ## the time from PATCH to in force in the running process, p50 and p99
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.resize
+
+clean: ## remove what was built and cached; keeps .venv and the demo's state
+	rm -rf libvcuda/build staticfiles .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

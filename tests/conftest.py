@@ -1,0 +1,32 @@
+"""What every test shares, with or without Django."""
+
+import shutil
+
+import pytest
+
+# The names under which distributions install it.
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def chromium() -> str | None:
+    """The path of a Chromium, if the machine has one."""
+    return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip browser tests visibly where there is no browser."""
+    if chromium() is not None:
+        return
+    skip = pytest.mark.skip(reason=f"no browser: none of {', '.join(CHROMIUMS)} is on the PATH")
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    """The browser for tests marked ``browser``."""
+    path = chromium()
+    if path is None:
+        pytest.skip("no browser")
+    return path
