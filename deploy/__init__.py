@@ -1,1 +1,1 @@
-"""How gpucloud is brought up: the bootstrap, the embedded services, the demo, and what production deployments start from."""
+"""How gpucloud is brought up: the bootstrap, the embedded services, the demo, the static checks."""

@@ -21,7 +21,7 @@ import time
 import urllib.parse
 import urllib.request
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036 - older ones come here too
     sys.exit(
         "gpucloud needs Python 3.11 or newer, and this is {}.{}: install it, or name it, as in\n"
         "  make demo PYTHON=/path/to/python3.11".format(*sys.version_info)
@@ -36,8 +36,8 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "gpucloud-installed"
 LIBRARY = ROOT / "libvcuda"
 
-# pip itself, for a Python without ensurepip (Debian splits it off into python3-venv). Any pip can install the pins; this
-# one was tried.
+# pip itself, for a Python without ensurepip (Debian splits it off into python3-venv). Any pip can install the pins;
+# this one was tried.
 PIP_WHEEL = "pip-26.3-py3-none-any.whl"
 PIP_SHA256 = "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
 PIP_INDEX = "https://pypi.org/simple"
@@ -230,7 +230,9 @@ def follow_pip(command: list[str], progress: Progress) -> int:
 def build_library(progress: Progress) -> None:
     progress.next("building libvcuda and the simulated driver")
     # The variables of an outer make would make the inner one wait for that one's job server.
-    environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    }
     command = ["make", "-C", str(LIBRARY), f"-j{os.cpu_count() or 1}"]
     built = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if built.returncode != 0:

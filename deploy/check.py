@@ -1,4 +1,4 @@
-"""``make check``: every static check, each by its name, none needing a database. All are run, then the failures are shown.
+"""``make check``: every static check, none needing a database. All are run, then the failures are shown.
 
 The variables that the settings insist on get values that reach nothing: a check that opened a connection would fail.
 """
@@ -41,7 +41,9 @@ Check = Callable[[], Outcome]
 
 def run(*command: str) -> Outcome:
     """The command passed if it ended with 0."""
-    environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    }
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment | ENVIRONMENT, capture_output=True, text=True, check=False

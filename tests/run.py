@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's status when a selection is empty
@@ -46,7 +46,7 @@ def counts(report: Path) -> tuple[int, int, int]:
     if not report.exists():
         return 0, 1, 0
     total = failed = skipped = 0
-    for suite in ElementTree.parse(report).iter("testsuite"):  # noqa: S314 - pytest wrote it just now
+    for suite in ET.parse(report).iter("testsuite"):  # noqa: S314 - pytest wrote it just now
         total += int(suite.get("tests", 0))
         failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
         skipped += int(suite.get("skipped", 0))
@@ -55,7 +55,9 @@ def counts(report: Path) -> tuple[int, int, int]:
 
 def c_suite() -> Row:
     begun = time.monotonic()
-    status = subprocess.run(["make", "--no-print-directory", "-C", "libvcuda", "test"], cwd=ROOT, check=False).returncode
+    status = subprocess.run(
+        ["make", "--no-print-directory", "-C", "libvcuda", "test"], cwd=ROOT, check=False
+    ).returncode
     return Row("C, simulated driver", None, None, None, time.monotonic() - begun, status == 0)
 
 

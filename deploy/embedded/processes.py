@@ -1,8 +1,8 @@
 """Starting and stopping the programs that one launcher owns.
 
-Every child is a session of its own (a Ctrl-C at the terminal reaches the launcher only, which then stops its children in
-order) and is tethered: it ends when the launcher does, even by SIGKILL. See ``tether.py`` for how, and for the one rule
-that follows: start children from a thread that lives as long as they should.
+Every child is a session of its own (a Ctrl-C at the terminal reaches the launcher only, which then stops its children
+in order) and is tethered: it ends when the launcher does, even by SIGKILL. See ``tether.py`` for how, and for the one
+rule that follows: start children from a thread that lives as long as they should.
 """
 
 import contextlib

@@ -4,8 +4,8 @@ Run by path as ``python -I -S tether.py PARENT SIGNAL USER -- COMMAND…``: asks
 that started this process ends (PR_SET_PDEATHSIG), then replaces itself by COMMAND. USER is ``-`` or ``uid:gid``.
 
 The request survives execve(2), but a change of credentials clears it, so it is made after the change of user, and a
-set-uid command would lose it. It belongs to the *thread* that forked: start children from a thread that lives as long as
-they should (the launcher's main thread).
+set-uid command would lose it. It belongs to the *thread* that forked: start children from a thread that lives as long
+as they should (the launcher's main thread).
 """
 
 import ctypes
@@ -13,6 +13,15 @@ import os
 import sys
 
 PR_SET_PDEATHSIG = 1
+
+
+def tether_to(parent: int, number: int) -> None:
+    """Get signal `number` when the parent ends; end at once if it has ended already."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
+    # The parent may have died before the request was made; then nobody would ever send the signal.
+    if os.getppid() != parent:
+        sys.exit("the launcher is gone")
 
 
 def main() -> None:
@@ -23,11 +32,7 @@ def main() -> None:
         os.setgroups([])
         os.setgid(gid)
         os.setuid(uid)
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-    # The parent may have died before the request was made; then nobody would ever send the signal.
-    if os.getppid() != parent:
-        sys.exit("the launcher is gone")
+    tether_to(parent, number)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,0 +1,89 @@
+"""``python -m deploy.demo``: start the platform, say where it is, run until stopped."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from deploy.demo.launch import Launch, Options, PortInUse
+from deploy.demo.state import InUse
+from deploy.demo.supervisor import StopRequested
+from deploy.embedded.places import PlaceUnusable
+from deploy.embedded.postgres import PostgresMissing
+from deploy.embedded.processes import StartFailed
+from deploy.embedded.tether import tether_to
+from deploy.embedded.valkey import ValkeyMissing
+
+FATAL = (StartFailed, PortInUse, InUse, PlaceUnusable, PostgresMissing, ValkeyMissing)
+OPERATOR = "operator"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="deploy.demo", description="The whole platform on this machine.")
+    parser.add_argument("--with-parent", action="store_true", help="stop when the process that started this one ends")
+    arguments = parser.parse_args()
+    if arguments.with_parent:
+        tether_to(os.getppid(), signal.SIGTERM)
+    try:
+        launch = Launch(options(), say=say)
+    except FATAL as error:
+        return fail(error)
+    stop_on_signal(launch.supervisor.request_stop)
+    try:
+        launch.up()
+        announce(launch)
+        launch.supervisor.run()
+    except StopRequested:
+        pass
+    except FATAL as error:
+        return fail(error)
+    finally:
+        say("stopping: programs, agents, worker, scheduler, server, Valkey, PostgreSQL")
+        launch.down()
+    say("stopped; the state is kept, and the next start resumes it")
+    return 0
+
+
+def options() -> Options:
+    """From $DEMO_DIR and $PORT."""
+    port = os.environ.get("PORT", "8000")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        sys.exit(f"PORT={port!r} is not a port: use 1 to 65535")
+    return Options(state=Path(os.environ.get("DEMO_DIR", ".demo")), port=int(port))
+
+
+def stop_on_signal(stop: Callable[[], None]) -> None:
+    """Ctrl-C, a polite kill and a closed terminal all mean the same."""
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)
+
+
+def announce(launch: Launch) -> None:
+    address = f"http://127.0.0.1:{launch.port}"
+    say("")
+    say(f"  pages      {address}/")
+    say(f"  sign in    {OPERATOR} / {launch.state.operator_password() or '(see the seed command)'}")
+    say(f"  API token  {launch.state.root / 'operator.token'}")
+    say(f"  logs       {launch.state.root / 'logs'}")
+    say("")
+    say(f"ready: {address}")
+
+
+def fail(error: Exception) -> int:
+    print(f"\nthe demo cannot start: {error}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

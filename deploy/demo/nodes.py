@@ -1,0 +1,68 @@
+"""The demo's nodes.
+
+``default`` has one node, left empty for whoever tries the platform: this machine's own GPUs where NVML finds any, else
+the simulated ``sim-1``. ``sim-2`` in the pool ``shared`` is always simulated and carries the seeded claims.
+"""
+
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILD = ROOT / "libvcuda" / "build"
+SIMULATED_GPUS = "4"
+SIMULATED_MEMORY = "24GiB"
+
+# In a process of its own: a driver that hangs or crashes takes only its own process along.
+COUNT_GPUS = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
+COUNT_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine for an agent to look after."""
+
+    name: str
+    pool: str
+    simulated: bool
+
+
+def nodes() -> list[Node]:
+    """The node of ``default`` first."""
+    first = Node(real_name(), "default", simulated=False) if real_gpus() else Node("sim-1", "default", simulated=True)
+    return [first, Node("sim-2", "shared", simulated=True)]
+
+
+def real_gpus() -> int:
+    """How many GPUs NVML finds on this machine."""
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=True, timeout=COUNT_SECONDS
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return 0
+    return int(asked.stdout)
+
+
+def real_name() -> str:
+    """The machine's short name where it can be a node's name, else ``gpu-1``."""
+    name = socket.gethostname().split(".")[0].lower()
+    return name if re.fullmatch(r"[a-z][a-z0-9-]{0,61}[a-z0-9]", name) and not name.startswith("sim-") else "gpu-1"
+
+
+def virtual_node(directory: Path, name: str) -> Path:
+    """The file that the simulated driver's processes share; made once, so that its GPUs keep their UUIDs."""
+    path = directory / "node.sim"
+    if not path.exists():
+        create = [str(BUILD / "simnode"), "create", str(path), "--name", name]
+        subprocess.run(
+            [*create, "--gpus", SIMULATED_GPUS, "--memory", SIMULATED_MEMORY],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    return path

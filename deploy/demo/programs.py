@@ -1,0 +1,120 @@
+"""Every command that the demo starts."""
+
+import http
+import http.client
+import os
+import sys
+from dataclasses import dataclass, replace
+
+from deploy.demo.nodes import BUILD, ROOT, Node, virtual_node
+from deploy.demo.state import State
+from deploy.embedded.processes import Program
+
+HOST = "127.0.0.1"
+PYTHON = sys.executable
+# An agent's frame has at most 1 MiB, and nothing larger comes to a websocket here.
+LARGEST_FRAME_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A seeded claim's program, as ``manage.py seed_demo --workloads`` prints it."""
+
+    claim: str
+    secret: str
+    agent_socket: str
+    command: tuple[str, ...]
+
+
+class Commands:
+    """The commands of one installation."""
+
+    def __init__(self, state: State, *, port: int, database_url: str, redis_url: str) -> None:
+        self.state, self.port = state, port
+        self.address = f"http://{HOST}:{port}"
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": database_url,
+            "REDIS_URL": redis_url,
+            "SECRET_KEY": state.secret_key(),
+            "DEBUG": "0",
+            "ALLOWED_HOSTS": f"{HOST},localhost",
+            "DJANGO_SETTINGS_MODULE": "gpucloud.settings",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def manage(self, name: str, *arguments: str) -> Program:
+        """A command of Django."""
+        return self._program(name, PYTHON, str(ROOT / "manage.py"), *arguments)
+
+    def server(self) -> Program:
+        uvicorn = (PYTHON, "-m", "uvicorn", "gpucloud.asgi:application", "--host", HOST, "--port", str(self.port))
+        program = self._program(
+            "server",
+            *uvicorn,
+            *("--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "3"),
+            *("--ws", "websockets-sansio", "--ws-max-size", str(LARGEST_FRAME_BYTES)),
+            # Each request's view has a thread of its own; a pool spares it a connection of its own.
+            more={"DATABASE_POOL_SIZE": "16"},
+        )
+        return replace(program, ready=self._serves, ready_seconds=60.0)
+
+    def scheduler(self) -> Program:
+        return self.manage("scheduler", "scheduler")
+
+    def worker(self) -> Program:
+        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+        return self._program("worker", *self._celery("worker"), "--concurrency", "2", *quiet)
+
+    def beat(self) -> Program:
+        schedule = str(self.state.root / "run" / "beat-schedule")
+        return self._program("beat", *self._celery("beat"), "--schedule", schedule, "--pidfile", "")
+
+    def agent(self, node: Node) -> Program:
+        directory = self.state.node(node.name)
+        run_directory = self.state.run_directory(node.name)
+        more = {"GPUCLOUD_RUN_DIR": str(run_directory)}
+        if token := self.state.enrol_token(node.name):
+            more["GPUCLOUD_ENROL_TOKEN"] = token
+        if node.simulated:
+            more["GPUCLOUD_SIM_NODE"] = str(virtual_node(directory, node.name))
+            more["LD_LIBRARY_PATH"] = library_path()
+        command = (PYTHON, "-m", "agent", "run", "--server", self.address, "--state-dir", str(directory))
+        # Its socket is there when it serves; an agent of an earlier launcher may have left one behind.
+        socket = run_directory / "agent.sock"
+        program = self._program(f"agent-{node.name}", *command, more=more)
+        return replace(program, ready=socket.exists, prepare=lambda: socket.unlink(missing_ok=True))
+
+    def workload(self, workload: Workload) -> Program:
+        """A seeded claim's program, under its limits; ``agent exec`` asks the claim's agent and becomes the program."""
+        command = (PYTHON, "-m", "agent", "exec", workload.claim, "--", *workload.command)
+        more = {"GPUCLOUD_CLAIM_SECRET": workload.secret, "GPUCLOUD_AGENT_SOCKET": workload.agent_socket}
+        return replace(self._program(f"program-{workload.claim[:8]}", *command, more=more), stop_seconds=5.0)
+
+    def _celery(self, role: str) -> tuple[str, ...]:
+        return (PYTHON, "-m", "celery", "-A", "gpucloud", role, "--loglevel", "warning")
+
+    def _program(self, name: str, *command: str, more: dict[str, str] | None = None) -> Program:
+        return Program(
+            name=name,
+            command=command,
+            log=self.state.log(name),
+            environment=self.environment | (more or {}),
+            directory=ROOT,
+        )
+
+    def _serves(self) -> bool:
+        """Whether /readyz answers 200: the server reaches its database and its broker."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def library_path() -> str:
+    """The simulated driver before whatever the machine has."""
+    return os.pathsep.join(filter(None, [str(BUILD / "sim"), os.environ.get("LD_LIBRARY_PATH", "")]))

@@ -1,0 +1,103 @@
+"""What lies under $DEMO_DIR, and who may use it."""
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.embedded.places import private_directory
+
+MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it, closed to others
+
+
+class InUse(Exception):
+    """Another launcher uses this directory."""
+
+
+@dataclass(frozen=True)
+class State:
+    """One installation's directory.
+
+    operator.token, operator.password   the operator's API token and page login (0600)
+    secret.key                          the server's SECRET_KEY (0600)
+    pids.json                           who runs now; gone when nothing does
+    postgres/, run/                     the database; sockets
+    nodes/<name>/                       an agent's identity and, simulated, its virtual node
+    nodes/<name>.enrol                  a one-time token for an agent that is not enrolled yet
+    logs/                               one file per program
+    """
+
+    root: Path
+
+    @classmethod
+    def at(cls, path: Path) -> "State":
+        """The state in this directory, made if needed."""
+        root = private_directory(path.resolve())
+        for name in ("logs", "nodes"):
+            private_directory(root / name)
+        return cls(root)
+
+    def log(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+    def node(self, name: str) -> Path:
+        return private_directory(self.root / "nodes" / name)
+
+    @property
+    def pids(self) -> Path:
+        return self.root / "pids.json"
+
+    def enrol_token(self, name: str) -> str | None:
+        """The agent's one-time token, where it was given one."""
+        return self._text(f"nodes/{name}.enrol")
+
+    def operator_password(self) -> str | None:
+        return self._text("operator.password")
+
+    def _text(self, name: str) -> str | None:
+        try:
+            return (self.root / name).read_text().strip()
+        except FileNotFoundError:
+            return None
+
+    def secret_key(self) -> str:
+        """The same at every start, so that sessions outlive a restart."""
+        path = self.root / "secret.key"
+        if not path.exists():
+            fresh = path.with_suffix(".new")
+            fresh.touch(mode=0o600)
+            fresh.write_text(secrets.token_urlsafe(48) + "\n")
+            fresh.replace(path)
+        return path.read_text().strip()
+
+    def run_directory(self, node: str) -> Path:
+        """The agent's run directory: in memory, because a limits page on a disk would wait for its writes.
+
+        Its name is short (sockets) and derived from the state's path, so that a second start finds it again.
+        """
+        return self._runs() / node
+
+    def _runs(self) -> Path:
+        parent = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        return private_directory(parent / f"gpucloud-demo-{os.geteuid()}-{self._short_name()}")
+
+    def _short_name(self) -> str:
+        about = self.root.stat()
+        return f"{about.st_dev:x}-{about.st_ino:x}"
+
+    def clear_runs(self) -> None:
+        """As after a reboot; for when nothing runs."""
+        shutil.rmtree(self._runs(), ignore_errors=True)
+
+    def lock(self) -> int:
+        """Take the directory for this process. Raises InUse."""
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise InUse(f"another demo runs in {self.root}; stop it, or set DEMO_DIR") from None
+        return descriptor
