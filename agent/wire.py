@@ -9,12 +9,12 @@ force, so a lost frame is repaired by the next one. A frame number only orders `
 told per assignment, by generation.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-VERSION = 1
+VERSION: Final = 1
 # A node of 16 GPUs with 32 assignments each stays under 200 KiB; more is not a node's frame.
 MAX_FRAME_BYTES = 1 << 20
 MAX_GPUS = 64
@@ -188,8 +188,8 @@ FromAgent = Hello | Observed | Usage | Event | Pong
 FromServer = Welcome | Desired | Ack | Ping
 
 _encoder = msgspec.json.Encoder()
-_from_agent = msgspec.json.Decoder(FromAgent)
-_from_server = msgspec.json.Decoder(FromServer)
+_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+_from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
 
 
 class MalformedFrame(ValueError):

@@ -1,0 +1,137 @@
+"""The agent's command line; `python -m agent --help` says what there is."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+EXIT_FAILED = 1
+
+RUN_WORDS = """\
+The daemon. Its first start enrols the node with the one-time token in GPUCLOUD_ENROL_TOKEN; later ones need none.
+SIGTERM ends it at once; pages and programs stay, under their last limits, and the next start takes them over."""
+RUN_MORE = """\
+environment:
+  GPUCLOUD_ENROL_TOKEN   one-time token (gpe_...) of a new node
+  GPUCLOUD_SERVER        default for --server
+  GPUCLOUD_STATE_DIR     default for --state-dir (else /var/lib/gpucloud-agent)
+  GPUCLOUD_RUN_DIR       pages and sockets (else /run/gpucloud as root, /dev/shm/gpucloud-UID-HASH otherwise)
+  GPUCLOUD_LIBRARY       libvcuda.so; libvcuda-pages.so lies beside it
+  GPUCLOUD_SIM_NODE      a virtual node's file: simulated GPUs instead of NVML's
+  GPUCLOUD_SIM_DRIVER    directory of the simulated driver (else sim/ beside GPUCLOUD_LIBRARY)
+  GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)
+  GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause between two tries to connect (15)
+
+exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""
+EXEC_WORDS = """\
+Start a program under a claim's limits. This process becomes the program: its pid, exit code and signals are its own."""
+EXEC_MORE = """\
+environment, either of:
+  GPUCLOUD_URL with GPUCLOUD_TOKEN or GPUCLOUD_TOKEN_FILE      ask the control plane for the claim's secret
+  GPUCLOUD_CLAIM_SECRET with GPUCLOUD_AGENT_SOCKET             no control plane needed
+
+exit codes: the program's, or 125 the claim cannot be used, 126 the command cannot be run, 127 it was not found,
+2 bad usage"""
+
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def main() -> int:
+    """Run the named command; the exit code."""
+    options = _parser().parse_args()
+    command: Callable[[argparse.Namespace], int] = options.call
+    return command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    words = "The gpucloud node agent: limits and watches the GPU programs of one machine."
+    parser = argparse.ArgumentParser(prog="agent", description=words)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    raw = argparse.RawDescriptionHelpFormatter
+    run = commands.add_parser("run", help="the daemon", description=RUN_WORDS, epilog=RUN_MORE, formatter_class=raw)
+    run.add_argument("--server", metavar="URL", help="the control plane's address, like http://127.0.0.1:8000")
+    run.add_argument("--state-dir", metavar="DIR", help="where identity and last wanted state are kept")
+    run.set_defaults(call=_run)
+    launch = commands.add_parser(
+        "exec",
+        help="start a program under a claim",
+        description=EXEC_WORDS,
+        epilog=EXEC_MORE,
+        formatter_class=raw,
+        usage="agent exec [-h] [--wait SECONDS] CLAIM -- COMMAND [ARGUMENT ...]",
+    )
+    launch.add_argument(
+        "--wait", type=_seconds, default=10.0, metavar="SECONDS", help="for the claim to be in force (10)"
+    )
+    launch.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
+    launch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
+    launch.set_defaults(call=_exec, parser=launch)
+    status = commands.add_parser(
+        "status", help="what the agent holds", description="What the agent of this machine holds."
+    )
+    status.add_argument("--run-dir", metavar="DIR", help="of the agent (else GPUCLOUD_RUN_DIR, or the default)")
+    status.add_argument("--state-dir", metavar="DIR", help="of the agent, to find its default run directory")
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(call=_status)
+    return parser
+
+
+def _uid(text: str) -> str:
+    if not UID.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a claim's uid (8-4-4-4-12 hex digits)")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _fail(words: object, code: int) -> int:
+    sys.stderr.write(f"gpucloud: {words}\n")
+    return code
+
+
+# Each command imports what it needs: `exec` starts in tens of milliseconds because it loads no websocket and no NVML.
+def _run(options: argparse.Namespace) -> int:
+    from agent import runner  # noqa: PLC0415
+
+    return runner.run(server=options.server, state_dir=options.state_dir)
+
+
+def _exec(options: argparse.Namespace) -> int:
+    from agent import launch  # noqa: PLC0415
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        options.parser.error("what to start? agent exec CLAIM -- COMMAND [ARGUMENT ...]")
+    try:
+        launch.launch(options.claim, command, wait_seconds=options.wait)
+    except launch.LaunchError as error:
+        return _fail(error, error.code)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _status(options: argparse.Namespace) -> int:
+    from agent import rundir, status  # noqa: PLC0415
+
+    run_dir = options.run_dir or os.environ.get("GPUCLOUD_RUN_DIR")
+    state_dir = options.state_dir or os.environ.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent"
+    try:
+        told = status.ask(Path(run_dir) if run_dir else rundir.default(Path(state_dir)))
+    except status.StatusError as error:
+        return _fail(error, EXIT_FAILED)
+    sys.stdout.write((status.as_json(told) if options.json else status.as_table(told)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

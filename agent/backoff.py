@@ -1,0 +1,27 @@
+"""Waiting longer after each failure, never in step with the other agents."""
+
+import random
+
+FIRST_SECONDS = 0.5
+CAP_SECONDS = 15.0
+
+
+class Backoff:
+    """Exponential pauses up to a cap, each somewhere in its upper half.
+
+    A server that comes back is then met by a thousand agents spread over seconds, not by all of them at once.
+    """
+
+    def __init__(self, cap_seconds: float = CAP_SECONDS) -> None:
+        self._cap_seconds = cap_seconds
+        self._failures = 0
+
+    def next(self) -> float:
+        """Seconds to wait before the next try."""
+        pause = min(self._cap_seconds, FIRST_SECONDS * 2.0 ** min(self._failures, 20))
+        self._failures += 1
+        return random.uniform(pause / 2, pause)  # noqa: S311 - spreads load, keeps no secret
+
+    def reset(self) -> None:
+        """The last try held."""
+        self._failures = 0

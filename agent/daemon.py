@@ -1,0 +1,240 @@
+"""The agent at work: its parts, and the loops that keep them going.
+
+Three loops. The link keeps the connection and applies what comes over it. The watch looks at the claims' processes, and
+more often while something is to end. The samples are taken once a second. A stuck driver call can hold up the samples
+only: NVML has a thread of its own.
+"""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import structlog
+
+from agent import VERSION, admission, enrolment, report, statefile, wire
+from agent.backoff import Backoff
+from agent.door import Caller, Door
+from agent.gpus import Inventory, Nvml
+from agent.link import Callbacks, Link
+from agent.localwire import Answer, Refusal, Request, Status
+from agent.meter import Meter
+from agent.node import Node
+from agent.outbox import Outbox, Sequence
+from agent.pages import PagesLibrary
+from agent.registry import Registry
+from agent.rundir import RunDir
+from agent.sampling import Schedule
+from agent.settings import Settings
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+# A driver that is installed or comes back later is found without a restart of the agent.
+NVML_RETRY_SECONDS = 30.0
+
+
+class Daemon:
+    """One node's agent. Made under the run directory's lock. Raises PageError where libvcuda's library is not there."""
+
+    def __init__(self, settings: Settings, run_dir: RunDir, *, token: str | None) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._token = token
+        self._node = Node(
+            library=PagesLibrary(settings.pages_library),
+            claims=run_dir.claims,
+            registry=Registry(run_dir.processes),
+            grace_seconds=settings.grace_seconds,
+        )
+        self._nvml = Nvml(settings.nvml_library)
+        self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
+        self._inventory = Inventory()
+        self._outbox = Outbox(self._node.observed)
+        self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
+        self._meter = Meter()
+        self._schedule = Schedule(now=time.monotonic())
+        self._door = Door(run_dir.socket, self._answer)
+        self._link: Link | None = None
+        self._node_name = ""
+        self._told: Hashable = None
+        self._look_now = asyncio.Event()
+        self._sample_now = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        self._node.adopt()
+        self._apply_stored()
+        await self._take_inventory()
+        await self._door.open()
+        log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
+        loops = [self._keep_link(), self._watch(), self._samples(), self._look_for_nvml(), stop.wait()]
+        tasks = [asyncio.ensure_future(loop) for loop in loops]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Pages and processes stay: the next agent adopts them.
+            await self._door.close()
+            log.info("stopped")
+
+    def _apply_stored(self) -> None:
+        """What was wanted when the agent last ran holds until the server says otherwise."""
+        try:
+            stored = statefile.read(self._settings.state_dir / "desired.json", wire.Desired)
+        except statefile.Damaged as error:
+            log.warning("state-damaged", reason=str(error))
+            return
+        if stored is not None:
+            self._node.apply(stored, now=time.monotonic())
+
+    def _desired(self, desired: wire.Desired, first: bool) -> None:
+        """The server's word; the first after a welcome counts whatever its number: the server may be a restored one."""
+        held = self._node.desired
+        if not first and held is not None and desired.frame <= held.frame:
+            log.info("stale-frame-ignored", frame=desired.frame, held=held.frame)
+            return
+        try:
+            # Before the pages: an agent killed in between must not bring back what was wanted before.
+            statefile.write(self._settings.state_dir / "desired.json", desired)
+        except OSError as error:
+            log.warning("state-not-stored", reason=str(error))
+        now = time.monotonic()
+        if self._node.apply(desired, now=now):
+            self._schedule.changed(now=now)
+            self._sample_now.set()
+        self._settle(now)
+        self._outbox.mark_observed()
+        self._look_now.set()
+
+    def _settle(self, now: float) -> None:
+        """Go on with releases; tell the server where that or anything else changed what it was last told."""
+        for claim_uid, pid in self._node.end_processes(now=now):
+            words = (
+                f"Process {pid} of claim {claim_uid} did not end in {self._settings.grace_seconds:g} s and was killed."
+            )
+            log.warning("killed", claim=claim_uid, pid=pid)
+            self._outbox.put(wire.Event(at=time.time(), code="process-killed", detail=words))
+        told = tuple(
+            # What is over a limit changes all the time; that it is over is the news.
+            (one.uid, one.generation, one.state, one.reason if one.state != "over_limit" else None)
+            for one in self._node.observed().assignments
+        )
+        if told != self._told:
+            self._told = told
+            self._outbox.mark_observed()
+
+    async def _keep_link(self) -> None:
+        me = await enrolment.enrol(
+            server=self._settings.server,
+            state_dir=self._settings.state_dir,
+            token=self._token,
+            backoff=Backoff(self._settings.backoff_cap_seconds),
+        )
+        self._node_name = me.node_name or ""
+        self._link = Link(
+            server=self._settings.server,
+            credential=me.credential,
+            outbox=self._outbox,
+            callbacks=Callbacks(hello=self._hello, desired=self._desired),
+            backoff_cap_seconds=self._settings.backoff_cap_seconds,
+        )
+        await self._link.run()
+
+    async def _hello(self) -> wire.Hello:
+        await self._take_inventory()
+        return wire.Hello(
+            agent_version=VERSION,
+            driver_version=self._inventory.driver_version,
+            hostname=socket.gethostname(),
+            run_dir=str(self._run_dir.root),
+            library=str(self._settings.library.path),
+            simulated=self._settings.library.simulated_node is not None,
+            gpus=list(self._inventory.gpus),
+        )
+
+    async def _take_inventory(self) -> None:
+        before = self._inventory
+        self._inventory = await self._in_nvml_thread(self._nvml.inventory)
+        self._node.know_gpus(frozenset(gpu.uuid for gpu in self._inventory.gpus), self._inventory.problem)
+        if self._inventory.problem is not None and self._inventory.problem != before.problem:
+            log.error("no-gpus", reason=self._inventory.problem)
+
+    async def _look_for_nvml(self) -> None:
+        while True:
+            await asyncio.sleep(NVML_RETRY_SECONDS)
+            if self._inventory.problem is not None:
+                await self._take_inventory()
+                if self._inventory.gpus and self._link is not None:
+                    log.info("gpus-found", gpus=len(self._inventory.gpus))
+                    await self._link.renew()
+
+    async def _watch(self) -> None:
+        while True:
+            await _pause(self._look_now, self._node.pause_seconds)
+            now = time.monotonic()
+            self._node.step(now=now)
+            self._node.heartbeat()
+            self._settle(now)
+
+    async def _samples(self) -> None:
+        # The first reading is only what the next is compared with.
+        self._node.step(now=time.monotonic())
+        self._meter.read(self._node.holdings, now=time.monotonic())
+        while True:
+            await _pause(self._sample_now, self._schedule.next - time.monotonic())
+            now = time.monotonic()
+            if now < self._schedule.next:
+                continue
+            self._schedule.taken(now=now)
+            gpus = await self._in_nvml_thread(self._nvml.sample)
+            now = time.monotonic()
+            self._node.step(now=now)
+            assignments = self._meter.read(self._node.holdings, now=now)
+            self._outbox.keep(wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments))
+
+    async def _in_nvml_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._nvml_thread, call)
+
+    def _answer(self, request: Request, caller: Caller) -> Answer:
+        if request.ask == "status":
+            return self._status(caller)
+        if request.claim is None or request.secret is None:
+            return Refusal(code="bad-request", detail="A request names a `claim` and its `secret`.")
+        return admission.admit(
+            self._node, self._settings.library, claim_uid=request.claim, secret=request.secret, caller=caller
+        )
+
+    def _status(self, caller: Caller) -> Answer:
+        if not admission.is_operator(caller):
+            return Refusal(code="not-allowed", detail="Only the agent's own user and root may see what it holds.")
+        return Status(
+            node=self._node_name,
+            server=self._settings.server,
+            connected=self._link is not None and self._link.connected,
+            frame=self._node.desired.frame if self._node.desired else None,
+            gpus=len(self._inventory.gpus),
+            gpu_problem=self._inventory.problem,
+            usage_unacknowledged=self._outbox.unacknowledged,
+            assignments=report.held(self._node),
+        )
+
+
+async def _pause(early: asyncio.Event, seconds: float) -> None:
+    """Wait for the time to pass or for the event, which is taken back."""
+    try:
+        async with asyncio.timeout(max(seconds, 0)):
+            await early.wait()
+    except TimeoutError:
+        pass
+    early.clear()

@@ -1,0 +1,68 @@
+"""The first words with the server: a one-time token becomes a node of its own."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from agent import identity, rest
+from agent.backoff import Backoff
+from agent.identity import Identity
+from agent.wire import Uid, Word
+
+log = structlog.get_logger()
+
+
+class EnrolmentFailed(Exception):
+    """The agent cannot become a node; the message says why and what to do."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the server says about the new node; fields that it may grow are not our business."""
+
+    node_uid: Uid
+    node_name: Word
+
+
+async def enrol(*, server: str, state_dir: Path, token: str | None, backoff: Backoff) -> Identity:
+    """The enrolled identity: from the disk, or by asking the server until it answers. Raises EnrolmentFailed."""
+    me = identity.load(state_dir)
+    if me is not None and me.node_uid is not None:
+        return me
+    if not token:
+        raise EnrolmentFailed(
+            f"{state_dir} holds no node's identity. Make a node in the control plane (POST /api/v1/nodes/) "
+            "and start the agent with its one-time token in GPUCLOUD_ENROL_TOKEN."
+        )
+    if me is None:
+        me = identity.create(state_dir)
+    answer = None
+    while answer is None:
+        try:
+            answer = await asyncio.to_thread(_ask, server, token, me.key_digest)
+        except rest.Refused as error:
+            raise EnrolmentFailed(f"The server refused the enrolment: {error}") from error
+        except rest.Unreachable as error:
+            pause = backoff.next()
+            log.warning("enrolment-postponed", reason=str(error), retry_seconds=round(pause, 2))
+            await asyncio.sleep(pause)
+    backoff.reset()
+    enrolled = msgspec.structs.replace(me, node_uid=answer.node_uid, node_name=answer.node_name)
+    identity.save(state_dir, enrolled)
+    log.info("enrolled", node=answer.node_name, node_uid=answer.node_uid)
+    return enrolled
+
+
+def take_token() -> str | None:
+    """The one-time token, taken out of the environment so that no child of ours sees it."""
+    return os.environ.pop("GPUCLOUD_ENROL_TOKEN", None)
+
+
+def _ask(server: str, token: str, key_digest: str) -> Answer:
+    answer = rest.request(f"{server}/api/v1/nodes/enrol/", body={"token": token, "key_digest": key_digest})
+    try:
+        return msgspec.convert(answer, Answer)
+    except msgspec.ValidationError as error:
+        raise rest.Unreachable(f"The server's answer to the enrolment is not one: {error}") from error

@@ -1,0 +1,133 @@
+"""One claim on this node: its directory, its two pages, its processes.
+
+The directory is the memory: what a killed agent had put in force stands in the limits page, and the next one adopts it
+from there. Nothing here truncates or replaces a page that exists.
+"""
+
+import shutil
+import signal
+from pathlib import Path
+from uuid import UUID
+
+from agent import wire
+from agent.members import Members
+from agent.pages import LimitSlot, LimitsPage, PageError, PagesLibrary, Totals, UsagePage
+from agent.processes import Process
+from agent.registry import Registry
+
+
+def gpu_key(gpu_uuid: str) -> UUID:
+    """The device's bytes, from NVML's name for it ("GPU-…" or "MIG-…")."""
+    return UUID(gpu_uuid.partition("-")[2])
+
+
+class Holding:
+    """One claim's share of this node. Raises PageError where its pages cannot be made."""
+
+    def __init__(self, *, library: PagesLibrary, claims: Path, claim_uid: str, registry: Registry) -> None:
+        self.claim_uid = claim_uid
+        self.directory = claims / claim_uid
+        self._registry = registry
+        try:
+            self.directory.mkdir(mode=0o755, exist_ok=True)
+            self.directory.chmod(0o755)
+            self._limits = LimitsPage(library, self.directory, claim_uid)
+            self._usage = UsagePage(library, self.directory)
+        except OSError as error:
+            raise PageError(f"cannot make {self.directory}: {error.strerror}") from error
+        self.members = Members(claim_uid, self._usage, registry)
+        # As on the page, by assignment.
+        self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
+        self.totals: dict[UUID, Totals] = {}
+        # When the release of the whole claim began, by the monotonic clock; None while it is wanted.
+        self.ending_since: float | None = None
+        self.damaged = False
+
+    def put(self, wanted: wire.Assignment) -> bool:
+        """Put the assignment's limits on the page; False if they were there already. Raises PageError."""
+        slot = LimitSlot(
+            assignment_uid=wanted.uid,
+            gpu=gpu_key(wanted.gpu_uuid),
+            is_open=True,
+            generation=wanted.generation,
+            memory_bytes=wanted.memory_bytes,
+            core_request=wanted.core_request,
+            core_limit=wanted.core_limit,
+        )
+        if self.slots.get(wanted.uid) == slot:
+            return False
+        self._limits.set(slot)
+        self.slots[wanted.uid] = slot
+        return True
+
+    def close(self, assignment_uid: str, generation: int | None) -> bool:
+        """Refuse allocations and launches from now on; False if that was so already. Raises PageError."""
+        slot = self.slots[assignment_uid]
+        if not slot.is_open:
+            return False
+        told = slot.generation if generation is None else generation
+        self._limits.close_gpu(slot.gpu, told)
+        self.slots[assignment_uid] = slot._replace(is_open=False, generation=told)
+        return True
+
+    def occupant(self, gpu: UUID) -> str | None:
+        """The assignment that has this GPU's slot."""
+        return next((uid for uid, slot in self.slots.items() if slot.gpu == gpu), None)
+
+    def forget(self, assignment_uid: str) -> None:
+        """The assignment is released; its closed slot waits for the next one on the same GPU."""
+        del self.slots[assignment_uid]
+
+    def refresh(self) -> None:
+        """Read the usage page, and clear what dead processes left in it."""
+        self.damaged = not self._usage.read()
+        if self.damaged:
+            # The tenant cut its own page: its last numbers stand, its registered processes are still known.
+            return
+        dead = self.members.refresh(self._usage.processes())
+        if dead:
+            self._usage.reap(dead)
+            self.damaged = not self._usage.read()
+        if not self.damaged:
+            self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
+
+    def memory_bytes(self, assignment_uid: str) -> int:
+        """Device memory in use under the assignment at the last refresh."""
+        return self.totals.get(self.slots[assignment_uid].gpu, Totals()).memory_bytes
+
+    def heartbeat(self) -> None:
+        """Say on the page that the agent lives."""
+        self._limits.heartbeat()
+
+    def register(self, process: Process) -> None:
+        """The process starts under this claim."""
+        self._registry.add(self.claim_uid, process)
+
+    @property
+    def owner_uid(self) -> int:
+        """Whose processes may write the usage page."""
+        return self._usage.owner_uid
+
+    def give(self, uid: int, gid: int) -> None:
+        """Make the usage page this user's. Raises OSError where the agent may not."""
+        self._usage.give(uid, gid)
+
+    def end(self, *, now: float, grace_seconds: float) -> list[Process]:
+        """Ask the claim's processes to end, then make them; returns whom SIGKILL reached now."""
+        if self.ending_since is None:
+            self.ending_since = now
+        if now - self.ending_since < grace_seconds:
+            self.members.send(signal.SIGTERM)
+            return []
+        return self.members.send(signal.SIGKILL)
+
+    def remove(self) -> None:
+        """The claim has ended here: let go of the pages and take the directory away."""
+        self._limits.unmap()
+        self._usage.close()
+        self._registry.drop(self.claim_uid)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _read_totals(self, gpu: UUID) -> Totals:
+        index = self._limits.index(gpu)
+        return Totals() if index is None else self._usage.totals(index)

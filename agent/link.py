@@ -1,0 +1,189 @@
+"""The one connection to the server: made, kept, and made again for as long as the agent lives.
+
+A connection's life: hello, welcome, then frames both ways until it breaks. One task reads, one task writes, nothing
+else touches the socket. A broken connection changes nothing on the machine.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, assert_never
+
+import structlog
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from agent import wire
+from agent.backoff import Backoff
+from agent.outbox import Outbox
+from agent.rest import is_loopback
+
+log = structlog.get_logger()
+
+WELCOME_SECONDS = 15.0
+# A connection that stood this long was a good one: the next failure starts from the shortest pause again.
+STEADY_SECONDS = 10.0
+# Two agents with one credential would otherwise throw each other out for ever.
+SUPERSEDED_PAUSES = 8
+# Half-open connections (a pulled cable) are noticed after at most both together.
+KEEPALIVE_SECONDS = 20.0
+
+
+class CredentialRefused(Exception):
+    """The server does not know this agent's secret, or no longer; trying again cannot help."""
+
+
+class _NotWelcome(Exception):
+    """The server's first frame was not `welcome`."""
+
+
+class Callbacks(NamedTuple):
+    """What the link needs of the rest of the agent."""
+
+    # What the machine has now.
+    hello: Callable[[], Awaitable[wire.Hello]]
+    # Make the machine match; the flag says that this is the first desired after a welcome.
+    desired: Callable[[wire.Desired, bool], None]
+
+
+class Link:
+    """The connection to one server."""
+
+    def __init__(
+        self, *, server: str, credential: str, outbox: Outbox, callbacks: Callbacks, backoff_cap_seconds: float
+    ) -> None:
+        # http → ws, https → wss
+        self._url = f"ws{server.removeprefix('http')}/ws/agent/"
+        self._credential = credential
+        self._outbox = outbox
+        self._callbacks = callbacks
+        self._backoff = Backoff(backoff_cap_seconds)
+        self._superseded_seconds = backoff_cap_seconds * SUPERSEDED_PAUSES
+        self._socket: ClientConnection | None = None
+        # Since when the server has us, by the monotonic clock; None while it does not.
+        self._welcomed_at: float | None = None
+
+    @property
+    def connected(self) -> bool:
+        """True while the server's welcome stands."""
+        return self._welcomed_at is not None
+
+    async def run(self) -> None:
+        """Keep a connection until cancelled. Raises CredentialRefused."""
+        while True:
+            pause = await self._connection()
+            await asyncio.sleep(pause)
+
+    async def renew(self) -> None:
+        """Connect again, to say hello with what has changed."""
+        if self._socket is not None:
+            await self._socket.close(1000, "the inventory changed")
+
+    async def _connection(self) -> float:
+        """One connection from start to end; seconds to wait before the next. Raises CredentialRefused."""
+        try:
+            async with self._connect() as self._socket:
+                await self._converse(self._socket)
+            reason = "closed"
+        except ConnectionClosed as closed:
+            if closed.rcvd and closed.rcvd.code == wire.CLOSE_UNAUTHORISED:
+                raise CredentialRefused(closed.rcvd.reason or "closed as unauthorised") from closed
+            if closed.rcvd and closed.rcvd.code == wire.CLOSE_SUPERSEDED:
+                return self._pause_superseded()
+            reason = str(closed)
+        except InvalidStatus as error:
+            if error.response.status_code in (401, 403):
+                raise CredentialRefused(f"HTTP {error.response.status_code} for the websocket") from error
+            reason = str(error)
+        except wire.MalformedFrame as error:
+            reason = f"the server sent a frame that is none: {error}"
+        except (OSError, TimeoutError, WebSocketException, _NotWelcome) as error:
+            reason = str(error) or type(error).__name__
+        finally:
+            stood_seconds = self._end()
+        return self._pause(reason, stood_seconds=stood_seconds)
+
+    def _end(self) -> float:
+        """The connection is over; how many seconds the server had us."""
+        stood_seconds = 0.0 if self._welcomed_at is None else time.monotonic() - self._welcomed_at
+        self._socket = self._welcomed_at = None
+        return stood_seconds
+
+    def _connect(self) -> connect:
+        return connect(
+            self._url,
+            additional_headers={"Authorization": f"Bearer {self._credential}"},
+            max_size=wire.MAX_FRAME_BYTES,
+            ping_interval=KEEPALIVE_SECONDS,
+            ping_timeout=KEEPALIVE_SECONDS,
+            close_timeout=1,
+            # Frames are small and local networks fast: compression would only cost the node time.
+            compression=None,
+            proxy=None if is_loopback(self._url) else True,
+        )
+
+    async def _converse(self, socket: ClientConnection) -> None:
+        await socket.send(wire.encode(await self._callbacks.hello()))
+        welcome = await self._receive(socket, timeout=WELCOME_SECONDS)
+        if not isinstance(welcome, wire.Welcome):
+            raise _NotWelcome(f"the server began with {type(welcome).__name__.lower()}, not with welcome")
+        self._welcomed_at = time.monotonic()
+        log.info("connected", node=welcome.node_name, clock_offset_seconds=round(welcome.server_time - time.time(), 3))
+        self._outbox.restart()
+        both = [asyncio.create_task(self._read(socket)), asyncio.create_task(self._write(socket))]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            ends = await asyncio.gather(*both, return_exceptions=True)
+        # The reader's reason first: it knows why, the writer only that.
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    async def _read(self, socket: ClientConnection) -> None:
+        first = True
+        while True:
+            frame = await self._receive(socket)
+            match frame:
+                case wire.Desired():
+                    self._callbacks.desired(frame, first)
+                    first = False
+                case wire.Ack():
+                    self._outbox.acknowledge(frame.seq)
+                case wire.Ping():
+                    self._outbox.put(wire.Pong())
+                case wire.Welcome():
+                    raise wire.MalformedFrame("a second welcome")
+                case _:
+                    assert_never(frame)
+
+    async def _receive(self, socket: ClientConnection, *, timeout: float | None = None) -> wire.FromServer:
+        """The next frame. Raises MalformedFrame (after closing the socket with its code), ConnectionClosed."""
+        async with asyncio.timeout(timeout):
+            text = await socket.recv()
+        try:
+            return wire.decode_from_server(text)
+        except wire.MalformedFrame as error:
+            await socket.close(wire.CLOSE_MALFORMED, str(error)[:100])
+            raise
+
+    async def _write(self, socket: ClientConnection) -> None:
+        while True:
+            await socket.send(await self._outbox.take())
+
+    def _pause_superseded(self) -> float:
+        log.warning(
+            "superseded",
+            reason="another agent connected as this node; two must not share one identity",
+            retry_seconds=round(self._superseded_seconds, 2),
+        )
+        return self._superseded_seconds
+
+    def _pause(self, reason: str, *, stood_seconds: float) -> float:
+        if stood_seconds >= STEADY_SECONDS:
+            self._backoff.reset()
+        pause = self._backoff.next()
+        log.warning("disconnected", reason=reason, retry_seconds=round(pause, 2))
+        return pause

@@ -1,0 +1,107 @@
+"""The wire format of `<run dir>/agent.sock`: one JSON line each way, then the connection closes.
+
+Whoever can reach the socket may ask; the claim's secret is what opens a claim. `status` answers only the agent's own
+user and root, because it names every tenant on the node.
+"""
+
+import socket
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from agent.wire import AssignmentState, Uid
+
+MAX_REQUEST_BYTES = 4096
+MAX_ANSWER_BYTES = 4 << 20
+TIMEOUT_SECONDS = 5.0
+
+# Why a request was refused; the words beside it are for people.
+Code = Literal[
+    "bad-request", "too-large", "too-slow", "busy", "unknown-claim", "wrong-secret", "not-in-force", "releasing",
+    "failed", "wrong-user", "not-allowed",
+]  # fmt: skip
+# Refusals that time may cure: the agent may not have heard of a new claim yet.
+PASSING: frozenset[str] = frozenset({"unknown-claim", "not-in-force", "busy"})
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`environment`: let me run under this claim. `status`: what do you hold."""
+
+    ask: Literal["environment", "status"] = "environment"
+    claim: Uid | None = None
+    secret: Annotated[str, Meta(max_length=512)] | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="answer", tag=str.lower):
+    """What the agent says; its class's name in lower case is the `answer` field."""
+
+
+class Environment(Answer, frozen=True, kw_only=True):
+    """The caller is registered under the claim and may start its program with these variables."""
+
+    claim: Uid
+    # Set as they are.
+    set: dict[str, str]
+    # Put before, and after, what the caller has, separated by colons.
+    prepend: dict[str, str]
+    append: dict[str, str]
+
+
+class Refusal(Answer, frozen=True, kw_only=True):
+    """Nothing was changed."""
+
+    code: Code
+    detail: str
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """One assignment that the agent holds."""
+
+    claim: str
+    assignment: str
+    tenant: str
+    gpu: str
+    state: AssignmentState
+    reason: str | None
+    generation: int
+    core_request: int
+    core_limit: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    processes: list[int]
+
+
+class Status(Answer, frozen=True, kw_only=True):
+    """Everything that the agent holds."""
+
+    node: str
+    server: str
+    connected: bool
+    frame: int | None
+    gpus: int
+    gpu_problem: str | None
+    usage_unacknowledged: int
+    assignments: list[Held]
+
+
+class Unreachable(Exception):
+    """No agent answers at this socket; the message says what was tried."""
+
+
+def ask(path: Path, request: Request) -> Environment | Refusal | Status:
+    """Ask the agent; blocks up to TIMEOUT_SECONDS. Raises Unreachable."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(TIMEOUT_SECONDS)
+            peer.connect(str(path))
+            peer.sendall(msgspec.json.encode(request) + b"\n")
+            with peer.makefile("rb") as lines:
+                line = lines.readline(MAX_ANSWER_BYTES)
+    except OSError as error:
+        raise Unreachable(f"No agent answers at {path}: {error.strerror or error}.") from error
+    try:
+        return msgspec.json.decode(line, type=Environment | Refusal | Status)
+    except msgspec.DecodeError as error:
+        raise Unreachable(f"What answers at {path} is no agent of this version: {error}.") from error

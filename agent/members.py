@@ -1,0 +1,63 @@
+"""The processes of one claim: who is believed to be one, who is dead, how they are ended.
+
+A usage page is written by the tenant. A pid in it is believed only if that process maps the page: a forged slot must
+not make the agent signal a stranger.
+"""
+
+import signal
+
+from agent import processes
+from agent.pages import Attached, UsagePage
+from agent.processes import Process
+from agent.registry import Registry
+
+
+class Members:
+    """One claim's processes, attached and registered."""
+
+    def __init__(self, claim_uid: str, usage: UsagePage, registry: Registry) -> None:
+        self._claim_uid = claim_uid
+        self._usage = usage
+        self._registry = registry
+        self._namespace = processes.own_namespace()
+        self._sees_all = processes.sees_all()
+        # Once proven, a member is one until it dies: one that is just ending maps nothing any more, and one that rubs
+        # its name out of the page is still the claim's.
+        self._proven: dict[Attached, Process] = {}
+        self._strangers: set[Attached] = set()
+        self._signalled: dict[Process, signal.Signals] = {}
+
+    def refresh(self, rows: list[Attached]) -> list[Attached]:
+        """Take the page's rows; returns those whose process is dead, to be cleared."""
+        self._strangers &= set(rows)
+        unknown = [row for row in rows if row not in self._proven and row not in self._strangers]
+        elsewhere = {(row.namespace, row.pid) for row in unknown if row.namespace != self._namespace}
+        found = processes.find_in_namespaces(elsewhere)
+        dead = [row for row, process in self._proven.items() if not processes.alive(process)]
+        for row in unknown:
+            own = row.namespace == self._namespace
+            process = processes.find(row.pid) if own else found.get((row.namespace, row.pid))
+            if process is None or process.start_ticks != row.start_ticks:
+                if own or self._sees_all:
+                    dead.append(row)
+            elif processes.maps(process, self._usage.inode, self._usage.path.name):
+                self._proven[row] = process
+            else:
+                self._strangers.add(row)
+        for row in dead:
+            self._proven.pop(row, None)
+        return dead
+
+    def living(self) -> list[Process]:
+        """Every process of the claim that lives."""
+        attached = {process for process in self._proven.values() if processes.alive(process)}
+        return sorted(attached | self._registry.living(self._claim_uid))
+
+    def send(self, number: signal.Signals) -> list[Process]:
+        """Send the signal to each living process that has not had it; returns who got it now."""
+        reached = []
+        for process in self.living():
+            if self._signalled.get(process) != number and processes.send(process, number):
+                self._signalled[process] = number
+                reached.append(process)
+        return reached

@@ -1,0 +1,233 @@
+"""Wanted → in force: makes the claims' directories match the desired state, again and again, until they do.
+
+Level-triggered and idempotent: `apply` takes the whole wanted state, `step` goes on with what takes time (a release,
+use that is to fall, a write that failed). What is on the disk is adopted, never replaced, so the agent may be killed
+between any two lines. Before the first desired state is known, nothing that is found is taken away.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from agent import wire
+from agent.holding import Holding, gpu_key
+from agent.pages import LimitSlot, PageError, PagesLibrary
+from agent.registry import Registry
+
+log = structlog.get_logger()
+
+# A released claim's memory is waited for by the next one; a tenant over its limit may stay there for hours.
+ENDING_SECONDS = 0.1
+FALLING_SECONDS = 0.25
+STEADY_SECONDS = 1.0
+UID_CHARACTERS = frozenset("0123456789abcdef-")
+
+
+class Killed(NamedTuple):
+    """A process that did not end when it was asked to."""
+
+    claim_uid: str
+    pid: int
+
+
+class Node:
+    """Every claim on this machine. Not thread-safe: the event loop's."""
+
+    def __init__(self, *, library: PagesLibrary, claims: Path, registry: Registry, grace_seconds: float) -> None:
+        self._library = library
+        self._claims = claims
+        self._registry = registry
+        self._grace_seconds = grace_seconds
+        self.desired: wire.Desired | None = None
+        self.holdings: dict[str, Holding] = {}
+        self._gpus: frozenset[str] = frozenset()
+        self._gpu_problem: str | None = None
+        # Why an assignment is not in force, by its uid.
+        self._failures: dict[str, str] = {}
+        # Released here and no longer wanted there; told until the next desired state.
+        self._released: dict[str, int] = {}
+
+    def adopt(self) -> None:
+        """Take over what an earlier agent left in the run directory."""
+        for directory in sorted(self._claims.iterdir()):
+            if len(directory.name) != 36 or not UID_CHARACTERS.issuperset(directory.name) or not directory.is_dir():
+                continue
+            try:
+                holding = self._open(directory.name)
+            except PageError as error:
+                log.warning("claim-not-adopted", claim=directory.name, reason=str(error))
+                continue
+            holding.refresh()
+            log.info("claim-adopted", claim=directory.name, assignments=len(holding.slots))
+
+    def know_gpus(self, uuids: frozenset[str], problem: str | None) -> None:
+        """What the inventory found, and why it found nothing."""
+        self._gpus = uuids
+        self._gpu_problem = problem
+
+    def apply(self, desired: wire.Desired, *, now: float) -> bool:
+        """Make the machine match as far as it goes at once; True if a page changed. Raises nothing."""
+        self.desired = desired
+        self._released = {}
+        return self._reconcile(now)
+
+    def step(self, *, now: float) -> None:
+        """Read what the processes do and go on with what is not finished."""
+        for holding in list(self.holdings.values()):
+            holding.refresh()
+        if self.desired is not None:
+            self._reconcile(now)
+
+    def end_processes(self, *, now: float) -> list[Killed]:
+        """Signal the processes of ending claims; returns whom SIGKILL reached now."""
+        killed = []
+        for holding in list(self.holdings.values()):
+            if holding.ending_since is None:
+                continue
+            victims = holding.end(now=now, grace_seconds=self._grace_seconds)
+            killed += [Killed(holding.claim_uid, process.pid) for process in victims]
+            if not holding.members.living():
+                self._finish(holding)
+        return killed
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long the next look may wait: shorter while someone waits for what only a look can see."""
+        if any(holding.ending_since is not None for holding in self.holdings.values()):
+            return ENDING_SECONDS
+        for holding in self.holdings.values():
+            if any(not slot.is_open or self._over(holding, slot) for slot in holding.slots.values()):
+                return FALLING_SECONDS
+        return STEADY_SECONDS
+
+    def heartbeat(self) -> None:
+        """Say on every limits page that the agent lives."""
+        for holding in self.holdings.values():
+            holding.heartbeat()
+
+    def observed(self) -> wire.Observed:
+        """Everything in force, as far as the last `apply` and `step` know."""
+        told: dict[str, wire.Observation] = {}
+        for holding in self.holdings.values():
+            for slot in holding.slots.values():
+                told[slot.assignment_uid] = self._observe(holding, slot)
+        for uid, generation in self._released.items():
+            told.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
+        for wanted in self.desired.assignments if self.desired else ():
+            reason = self._failures.get(wanted.uid)
+            if not wanted.present:
+                told.setdefault(
+                    wanted.uid, wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
+                )
+            elif reason is not None:
+                told[wanted.uid] = wire.Observation(
+                    uid=wanted.uid, generation=wanted.generation, state="failed", reason=reason
+                )
+        return wire.Observed(
+            frame=self.desired.frame if self.desired else 0, assignments=[told[uid] for uid in sorted(told)]
+        )
+
+    def _open(self, claim_uid: str) -> Holding:
+        holding = Holding(library=self._library, claims=self._claims, claim_uid=claim_uid, registry=self._registry)
+        self.holdings[claim_uid] = holding
+        return holding
+
+    def _reconcile(self, now: float) -> bool:
+        assert self.desired is not None
+        generations = {wanted.uid: wanted.generation for wanted in self.desired.assignments}
+        present: dict[str, list[wire.Assignment]] = {}
+        for wanted in self.desired.assignments:
+            if wanted.present:
+                present.setdefault(wanted.claim_uid, []).append(wanted)
+        changed = False
+        for claim_uid, holding in list(self.holdings.items()):
+            changed |= self._close_unwanted(holding, {one.uid for one in present.get(claim_uid, ())}, generations)
+            if claim_uid not in present and holding.ending_since is None:
+                log.info("claim-ending", claim=claim_uid, processes=len(holding.members.living()))
+                holding.ending_since = now
+        failures: dict[str, str] = {}
+        for wanted in (one for assignments in present.values() for one in assignments):
+            changed |= self._put(wanted, failures)
+            reason = failures.get(wanted.uid)
+            if reason is not None and reason != self._failures.get(wanted.uid):
+                log.error("assignment-failed", assignment=wanted.uid, reason=reason)
+        self._failures = failures
+        return changed
+
+    def _close_unwanted(self, holding: Holding, wanted: set[str], generations: dict[str, int]) -> bool:
+        changed = False
+        for uid, slot in list(holding.slots.items()):
+            if uid in wanted and holding.ending_since is None:
+                continue
+            if slot.is_open:
+                changed |= self._close(holding, uid, generations.get(uid))
+            elif wanted and holding.ending_since is None:
+                # The claim goes on elsewhere: this GPU is given back when nothing of the claim is on it any more.
+                holding.refresh()
+                if not holding.damaged and holding.memory_bytes(uid) == 0:
+                    self._release(holding, slot)
+        return changed
+
+    def _close(self, holding: Holding, uid: str, generation: int | None) -> bool:
+        try:
+            return holding.close(uid, generation)
+        except PageError as error:
+            log.warning("slot-not-closed", assignment=uid, reason=str(error))
+            return False
+
+    def _put(self, wanted: wire.Assignment, failures: dict[str, str]) -> bool:
+        holding = self.holdings.get(wanted.claim_uid)
+        held = holding.slots.get(wanted.uid) if holding is not None else None
+        gpu = gpu_key(wanted.gpu_uuid)
+        if held is None and wanted.gpu_uuid not in self._gpus:
+            failures[wanted.uid] = self._gpu_problem or f"{wanted.gpu_uuid} is not on this node"
+            return False
+        if held is not None and held.gpu != gpu:
+            failures[wanted.uid] = f"an assignment keeps its GPU: this one is in force on GPU-{held.gpu}"
+            return False
+        try:
+            if holding is None:
+                holding = self._open(wanted.claim_uid)
+            if holding.ending_since is not None or holding.occupant(gpu) not in (None, wanted.uid):
+                # What was there before is still being released; the next step tries again.
+                return False
+            changed = holding.put(wanted)
+        except PageError as error:
+            failures[wanted.uid] = str(error)
+            return False
+        if changed:
+            log.info("in-force", assignment=wanted.uid, generation=wanted.generation)
+        return changed
+
+    def _release(self, holding: Holding, slot: LimitSlot) -> None:
+        self._released[slot.assignment_uid] = holding.slots[slot.assignment_uid].generation
+        holding.forget(slot.assignment_uid)
+        log.info("assignment-released", assignment=slot.assignment_uid)
+
+    def _finish(self, holding: Holding) -> None:
+        for slot in list(holding.slots.values()):
+            self._release(holding, slot)
+        holding.remove()
+        del self.holdings[holding.claim_uid]
+        log.info("claim-released", claim=holding.claim_uid)
+
+    def _over(self, holding: Holding, slot: LimitSlot) -> bool:
+        return holding.memory_bytes(slot.assignment_uid) > slot.memory_bytes
+
+    def _observe(self, holding: Holding, slot: LimitSlot) -> wire.Observation:
+        used = holding.memory_bytes(slot.assignment_uid)
+        state: wire.AssignmentState = "in_force"
+        reason = None
+        if not slot.is_open or holding.ending_since is not None:
+            state = "releasing"
+            left = holding.members.living()
+            reason = (
+                f"{len(left)} process(es) left: {', '.join(str(process.pid) for process in left[:8])}" if left else None
+            )
+        elif self._over(holding, slot):
+            state = "over_limit"
+            reason = f"{used} bytes in use, {used - slot.memory_bytes} over the limit of {slot.memory_bytes}"
+        return wire.Observation(
+            uid=slot.assignment_uid, generation=slot.generation, state=state, reason=reason, memory_bytes=used
+        )

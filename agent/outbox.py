@@ -1,0 +1,127 @@
+"""What waits to be sent to the server, in the order in which it matters; the connection's one writer takes from here.
+
+Three kinds, each with its own promise. Control frames (pong, event) are sent once. `observed` is a level: only the
+newest matters, so it is a mark here and is read off the node when its turn comes. Usage is a history: each frame has a
+sequence number and is kept, and sent again on every new connection, until the server says that it is stored.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from agent import statefile, wire
+
+log = structlog.get_logger()
+
+# A quarter of an hour of a server's absence; what is older the charts can do without.
+MAX_USAGE_FRAMES = 900
+MAX_USAGE_BYTES = 16 << 20
+MAX_CONTROL_FRAMES = 256
+# Numbers are reserved on disk by blocks, so that a second's frame costs no write.
+SEQUENCE_BLOCK = 10_000
+
+
+class Sequence:
+    """Numbers that only grow, across restarts too, even where the clock was set back."""
+
+    def __init__(self, path: Path, *, now_seconds: float) -> None:
+        self._path = path
+        try:
+            reserved = statefile.read(path, int) or 0
+        except statefile.Damaged as error:
+            log.warning("sequence-file-damaged", reason=str(error))
+            reserved = 0
+        # Starting from the clock keeps them growing even where the state directory was lost.
+        self._next = max(int(now_seconds * 1000), reserved + 1, 1)
+        self._reserved = 0
+
+    def next(self) -> int:
+        """The next number."""
+        number = self._next
+        if number >= self._reserved:
+            self._reserved = number + SEQUENCE_BLOCK
+            statefile.write(self._path, self._reserved)
+        self._next += 1
+        return number
+
+
+class _Kept(NamedTuple):
+    seq: int
+    text: str
+
+
+class Outbox:
+    """Frames on their way to the server. Not thread-safe: the event loop's."""
+
+    def __init__(self, observe: Callable[[], wire.Observed]) -> None:
+        self._observe = observe
+        self._observed_waits = False
+        self._control: deque[str] = deque(maxlen=MAX_CONTROL_FRAMES)
+        self._usage: deque[_Kept] = deque()
+        self._usage_bytes = 0
+        # How many of `_usage`, from the oldest, this connection has sent.
+        self._usage_sent = 0
+        self._filled = asyncio.Event()
+
+    def put(self, frame: wire.Pong | wire.Event) -> None:
+        """Send this frame soon."""
+        self._control.append(wire.encode(frame))
+        self._filled.set()
+
+    def mark_observed(self) -> None:
+        """Send what is in force soon; many marks before the writer's turn are one frame."""
+        self._observed_waits = True
+        self._filled.set()
+
+    def keep(self, usage: wire.Usage) -> None:
+        """Send this usage, again on each connection, until it is acknowledged or a newer one needs its room."""
+        text = wire.encode(usage)
+        self._usage.append(_Kept(usage.seq, text))
+        self._usage_bytes += len(text)
+        while len(self._usage) > MAX_USAGE_FRAMES or self._usage_bytes > MAX_USAGE_BYTES:
+            self._forget_oldest()
+        self._filled.set()
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget every usage frame up to and including `seq`."""
+        while self._usage and self._usage[0].seq <= seq:
+            self._forget_oldest()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Usage frames that the server has not yet said to have stored."""
+        return len(self._usage)
+
+    def restart(self) -> None:
+        """A new connection begins: nothing was sent on it yet, and the last one's pongs are nobody's."""
+        self._control.clear()
+        self._usage_sent = 0
+        self.mark_observed()
+
+    async def take(self) -> str:
+        """The next frame's text, as soon as there is one."""
+        while True:
+            text = self._pop()
+            if text is not None:
+                return text
+            self._filled.clear()
+            await self._filled.wait()
+
+    def _pop(self) -> str | None:
+        if self._control:
+            return self._control.popleft()
+        if self._observed_waits:
+            self._observed_waits = False
+            return wire.encode(self._observe())
+        if self._usage_sent < len(self._usage):
+            self._usage_sent += 1
+            return self._usage[self._usage_sent - 1].text
+        return None
+
+    def _forget_oldest(self) -> None:
+        self._usage_bytes -= len(self._usage.popleft().text)
+        self._usage_sent = max(0, self._usage_sent - 1)

@@ -1,0 +1,107 @@
+"""Processes by pid *and* start time, so that a pid that was given to someone else is never taken for ours."""
+
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+# The fields of /proc/<pid>/stat after the command's closing parenthesis: the state is the third field of all, the
+# start time the 22nd (proc(5)).
+_STATE = 0
+_START = 19
+_DEAD = frozenset("ZXx")
+# The first pid namespace's inode is fixed (PROC_PID_INIT_INO in the kernel); from there every process is visible.
+_FIRST_NAMESPACE = 0xEFFFFFFC
+
+
+class Process(NamedTuple):
+    """One process for as long as the machine is up."""
+
+    pid: int
+    # Clock ticks after boot, as /proc/<pid>/stat has it.
+    start_ticks: int
+
+
+def find(pid: int) -> Process | None:
+    """The living process with this pid; None if there is none (a zombie has given everything back but its number)."""
+    if pid <= 0:
+        return None
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[_STATE].decode() in _DEAD:
+        return None
+    return Process(pid, int(fields[_START]))
+
+
+def alive(process: Process) -> bool:
+    """True while this very process lives."""
+    return find(process.pid) == process
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal this very process; False if it is gone or not ours to signal."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (ProcessLookupError, OSError):
+        return False
+    try:
+        # The descriptor pins the process; only then is it worth asking whether it is the one that was meant.
+        if not alive(process):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def maps(process: Process, inode: int, name: str) -> bool:
+    """True if the process has this file mapped: the proof that it takes part, where its own word is no proof.
+
+    The device is not compared: on some file systems /proc shows another one than stat does. A stranger's process does
+    not map a file of this number and name.
+    """
+    try:
+        with Path(f"/proc/{process.pid}/maps").open("rb") as lines:
+            for line in lines:
+                fields = line.split(maxsplit=5)
+                if int(fields[4]) == inode and fields[5].strip().endswith(b"/" + name.encode()):
+                    return True
+    except OSError:
+        return False
+    return False
+
+
+def own_namespace() -> int:
+    """The inode of our pid namespace, as libvcuda writes it into its slots (32 bits)."""
+    return Path("/proc/self/ns/pid").stat().st_ino & 0xFFFFFFFF
+
+
+def sees_all() -> bool:
+    """True where a process that /proc does not show is dead, in whatever namespace it was."""
+    return own_namespace() == _FIRST_NAMESPACE
+
+
+def find_in_namespaces(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], Process]:
+    """The living processes among (pid namespace, pid there), wherever they are; one walk through /proc for all."""
+    found: dict[tuple[int, int], Process] = {}
+    namespaces = {namespace for namespace, _ in wanted}
+    for entry in Path("/proc").iterdir() if wanted else ():
+        if not entry.name.isdigit():
+            continue
+        try:
+            namespace = (entry / "ns/pid").stat().st_ino & 0xFFFFFFFF
+            if namespace not in namespaces:
+                continue
+            status = (entry / "status").read_bytes()
+        except OSError:
+            continue
+        line = next((line for line in status.splitlines() if line.startswith(b"NSpid:")), b"NSpid: 0")
+        inner = (namespace, int(line.split()[-1]))
+        process = find(int(entry.name)) if inner in wanted else None
+        if process is not None:
+            found[inner] = process
+    return found

@@ -1,0 +1,83 @@
+"""The run directory: pages, sockets and the lock of one agent, on a tmpfs, gone after a reboot.
+
+<run dir>/agent.lock            held (flock) by the running agent
+<run dir>/agent.sock            `agent exec` and `agent status` ask here
+<run dir>/processes.json        which processes were registered under which claim
+<run dir>/claims/<claim uid>/   the claim's pages; mounted into its containers
+"""
+
+import fcntl
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+# sockaddr_un.sun_path holds 108 bytes with its final zero.
+MAX_SOCKET_PATH_BYTES = 107
+
+
+class RunDirError(Exception):
+    """The run directory cannot be used; the message says why and what to set."""
+
+
+def default(state_dir: Path) -> Path:
+    """Where an agent with this state directory runs, unless GPUCLOUD_RUN_DIR says otherwise."""
+    if os.getuid() == 0:
+        return Path("/run/gpucloud")
+    digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
+    # `take` refuses a directory that someone else has prepared there.
+    return Path(f"/dev/shm/gpucloud-{os.getuid()}-{digest}")  # noqa: S108
+
+
+class RunDir:
+    """One agent's run directory; made, checked and locked by `take()`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.claims = self.root / "claims"
+        self.socket = self.root / "agent.sock"
+        self.processes = self.root / "processes.json"
+        self._lock: int | None = None
+
+    def take(self) -> None:
+        """Make the directory ours and lock it until this process ends. Raises RunDirError."""
+        self.check_socket_path()
+        try:
+            self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._check_owner()
+            # Tenants pass through to their own claim's directory; they need not list the others'.
+            self.claims.mkdir(mode=0o711, exist_ok=True)
+            # The umask may have taken the right to pass through away.
+            self.root.chmod(0o755)
+            self.claims.chmod(0o711)
+            lock = os.open(self.root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise RunDirError(f"The run directory cannot be made: {error}. GPUCLOUD_RUN_DIR names another.") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise RunDirError(
+                f"Another agent runs in {self.root}. Stop it, or give this one its own GPUCLOUD_RUN_DIR."
+            ) from None
+        self._lock = lock
+
+    def check_socket_path(self) -> None:
+        """Raises RunDirError where the kernel could not bind the socket's path."""
+        length = len(os.fsencode(self.socket))
+        if length > MAX_SOCKET_PATH_BYTES:
+            raise RunDirError(
+                f"{self.socket} has {length} bytes; a socket's path may have {MAX_SOCKET_PATH_BYTES}. "
+                "Set GPUCLOUD_RUN_DIR to a shorter one."
+            )
+
+    def _check_owner(self) -> None:
+        # /dev/shm is everyone's: a directory prepared by someone else must not become ours.
+        facts = os.lstat(self.root)
+        if not stat.S_ISDIR(facts.st_mode):
+            raise RunDirError(f"{self.root} is not a directory.")
+        if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+            raise RunDirError(
+                f"{self.root} belongs to uid {facts.st_uid} with mode {stat.S_IMODE(facts.st_mode):o}; "
+                f"it must belong to uid {os.getuid()} and be writable by nobody else."
+            )

@@ -1,0 +1,78 @@
+"""`python -m agent run`: from settings to a running daemon to an exit code."""
+
+import asyncio
+import os
+import resource
+import sys
+
+import structlog
+
+from agent import enrolment, logs, settings, statefile
+from agent.daemon import Daemon
+from agent.enrolment import EnrolmentFailed
+from agent.link import CredentialRefused
+from agent.pages import PageError
+from agent.rundir import RunDir, RunDirError
+from agent.settings import Settings, SettingsError
+
+log = structlog.get_logger()
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_ENROLLED = 3
+EXIT_REFUSED = 4
+
+
+def run(*, server: str | None, state_dir: str | None) -> int:
+    """Run the daemon; returns only where it could not start."""
+    logs.configure()
+    token = enrolment.take_token()
+    try:
+        chosen = settings.read(server=server, state_dir=state_dir, environment=os.environ)
+    except SettingsError as error:
+        log.error("bad-settings", reason=str(error))  # noqa: TRY400 - the words are enough
+        return EXIT_USAGE
+    _raise_file_limit()
+    run_dir = RunDir(chosen.run_dir)
+    try:
+        chosen.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_dir.take()
+    except (OSError, RunDirError) as error:
+        log.error("not-started", reason=str(error))  # noqa: TRY400
+        return EXIT_FAILED
+    return asyncio.run(_work(chosen, run_dir, token))
+
+
+async def _work(chosen: Settings, run_dir: RunDir, token: str | None) -> int:
+    code = await _live(chosen, run_dir, token)
+    sys.stderr.flush()
+    # At once: a thread may sit in a driver call or wait for a server, and asyncio would wait for it.
+    os._exit(code)
+
+
+async def _live(chosen: Settings, run_dir: RunDir, token: str | None) -> int:
+    try:
+        await Daemon(chosen, run_dir, token=token).run()
+    except (EnrolmentFailed, statefile.Damaged) as error:
+        log.error("not-enrolled", reason=str(error))  # noqa: TRY400
+        return EXIT_NOT_ENROLLED
+    except CredentialRefused as error:
+        log.error(  # noqa: TRY400
+            "credential-refused",
+            reason=str(error),
+            cure=f"enrol again: remove {chosen.state_dir / 'agent.json'} and start with a new GPUCLOUD_ENROL_TOKEN",
+        )
+        return EXIT_REFUSED
+    except PageError as error:
+        log.error("not-started", reason=str(error))  # noqa: TRY400
+        return EXIT_FAILED
+    except Exception:
+        log.exception("failed")
+        return EXIT_FAILED
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Each claim holds a file open: take what the administrator allows, not what the shell was given."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,38 @@
+"""When the agent measures: once a second, and twice soon after a change, so that a resize shows on a chart at once."""
+
+from collections.abc import Iterable
+
+TICK_SECONDS = 1.0
+AFTER_CHANGE_SECONDS = (0.25, 0.5)
+# Changes in a burst share their extra samples: at most 20 a second, however many resizes come.
+NEAREST_SECONDS = 0.05
+
+
+class Schedule:
+    """The moments of the next samples, by the monotonic clock."""
+
+    def __init__(self, *, now: float) -> None:
+        self._tick = now + TICK_SECONDS
+        self._extra: list[float] = []
+
+    def changed(self, *, now: float) -> None:
+        """A change was applied: look soon."""
+        for moment in (now + delay for delay in AFTER_CHANGE_SECONDS):
+            if not _near(moment, [*self._extra, self._tick]):
+                self._extra.append(moment)
+        self._extra.sort()
+
+    @property
+    def next(self) -> float:
+        """The moment of the next sample."""
+        return min([self._tick, *self._extra[:1]])
+
+    def taken(self, *, now: float) -> None:
+        """A sample was taken: what was due by now is done. A tick that was missed is not made up for."""
+        self._extra = [moment for moment in self._extra if moment > now]
+        while self._tick <= now:
+            self._tick += TICK_SECONDS
+
+
+def _near(moment: float, others: Iterable[float]) -> bool:
+    return any(abs(moment - other) < NEAREST_SECONDS for other in others)

@@ -1,0 +1,96 @@
+"""What the operator may set: options of `python -m agent run` and the environment. Read once, refused early."""
+
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from agent import backoff, rundir
+
+# Ten seconds are what container runtimes give a program to end, and what programs are written for.
+GRACE_SECONDS = 10.0
+_BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
+LIBRARY_DIRECTORIES = (_BUILT, Path("/usr/local/lib/gpucloud"), Path("/usr/lib/gpucloud"))
+
+
+class SettingsError(Exception):
+    """A setting is missing or makes no sense; the message names it."""
+
+
+class Library(NamedTuple):
+    """What a limited process loads."""
+
+    # libvcuda.so
+    path: Path
+    # The simulated driver's directory and node; None on a real machine.
+    simulated_driver: Path | None = None
+    simulated_node: Path | None = None
+
+
+class Settings(NamedTuple):
+    """A valid set."""
+
+    # Without a slash at its end.
+    server: str
+    state_dir: Path
+    run_dir: Path
+    library: Library
+    pages_library: Path
+    # Loaded before pynvml looks for NVML by name; None for the system's own.
+    nvml_library: Path | None
+    grace_seconds: float
+    backoff_cap_seconds: float
+
+
+def read(*, server: str | None, state_dir: str | None, environment: Mapping[str, str]) -> Settings:
+    """The settings; options win over the environment. Raises SettingsError."""
+    state = Path(state_dir or environment.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent").absolute()
+    run = environment.get("GPUCLOUD_RUN_DIR")
+    library = _library(environment)
+    return Settings(
+        server=_server(server or environment.get("GPUCLOUD_SERVER")),
+        state_dir=state,
+        run_dir=Path(run).absolute() if run else rundir.default(state),
+        library=library,
+        pages_library=library.path.with_name("libvcuda-pages.so"),
+        nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
+        grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
+        backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
+    )
+
+
+def _server(url: str | None) -> str:
+    if not url:
+        raise SettingsError("The control plane's address is missing: --server http://HOST:PORT, or GPUCLOUD_SERVER.")
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingsError(f"--server {url} is not an address like http://HOST:PORT.")
+    return url.rstrip("/")
+
+
+def _library(environment: Mapping[str, str]) -> Library:
+    named = environment.get("GPUCLOUD_LIBRARY")
+    if named:
+        path = Path(named).absolute()
+    else:
+        # The file need not be there: what is missing is told when it is first needed.
+        places = [directory / "libvcuda.so" for directory in LIBRARY_DIRECTORIES]
+        path = next((place for place in places if place.exists()), places[0])
+    simulated = environment.get("GPUCLOUD_SIM_NODE")
+    if not simulated:
+        return Library(path)
+    driver = Path(environment.get("GPUCLOUD_SIM_DRIVER") or path.parent / "sim").absolute()
+    return Library(path, simulated_driver=driver, simulated_node=Path(simulated).absolute())
+
+
+def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:
+    text = environment.get(name)
+    if not text:
+        return otherwise
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:
+        raise SettingsError(f"{name}={text} is not a number of seconds.")
+    return seconds

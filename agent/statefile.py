@@ -1,0 +1,55 @@
+"""Small JSON files that survive `kill -9`: what is read is the old content or the new, never a part of one."""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Damaged(Exception):
+    """The file exists but does not hold what it should; the message says where and why."""
+
+
+def write(path: Path, content: object, *, durable: bool = False) -> None:
+    """Replace the file by `content` as JSON, readable by its owner only.
+
+    `durable` also waits for the disk, for what a power cut must not take away (a credential). The rest is repaired
+    by the server after a power cut, and waiting for the disk would cost every resize milliseconds.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(content) + b"\n")
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_directory(path.parent)
+
+
+def read(path: Path, kind: type[T]) -> T | None:
+    """The file's content as `kind`; None if there is no file. Raises Damaged."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise Damaged(f"{path}: {error}") from error
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
