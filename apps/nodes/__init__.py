@@ -1,0 +1,1 @@
+"""What exists and what it is doing: nodes, GPUs, the agents' gateway, utilisation."""

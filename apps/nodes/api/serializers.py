@@ -1,0 +1,80 @@
+"""The shapes of this app's resources."""
+
+from rest_framework import serializers
+
+from apps.quotas.api.serializers import PoolByName
+from apps.quotas.models.tenant import SLUG
+from gpucloud.api.serializers import Strict
+
+RESERVED = {"enrol"}  # a route below /nodes/
+
+
+class NodeSerializer(Strict):
+    """A node."""
+
+    uid = serializers.UUIDField(read_only=True)
+    name = serializers.RegexField(SLUG)
+    pool = PoolByName()
+    state = serializers.CharField(read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned` or `lost`.")
+    cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
+    simulated = serializers.BooleanField(read_only=True)
+    hostname = serializers.CharField(read_only=True)
+    agent_version = serializers.CharField(read_only=True)
+    driver_version = serializers.CharField(read_only=True)
+    last_seen_at = serializers.DateTimeField(read_only=True)
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+
+
+class NewNodeSerializer(NodeSerializer):
+    """What a node is made from."""
+
+    cordoned = serializers.BooleanField(read_only=True)
+
+    def validate_name(self, value: str) -> str:
+        """Names that are routes are refused."""
+        if value in RESERVED:
+            raise serializers.ValidationError(f"{value} is reserved.")
+        return value
+
+
+class NodeWithEnrolmentSerializer(NodeSerializer):
+    """A node just made: the only time its enrolment token is shown."""
+
+    enrolment_token = serializers.CharField(read_only=True, help_text="Valid once, for 24 hours.")
+    command = serializers.CharField(read_only=True, help_text="Start the agent with it on the machine.")
+
+
+class NodeChangeSerializer(NodeSerializer):
+    """What can be changed of a node."""
+
+    name = serializers.CharField(read_only=True)  # type: ignore[assignment]
+    cordoned = serializers.BooleanField()
+
+
+class EnrolSerializer(Strict):
+    """An agent's enrolment."""
+
+    token = serializers.CharField(max_length=200, write_only=True, help_text="The one-time token, `gpe_…`.")
+    key_digest = serializers.RegexField(
+        r"^[0-9a-f]{64}$", write_only=True, help_text="SHA-256 of the secret that the agent made for itself."
+    )
+    node_uid = serializers.UUIDField(source="uid", read_only=True)
+    node_name = serializers.CharField(source="name", read_only=True)
+
+
+class GpuSerializer(Strict):
+    """A GPU and what is promised of it."""
+
+    uuid = serializers.CharField(read_only=True)
+    node = serializers.SlugRelatedField[object](slug_field="name", read_only=True)
+    pool = serializers.CharField(source="node.pool.name", read_only=True)
+    index = serializers.IntegerField(read_only=True)
+    model = serializers.CharField(read_only=True)
+    present = serializers.BooleanField(read_only=True)
+    memory_mib = serializers.IntegerField(read_only=True)
+    memory_used_mib = serializers.IntegerField(read_only=True, help_text="Promised to assignments.")
+    memory_free_mib = serializers.IntegerField(read_only=True)
+    core_used = serializers.IntegerField(read_only=True, help_text="Percent promised to assignments.")
+    core_free = serializers.IntegerField(read_only=True)
+    version = serializers.IntegerField(read_only=True)

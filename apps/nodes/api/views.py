@@ -1,0 +1,152 @@
+"""/nodes/ and /gpus/."""
+
+from typing import Any
+
+from django.http import HttpRequest
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.nodes.api import serializers
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import nodes
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from gpucloud.api import etags
+
+
+def enrolment_command(request: HttpRequest | Request, token: str) -> str:
+    """The line to copy to the machine."""
+    server = request.build_absolute_uri("/").rstrip("/")
+    return f"GPUCLOUD_ENROL_TOKEN={token} python -m agent run --server {server}"
+
+
+class NodeFilter(filters.FilterSet):
+    """Nodes by name and pool."""
+
+    pool = filters.CharFilter(field_name="pool__name")
+
+    class Meta:
+        model = Node
+        fields = ["name", "pool", "cordoned"]
+
+
+class NodeView(ApiView):
+    """What node views share: everybody sees the fleet, operators change it."""
+
+    queryset = Node.objects.select_related("pool")
+    serializer_class = serializers.NodeSerializer
+    lookup_key = "name"
+    read_scope, write_scope = "nodes:read", "nodes:write"
+
+    def with_enrolment(self, node: Node, token: str) -> Response:
+        """The node and, this once, its token."""
+        body = {
+            **serializers.NodeSerializer(node, context=self.get_serializer_context()).data,
+            "enrolment_token": token,
+            "command": enrolment_command(self.request, token),
+        }
+        return Response(body, status=201, headers={"ETag": etags.etag(node.version), "Cache-Control": "no-store"})
+
+
+class NodeList(NodeView, ListMixin):
+    """Nodes: machines with an agent."""
+
+    filterset_class = NodeFilter
+
+    def get_serializer_class(self) -> Any:
+        """A new node has fewer fields."""
+        return serializers.NewNodeSerializer if self.request.method == "POST" else super().get_serializer_class()
+
+    def get(self, request: Request) -> Response:
+        """List nodes."""
+        return self.listed(self.get_queryset())
+
+    @extend_schema(responses={201: serializers.NodeWithEnrolmentSerializer})
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Make a node. The answer holds a one-time enrolment token and the command to copy to the machine."""
+        node, token = nodes.create_node(principal=self.principal, **self.parsed(request))
+        return self.with_enrolment(node, token)
+
+
+class NodeDetail(NodeView):
+    """One node."""
+
+    def get_serializer_class(self) -> Any:
+        """Its name never changes."""
+        return serializers.NodeChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+
+    def get(self, request: Request, name: str) -> Response:
+        """Show a node."""
+        return self.answer(self.find(name))
+
+    def patch(self, request: Request, name: str) -> Response:
+        """Cordon, uncordon, or move an empty node to another pool."""
+        node = self.find(name)
+        values = self.parsed(request, partial=True)
+        versions = etags.if_match(request)
+        return self.answer(nodes.change_node(principal=self.principal, node=node, versions=versions, **values))
+
+
+class NodeEnrolment(NodeView):
+    """A node's enrolment."""
+
+    @extend_schema(request=None, responses={201: serializers.NodeWithEnrolmentSerializer})
+    @idempotent
+    def post(self, request: Request, name: str) -> Response:
+        """Make a new one-time token; the agent that enrols with it replaces the present one."""
+        node, token = nodes.renew_enrolment(principal=self.principal, node=self.find(name))
+        return self.with_enrolment(node, token)
+
+
+class Enrol(ApiView):
+    """Where an agent gives its one-time token for a lasting key."""
+
+    serializer_class = serializers.EnrolSerializer
+    authentication_classes: list[Any] = []
+    permission_classes = [AllowAny]
+
+    @extend_schema(auth=[], responses={200: serializers.EnrolSerializer})
+    def post(self, request: Request) -> Response:
+        """Enrol an agent. Safe to send again with the same key: the first answer may have been lost."""
+        return Response(self.get_serializer(nodes.enrol(**self.parsed(request))).data)
+
+
+class GpuFilter(filters.FilterSet):
+    """GPUs by where and what."""
+
+    node = filters.CharFilter(field_name="node__name")
+    pool = filters.CharFilter(field_name="node__pool__name")
+
+    class Meta:
+        model = Gpu
+        fields = ["node", "pool", "model", "present"]
+
+
+class GpuList(ListMixin):
+    """GPUs."""
+
+    queryset = Gpu.objects.select_related("node__pool")
+    serializer_class = serializers.GpuSerializer
+    filterset_class = GpuFilter
+    read_scope = "nodes:read"
+
+    def get(self, request: Request) -> Response:
+        """List GPUs and what is promised of them."""
+        return self.listed(self.get_queryset())
+
+
+class GpuDetail(ApiView):
+    """One GPU."""
+
+    queryset = Gpu.objects.select_related("node__pool")
+    serializer_class = serializers.GpuSerializer
+    lookup_key = "uuid"
+    read_scope = "nodes:read"
+
+    def get(self, request: Request, uuid: str) -> Response:
+        """Show a GPU."""
+        return self.answer(self.find(uuid))

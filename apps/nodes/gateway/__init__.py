@@ -1,0 +1,1 @@
+"""The agents' gateway: one websocket per node, `/ws/agent/`."""

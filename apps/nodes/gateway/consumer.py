@@ -1,0 +1,110 @@
+"""A node's connection: decode, call one service, answer. Nothing malformed gets past the decoder."""
+
+import logging
+from typing import Any
+
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.db import DatabaseError
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.gateway import registry
+from apps.nodes.models import Node
+from apps.nodes.services import nodes
+from gpucloud.errors import GpucloudError
+
+logger = logging.getLogger(__name__)
+
+
+class AgentConsumer(AsyncWebsocketConsumer):
+    """One agent. The connection is taken over by a newer one of the same node."""
+
+    node: Node | None = None
+    welcomed = False
+
+    async def connect(self) -> None:
+        """Accept first, so that a refusal can carry a close code that the agent can explain."""
+        await self.accept()
+        credential = _bearer(self.scope["headers"])
+        self.node = await database_sync_to_async(nodes.authenticate)(credential=credential)
+        if self.node is None:
+            await self.close(wire.CLOSE_UNAUTHORISED, "unknown or revoked credential")
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """One frame."""
+        if self.node is None:
+            return
+        if text_data is None:
+            return await self.close(wire.CLOSE_MALFORMED, "binary frames are not part of the protocol")
+        if len(text_data) > wire.MAX_FRAME_BYTES:
+            return await self.close(wire.CLOSE_TOO_LARGE, "the frame is larger than 1 MiB")
+        try:
+            frame = wire.decode_from_agent(text_data)
+        except wire.MalformedFrame as error:
+            logger.warning("node %s sent a malformed frame: %s", self.node.name, error)
+            return await self.close(wire.CLOSE_MALFORMED, str(error)[:100])
+        if not self.welcomed and not isinstance(frame, wire.Hello):
+            return await self.close(wire.CLOSE_MALFORMED, "the first frame must be a hello")
+        await self._handle(self.node, frame)
+
+    async def _handle(self, node: Node, frame: wire.FromAgent) -> None:
+        try:
+            match frame:
+                case wire.Hello():
+                    await self._hello(node, frame)
+                case wire.Observed():
+                    await database_sync_to_async(registry.claims().observed)(node, frame)
+                case wire.Usage():
+                    await database_sync_to_async(registry.claims().usage)(node, frame)
+                    await self.send(wire.encode(wire.Ack(seq=frame.seq)))
+                case wire.Event():
+                    await database_sync_to_async(registry.claims().event)(node, frame)
+                case wire.Pong():
+                    await database_sync_to_async(_seen)(node)
+        except GpucloudError as error:
+            logger.warning("node %s: %s", node.name, error.detail)
+            await self.close(wire.CLOSE_MALFORMED, error.detail[:100])
+        except DatabaseError as error:
+            # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
+            logger.warning("node %s: the database refused a frame: %s", node.name, error)
+            await self.close(wire.CLOSE_BUSY, "the database did not take this frame")
+
+    async def _hello(self, node: Node, hello: wire.Hello) -> None:
+        self.node = node = await database_sync_to_async(nodes.take_hello)(node=node, hello=hello)
+        group = registry.group(node.uid)
+        await self.channel_layer.group_send(group, {"type": "node.superseded", "by": self.channel_name})
+        await self.channel_layer.group_add(group, self.channel_name)
+        now = timezone.now().timestamp()
+        await self.send(wire.encode(wire.Welcome(node_uid=str(node.uid), node_name=node.name, server_time=now)))
+        # Joined before it is read: a push between the two is sent twice rather than never.
+        desired = await database_sync_to_async(registry.claims().desired)(node)
+        await self.send(wire.encode(desired))
+        self.welcomed = True
+        logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
+
+    async def node_desired(self, message: dict[str, Any]) -> None:
+        """A push from a worker."""
+        if self.welcomed:
+            await self.send(message["text"])
+
+    async def node_superseded(self, message: dict[str, Any]) -> None:
+        """A newer connection of this node."""
+        if message["by"] != self.channel_name:
+            await self.close(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
+
+    async def disconnect(self, code: int) -> None:
+        """Leave the group; what is wanted stays in the database."""
+        if self.node is not None:
+            await self.channel_layer.group_discard(registry.group(self.node.uid), self.channel_name)
+
+
+def _bearer(headers: list[tuple[bytes, bytes]]) -> str:
+    for name, value in headers:
+        if name == b"authorization":
+            return value.decode("latin-1").removeprefix("Bearer ").strip()
+    return ""
+
+
+def _seen(node: Node) -> None:
+    Node.objects.filter(pk=node.pk).update(last_seen_at=timezone.now())

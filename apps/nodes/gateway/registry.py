@@ -1,0 +1,41 @@
+"""What the gateway asks of the app above it: this app knows nodes, not claims."""
+
+import uuid
+from typing import Protocol
+
+from agent import wire
+from apps.nodes.models import Node
+
+
+class Claims(Protocol):
+    """Who knows what is wanted on a node and takes what was observed; every call is synchronous."""
+
+    def desired(self, node: Node) -> wire.Desired:
+        """The node's whole wanted state."""
+
+    def observed(self, node: Node, frame: wire.Observed) -> None:
+        """Take what is in force on the node."""
+
+    def usage(self, node: Node, frame: wire.Usage) -> None:
+        """Store and show what was measured."""
+
+    def event(self, node: Node, frame: wire.Event) -> None:
+        """Take what an operator should know."""
+
+
+_claims: list[Claims] = []
+
+
+def register(claims: Claims) -> None:
+    """Called once, when the app above is ready."""
+    _claims[:] = [claims]
+
+
+def claims() -> Claims:
+    """The registered one."""
+    return _claims[0]
+
+
+def group(node_uid: uuid.UUID) -> str:
+    """The channel group of a node's connection; names are chosen here, never by a peer."""
+    return f"node.{node_uid}"

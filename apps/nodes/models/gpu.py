@@ -1,0 +1,50 @@
+"""GPUs and what is promised of each.
+
+`core_used` and `memory_used_mib` are what assignments hold. They are written only by conditional UPDATEs
+(`apps.nodes.services.capacity`), and CHECK constraints stand behind those: no GPU is ever promised twice.
+"""
+
+from django.db import models
+from django.db.models import F, Q
+
+from apps.nodes.models.node import Node
+from apps.quotas.models.row import Row
+
+WHOLE = 100
+
+
+class Gpu(Row):
+    """One physical device (or MIG device) of a node."""
+
+    uuid = models.CharField(max_length=40, unique=True)
+    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="gpus")
+    index = models.PositiveIntegerField()
+    model = models.CharField(max_length=200)
+    memory_mib = models.PositiveBigIntegerField()
+    links = models.JSONField(default=dict)
+    # False once the agent no longer sees the device: nothing new is placed on it.
+    present = models.BooleanField(default=True)
+    core_used = models.PositiveIntegerField(default=0)
+    memory_used_mib = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering = ["node_id", "index"]
+        constraints = [
+            models.CheckConstraint(condition=Q(core_used__lte=WHOLE), name="gpu_core_promised_once"),
+            models.CheckConstraint(
+                condition=Q(memory_used_mib__lte=F("memory_mib")) | Q(present=False), name="gpu_memory_promised_once"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.uuid
+
+    @property
+    def core_free(self) -> int:
+        """Percent not promised."""
+        return WHOLE - self.core_used
+
+    @property
+    def memory_free_mib(self) -> int:
+        """MiB not promised."""
+        return self.memory_mib - self.memory_used_mib

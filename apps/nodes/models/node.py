@@ -1,0 +1,59 @@
+"""Nodes: machines with an agent."""
+
+import uuid
+from datetime import timedelta
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.utils import timezone
+
+from apps.quotas.models import Pool
+from apps.quotas.models.row import Row
+from apps.quotas.models.tenant import SLUG
+
+# Three missed samples at 1 Hz are a hiccup; ten seconds without a sign of life are an absence.
+FRESH = timedelta(seconds=10)
+
+
+class Node(Row):
+    """A machine. `frame` numbers its desired states; it only orders them."""
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="nodes")
+    cordoned = models.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
+    frame = models.PositiveBigIntegerField(default=1)
+    observed_frame = models.PositiveBigIntegerField(default=0)
+    # One-time enrolment, then the agent's own key: only digests are kept.
+    enrolment_digest = models.CharField(max_length=64, null=True, unique=True)
+    enrolment_expires_at = models.DateTimeField(null=True)
+    key_digest = models.CharField(max_length=64, null=True)
+    enrolled_at = models.DateTimeField(null=True)
+    last_seen_at = models.DateTimeField(null=True)
+    # What the agent said of itself in its last hello.
+    agent_version = models.CharField(max_length=200, blank=True, default="")
+    driver_version = models.CharField(max_length=200, blank=True, default="")
+    hostname = models.CharField(max_length=200, blank=True, default="")
+    run_dir = models.CharField(max_length=2000, blank=True, default="")
+    library = models.CharField(max_length=2000, blank=True, default="")
+    simulated = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def online(self) -> bool:
+        """True while the agent has been heard of lately."""
+        return self.last_seen_at is not None and timezone.now() - self.last_seen_at < FRESH
+
+    @property
+    def state(self) -> str:
+        """One word: `awaiting-agent`, `lost`, `cordoned` or `ready`."""
+        if self.last_seen_at is None:
+            return "awaiting-agent"
+        if not self.online:
+            return "lost"
+        return "cordoned" if self.cordoned else "ready"

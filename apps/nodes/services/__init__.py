@@ -1,0 +1,1 @@
+"""The verbs of this app; keyword-only arguments, one transaction each."""

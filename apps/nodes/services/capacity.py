@@ -1,0 +1,32 @@
+"""Promising pieces of GPUs and taking them back: the conditional UPDATE is the check."""
+
+from django.db.models import F
+from django.utils import timezone
+
+from apps.nodes.models import Gpu
+from apps.nodes.models.gpu import WHOLE
+
+
+def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
+    """Promise `core` percent and `memory_mib` of a present GPU, or return False and promise nothing."""
+    room = Gpu.objects.filter(
+        pk=gpu_id, present=True, core_used__lte=WHOLE - core, memory_used_mib__lte=F("memory_mib") - memory_mib
+    )
+    return bool(
+        room.update(
+            core_used=F("core_used") + core,
+            memory_used_mib=F("memory_used_mib") + memory_mib,
+            version=F("version") + 1,
+            updated_at=timezone.now(),
+        )
+    )
+
+
+def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:
+    """Free what was promised. The row's constraints refuse to give back more than was taken."""
+    Gpu.objects.filter(pk=gpu_id).update(
+        core_used=F("core_used") - core,
+        memory_used_mib=F("memory_used_mib") - memory_mib,
+        version=F("version") + 1,
+        updated_at=timezone.now(),
+    )

@@ -1,0 +1,156 @@
+"""Making nodes, enrolling their agents, and what an agent says of its machine."""
+
+import hashlib
+import hmac
+import secrets
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.models import Gpu, Node
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.tenants import InUse, NameTaken
+from apps.quotas.services.tokens import keyed_digest
+from gpucloud.api import etags
+from gpucloud.errors import Conflict, Denied
+
+ENROLMENT_PREFIX = "gpe_"
+KEY_PREFIX = "gpn_"
+ENROLMENT_LASTS = timedelta(hours=24)
+MIB = 1 << 20
+
+
+class EnrolmentRefused(Denied):
+    """The enrolment token is wrong, spent or expired."""
+
+    code = "enrolment-refused"
+    title = "Enrolment refused"
+
+
+class GpuElsewhere(Conflict):
+    """A GPU of the hello is another node's."""
+
+    code = "gpu-elsewhere"
+    title = "The GPU belongs to another node"
+
+
+@transaction.atomic
+def create_node(*, principal: Principal, name: str, pool: Pool) -> tuple[Node, str]:
+    """A node that waits for its agent, and the one-time token that enrols it. Raises NameTaken."""
+    principal.require_operator()
+    try:
+        with transaction.atomic():
+            node = Node.objects.create(name=name, pool=pool)
+    except IntegrityError as error:
+        raise NameTaken(f"There is a node {name} already.", name=name) from error
+    audit.record(
+        principal=principal, action="node.create", object_type="node", object_id=name, after={"pool": pool.name}
+    )
+    return node, _new_enrolment(node)
+
+
+@transaction.atomic
+def renew_enrolment(*, principal: Principal, node: Node) -> tuple[Node, str]:
+    """A new one-time token: the next enrolment replaces the agent's key, so the old agent is shut out."""
+    principal.require_operator()
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    audit.record(principal=principal, action="node.renew_enrolment", object_type="node", object_id=node.name)
+    return node, _new_enrolment(node)
+
+
+def _new_enrolment(node: Node) -> str:
+    token = ENROLMENT_PREFIX + secrets.token_urlsafe(32)
+    node.change(enrolment_digest=keyed_digest(token), enrolment_expires_at=timezone.now() + ENROLMENT_LASTS)
+    return token
+
+
+@transaction.atomic
+def enrol(*, token: str, key_digest: str) -> Node:
+    """Give the token's node this key. The agent made the key and sends its SHA-256, so nothing secret is answered.
+
+    The same token with the same key may come again: the first answer may have been lost. Raises EnrolmentRefused.
+    """
+    node = Node.objects.select_for_update().filter(enrolment_digest=keyed_digest(token)).first()
+    kept = keyed_digest(key_digest)
+    if node is None or (node.enrolment_expires_at or timezone.now()) <= timezone.now():
+        raise EnrolmentRefused("This enrolment token is wrong or has expired: ask an operator for a new one.")
+    if node.enrolled_at and node.enrolled_at >= node.enrolment_expires_at - ENROLMENT_LASTS:  # type: ignore[operator]
+        if node.key_digest != kept:
+            raise EnrolmentRefused("This enrolment token was used already: ask an operator for a new one.")
+        return node
+    node.change(key_digest=kept, enrolled_at=timezone.now())
+    agent = Principal(name=f"agent:{node.name}")
+    audit.record(principal=agent, action="node.enrol", object_type="node", object_id=node.name)
+    return node
+
+
+def authenticate(*, credential: str) -> Node | None:
+    """The node whose agent shows `gpn_<node uid>.<secret>`, or None."""
+    text, dot, secret = credential.removeprefix(KEY_PREFIX).partition(".")
+    try:
+        uid = uuid.UUID(text)
+    except ValueError:
+        return None
+    node = Node.objects.filter(uid=uid).first()
+    if not credential.startswith(KEY_PREFIX) or not dot or node is None or node.key_digest is None:
+        return None
+    shown = keyed_digest(hashlib.sha256(secret.encode()).hexdigest())
+    return node if hmac.compare_digest(node.key_digest, shown) else None
+
+
+@transaction.atomic
+def change_node(*, principal: Principal, node: Node, versions: etags.Versions = None, **values: Any) -> Node:
+    """Cordon, uncordon or move to another pool. Raises InUse, PreconditionFailed."""
+    principal.require_operator()
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    etags.check(node.version, versions)
+    if "pool" in values and values["pool"] != node.pool and node.gpus.filter(core_used__gt=0).exists():
+        raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
+    before = {name: str(getattr(node, name)) for name in values}
+    node.change(**values)
+    after = {name: str(value) for name, value in values.items()}
+    audit.record(
+        principal=principal, action="node.change", object_type="node", object_id=node.name, before=before, after=after
+    )
+    return node
+
+
+@transaction.atomic
+def take_hello(*, node: Node, hello: wire.Hello) -> Node:
+    """Write down what the agent says of its machine. GPUs that are gone stay, marked, with what is promised of them.
+
+    Raises GpuElsewhere, and changes nothing then.
+    """
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    said = {gpu.uuid: gpu for gpu in hello.gpus}
+    if foreign := Gpu.objects.filter(uuid__in=said).exclude(node=node).select_related("node").first():
+        raise GpuElsewhere(f"GPU {foreign.uuid} belongs to node {foreign.node.name}: remove it there first.")
+    for gpu in hello.gpus:
+        Gpu.objects.update_or_create(
+            uuid=gpu.uuid,
+            defaults={
+                "node": node,
+                "index": gpu.index,
+                "model": gpu.model,
+                "memory_mib": gpu.memory_bytes // MIB,
+                "links": gpu.links,
+                "present": True,
+            },
+        )
+    node.gpus.exclude(uuid__in=said).update(present=False)
+    node.change(
+        last_seen_at=timezone.now(),
+        agent_version=hello.agent_version,
+        driver_version=hello.driver_version,
+        hostname=hello.hostname,
+        run_dir=hello.run_dir,
+        library=hello.library,
+        simulated=hello.simulated,
+    )
+    return node

@@ -1,0 +1,1 @@
+"""Who may hold how much: tenants, members, tokens, audit; quotas and their ledger."""

@@ -1,0 +1,1 @@
+"""REST routes of this app: tenants, members, quotas, pools, tokens, audit, me."""

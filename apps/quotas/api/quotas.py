@@ -1,0 +1,90 @@
+"""/quotas/ and the ledger under each."""
+
+from typing import Any
+
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api import serializers
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import LedgerEntry, ResourceQuota
+from apps.quotas.services import quotas
+from gpucloud.api import etags
+
+
+class QuotaFilter(filters.FilterSet):
+    """Quotas by whose, where and of what."""
+
+    tenant = filters.CharFilter(field_name="tenant__slug")
+    pool = filters.CharFilter(field_name="pool__name")
+    updated_since = filters.IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
+
+    class Meta:
+        model = ResourceQuota
+        fields = ["tenant", "pool", "resource", "updated_since"]
+
+
+class QuotaView(ApiView):
+    """What quota views share."""
+
+    read_scope, write_scope = "quotas:read", "quotas:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return ResourceQuota.objects.visible_to(self.principal).select_related("tenant", "pool")
+
+
+class QuotaList(QuotaView, ListMixin):
+    """Quotas: what tenants may hold."""
+
+    serializer_class = serializers.QuotaSerializer
+    filterset_class = QuotaFilter
+
+    def get(self, request: Request) -> Response:
+        """List quotas."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Give a tenant a quota of one resource."""
+        return self.answer(quotas.create_quota(principal=self.principal, **self.parsed(request)), status=201)
+
+
+class QuotaDetail(QuotaView):
+    """One quota."""
+
+    serializer_class = serializers.QuotaChangeSerializer
+
+    def get(self, request: Request, pk: int) -> Response:
+        """Show a quota."""
+        return self.answer(self.find(pk))
+
+    def patch(self, request: Request, pk: int) -> Response:
+        """Set `hard`; needs If-Match. Below what is used nothing is taken away and nothing new is granted."""
+        quota = self.find(pk)
+        values = self.parsed(request, partial=True)
+        versions = etags.if_match(request, required=True)
+        hard = values.get("hard", quota.hard)
+        return self.answer(quotas.change_quota(principal=self.principal, quota=quota, hard=hard, versions=versions))
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Remove a quota that nobody uses; needs If-Match."""
+        quota = self.find(pk)
+        versions = etags.if_match(request, required=True)
+        quotas.delete_quota(principal=self.principal, quota=quota, versions=versions)
+        return Response(status=204)
+
+
+class QuotaLedger(QuotaView, ListMixin):
+    """The changes under a quota's numbers."""
+
+    serializer_class = serializers.LedgerSerializer
+
+    def get(self, request: Request, pk: int) -> Response:
+        """List what changed this quota, newest first."""
+        quota = self.find(pk)
+        return self.listed(LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource))

@@ -1,0 +1,181 @@
+"""The shapes of this app's resources."""
+
+import ipaddress
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from apps.quotas.models import Pool, Resource, Role, Tenant, User
+from apps.quotas.models.tenant import SLUG
+from apps.quotas.principals import SCOPES
+from gpucloud.api.serializers import Strict, StrictInteger
+
+MAX_AMOUNT = 2**53 - 1  # beyond it JSON readers lose digits
+
+
+class TenantBySlug(serializers.SlugRelatedField[Tenant]):
+    """A tenant by its slug; one that the caller may not see does not exist."""
+
+    default_error_messages = {"does_not_exist": "There is no tenant {value} that you may use."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(slug_field="slug", queryset=Tenant.objects.all(), **kwargs)
+
+    def get_queryset(self) -> Any:
+        """Tenants visible to the caller."""
+        request = self.context.get("request")
+        return Tenant.objects.visible_to(request.user) if request else Tenant.objects.none()
+
+
+class PoolByName(serializers.SlugRelatedField[Pool]):
+    """A pool by its name."""
+
+    default_error_messages = {"does_not_exist": "There is no pool {value}: see /api/v1/pools/."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(slug_field="name", queryset=Pool.objects.all(), **kwargs)
+
+
+class TenantSerializer(Strict):
+    """A tenant."""
+
+    slug = serializers.RegexField(SLUG, help_text="Lower-case letters, digits and dashes; 63 at most; never changes.")
+    name = serializers.CharField(max_length=200, required=False, help_text="For people; the slug unless given.")
+    weight = StrictInteger(min_value=1, max_value=1000, default=1)
+    cohort = serializers.RegexField(SLUG, allow_null=True, default=None)
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class TenantChangeSerializer(TenantSerializer):
+    """What can be changed of a tenant."""
+
+    slug = serializers.CharField(read_only=True)  # type: ignore[assignment]
+
+
+class MemberSerializer(Strict):
+    """A person's role in a tenant."""
+
+    username = serializers.SlugRelatedField(
+        slug_field="username", source="user", queryset=User.objects.filter(is_active=True)
+    )
+    role = serializers.ChoiceField(choices=Role.choices)
+
+
+class PoolSerializer(Strict):
+    """A pool."""
+
+    name = serializers.RegexField(SLUG)
+    description = serializers.CharField(max_length=500, allow_blank=True, default="")
+    version = serializers.IntegerField(read_only=True)
+
+
+class QuotaSerializer(Strict):
+    """A quota: what a tenant may hold of one resource."""
+
+    id = serializers.IntegerField(source="pk", read_only=True)
+    tenant = TenantBySlug()
+    pool = PoolByName(allow_null=True, default=None, help_text="Null: all pools together.")
+    resource = serializers.ChoiceField(choices=Resource.choices)
+    hard = StrictInteger(min_value=0, max_value=MAX_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
+    used = serializers.IntegerField(read_only=True)
+    borrowed = serializers.IntegerField(read_only=True)
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class QuotaChangeSerializer(QuotaSerializer):
+    """What can be changed of a quota."""
+
+    tenant = serializers.SlugRelatedField(slug_field="slug", read_only=True)  # type: ignore[assignment]
+    pool = serializers.SlugRelatedField(slug_field="name", read_only=True, allow_null=True)  # type: ignore[assignment]
+    resource = serializers.ChoiceField(choices=Resource.choices, read_only=True)
+
+
+class LedgerSerializer(Strict):
+    """One change of a quota's numbers."""
+
+    id = serializers.IntegerField(source="pk", read_only=True)
+    at = serializers.DateTimeField(read_only=True)
+    kind = serializers.CharField(read_only=True)
+    amount = serializers.IntegerField(read_only=True)
+    used = serializers.IntegerField(read_only=True)
+    hard = serializers.IntegerField(read_only=True, allow_null=True)
+    claim = serializers.UUIDField(source="claim_uid", read_only=True, allow_null=True)
+    actor = serializers.CharField(read_only=True)
+
+
+def _cidr(value: str) -> None:
+    try:
+        ipaddress.ip_network(value, strict=False)
+    except ValueError as error:
+        raise serializers.ValidationError(f"{value} is not a network like 10.0.0.0/8.") from error
+
+
+class TokenSerializer(Strict):
+    """A token, without its secret."""
+
+    key = serializers.CharField(read_only=True)
+    name = serializers.CharField(max_length=200)
+    tenant = TenantBySlug(allow_null=True, default=None, help_text="Null: the whole platform (operators only).")
+    role = serializers.ChoiceField(choices=Role.choices, default=Role.MEMBER)
+    scopes = serializers.ListField(
+        child=serializers.ChoiceField(choices=[(scope, scope) for scope in SCOPES]),
+        allow_empty=False,
+        default=lambda: list(SCOPES),
+    )
+    cidrs = serializers.ListField(child=serializers.CharField(max_length=50, validators=[_cidr]), default=list)
+    expires_at = serializers.DateTimeField(allow_null=True, default=None)
+    revoked_at = serializers.DateTimeField(read_only=True)
+    last_used_at = serializers.DateTimeField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+
+    def validate_expires_at(self, value: Any) -> Any:
+        """A token that has expired already is a mistake."""
+        if value and value <= timezone.now():
+            raise serializers.ValidationError("This moment has passed.")
+        return value
+
+
+class NewTokenSerializer(TokenSerializer):
+    """A token just made: the only time its text is shown."""
+
+    token = serializers.CharField(read_only=True)
+
+
+class AuditSerializer(Strict):
+    """An audit event."""
+
+    id = serializers.IntegerField(source="pk", read_only=True)
+    at = serializers.DateTimeField(read_only=True)
+    actor = serializers.CharField(read_only=True)
+    action = serializers.CharField(read_only=True)
+    object_type = serializers.CharField(read_only=True)
+    object_id = serializers.CharField(read_only=True)
+    before = serializers.JSONField(read_only=True)
+    after = serializers.JSONField(read_only=True)
+    source_ip = serializers.IPAddressField(read_only=True, allow_null=True)
+
+
+class MeSerializer(Strict):
+    """Who the caller is."""
+
+    name = serializers.CharField(read_only=True)
+    operator = serializers.BooleanField(source="is_operator", read_only=True)
+    scopes = serializers.SerializerMethodField()
+    roles = serializers.SerializerMethodField(help_text="Role by tenant; an operator needs none.")
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_scopes(self, principal: Any) -> list[str]:
+        """In a fixed order."""
+        return sorted(principal.scopes)
+
+    @extend_schema_field(serializers.DictField(child=serializers.CharField()))
+    def get_roles(self, principal: Any) -> dict[str, str]:
+        """By slug."""
+        slugs = Tenant.objects.in_bulk(list(principal.roles))
+        return {slugs[pk].slug: role for pk, role in principal.roles.items()}

@@ -1,0 +1,155 @@
+"""/tenants/, /tenants/{slug}/members/, /pools/, /me/."""
+
+from typing import Any
+
+from django.shortcuts import get_object_or_404
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api import serializers
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import Membership, Pool, Tenant
+from apps.quotas.services import tenants
+from gpucloud.api import etags
+
+
+class TenantList(ListMixin):
+    """Tenants: who is charged."""
+
+    serializer_class = serializers.TenantSerializer
+    filterset_fields = {"slug": ["exact"], "cohort": ["exact"]}
+    read_scope, write_scope = "tenants:read", "tenants:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return Tenant.objects.visible_to(self.principal)
+
+    def get(self, request: Request) -> Response:
+        """List tenants."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Make a tenant. It holds nothing until it is given quotas."""
+        values = self.parsed(request)
+        values.setdefault("name", values["slug"])
+        return self.answer(tenants.create_tenant(principal=self.principal, **values), status=201)
+
+
+class TenantDetail(ApiView):
+    """One tenant."""
+
+    serializer_class = serializers.TenantChangeSerializer
+    lookup_key = "slug"
+    read_scope, write_scope = "tenants:read", "tenants:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return Tenant.objects.visible_to(self.principal)
+
+    def get(self, request: Request, slug: str) -> Response:
+        """Show a tenant."""
+        return self.answer(self.find(slug))
+
+    def patch(self, request: Request, slug: str) -> Response:
+        """Change name, weight or cohort."""
+        tenant = self.find(slug)
+        values = self.parsed(request, partial=True)
+        return self.answer(
+            tenants.change_tenant(principal=self.principal, tenant=tenant, versions=etags.if_match(request), **values)
+        )
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, slug: str) -> Response:
+        """Remove a tenant that never had a quota."""
+        tenants.delete_tenant(principal=self.principal, tenant=self.find(slug), versions=etags.if_match(request))
+        return Response(status=204)
+
+
+class MemberList(ListMixin):
+    """People in a tenant."""
+
+    serializer_class = serializers.MemberSerializer
+    read_scope, write_scope = "tenants:read", "tenants:write"
+
+    def get_queryset(self) -> Any:
+        """Members of the tenant in the URL."""
+        tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=self.kwargs["slug"])
+        return Membership.objects.filter(tenant=tenant).select_related("user", "tenant")
+
+    def get(self, request: Request, slug: str) -> Response:
+        """List a tenant's members."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request, slug: str) -> Response:
+        """Give a person a role, or change it."""
+        tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=slug)
+        membership = tenants.set_member(principal=self.principal, tenant=tenant, **self.parsed(request))
+        return Response(self.get_serializer(membership).data, status=201)
+
+
+class MemberDetail(ApiView):
+    """One person in a tenant."""
+
+    serializer_class = serializers.MemberSerializer
+    lookup_key = "user__username"
+    write_scope = "tenants:write"
+
+    def get_queryset(self) -> Any:
+        """Members of the tenant in the URL."""
+        visible = Tenant.objects.visible_to(self.principal)
+        return Membership.objects.filter(tenant__in=visible, tenant__slug=self.kwargs["slug"]).select_related(
+            "tenant", "user"
+        )
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, slug: str, username: str) -> Response:
+        """Take a person's role away."""
+        tenants.remove_member(principal=self.principal, membership=self.find(username))
+        return Response(status=204)
+
+
+class PoolList(ListMixin):
+    """Pools: named sets of nodes."""
+
+    serializer_class = serializers.PoolSerializer
+    queryset = Pool.objects.all()
+    filterset_fields = {"name": ["exact"]}
+    read_scope, write_scope = "nodes:read", "nodes:write"
+
+    def get(self, request: Request) -> Response:
+        """List pools."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Make a pool."""
+        return self.answer(tenants.create_pool(principal=self.principal, **self.parsed(request)), status=201)
+
+
+class PoolDetail(ApiView):
+    """One pool."""
+
+    serializer_class = serializers.PoolSerializer
+    queryset = Pool.objects.all()
+    lookup_key = "name"
+    read_scope = "nodes:read"
+
+    def get(self, request: Request, name: str) -> Response:
+        """Show a pool."""
+        return self.answer(self.find(name))
+
+
+class Me(ApiView):
+    """The caller."""
+
+    serializer_class = serializers.MeSerializer
+    filter_backends = []
+    pagination_class = None
+
+    def get(self, request: Request) -> Response:
+        """Say who this token or session is, and what it may do."""
+        return Response(self.get_serializer(self.principal).data)

@@ -1,0 +1,88 @@
+"""/tokens/ and /audit/."""
+
+from typing import Any
+
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api import serializers
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import AuditEvent, Token, User
+from apps.quotas.services import tokens
+
+
+class TokenList(ListMixin):
+    """API tokens."""
+
+    serializer_class = serializers.TokenSerializer
+    read_scope, write_scope = "tokens:read", "tokens:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return Token.objects.visible_to(self.principal).select_related("tenant")
+
+    def get(self, request: Request) -> Response:
+        """List tokens; their secrets are never shown again."""
+        return self.listed(self.get_queryset())
+
+    @extend_schema(responses={201: serializers.NewTokenSerializer})
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Make a token. The answer is the only time that its text is shown."""
+        user = User.objects.filter(pk=self.principal.user_id).first() if self.principal.user_id else None
+        token, text = tokens.create(principal=self.principal, user=user, **self.parsed(request))
+        body = {**self.get_serializer(token).data, "token": text}
+        return Response(body, status=201, headers={"Cache-Control": "no-store"})
+
+
+class TokenDetail(ApiView):
+    """One token."""
+
+    serializer_class = serializers.TokenSerializer
+    lookup_key = "key"
+    read_scope, write_scope = "tokens:read", "tokens:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return Token.objects.visible_to(self.principal).select_related("tenant")
+
+    def get(self, request: Request, key: str) -> Response:
+        """Show a token, without its secret."""
+        return self.answer(self.find(key))
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, key: str) -> Response:
+        """Revoke a token, at once."""
+        tokens.revoke(principal=self.principal, token=self.find(key))
+        return Response(status=204)
+
+
+class AuditFilter(filters.FilterSet):
+    """Audit events by whose, what and when."""
+
+    tenant = filters.CharFilter(field_name="tenant__slug")
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
+    until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
+
+    class Meta:
+        model = AuditEvent
+        fields = ["tenant", "actor", "action", "object_type", "object_id", "since", "until"]
+
+
+class AuditList(ListMixin):
+    """The audit log."""
+
+    serializer_class = serializers.AuditSerializer
+    filterset_class = AuditFilter
+    read_scope = "audit:read"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return AuditEvent.objects.visible_to(self.principal)
+
+    def get(self, request: Request) -> Response:
+        """List who changed what, newest first."""
+        return self.listed(self.get_queryset())

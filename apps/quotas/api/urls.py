@@ -1,0 +1,21 @@
+"""Routes of this app below /api/v1/."""
+
+from django.urls import path
+
+from apps.quotas.api import quotas, tenants, tokens
+
+urlpatterns = [
+    path("me/", tenants.Me.as_view()),
+    path("tenants/", tenants.TenantList.as_view()),
+    path("tenants/<slug:slug>/", tenants.TenantDetail.as_view()),
+    path("tenants/<slug:slug>/members/", tenants.MemberList.as_view()),
+    path("tenants/<slug:slug>/members/<str:username>/", tenants.MemberDetail.as_view()),
+    path("pools/", tenants.PoolList.as_view()),
+    path("pools/<slug:name>/", tenants.PoolDetail.as_view()),
+    path("quotas/", quotas.QuotaList.as_view()),
+    path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
+    path("quotas/<int:pk>/ledger/", quotas.QuotaLedger.as_view()),
+    path("tokens/", tokens.TokenList.as_view()),
+    path("tokens/<slug:key>/", tokens.TokenDetail.as_view()),
+    path("audit/", tokens.AuditList.as_view()),
+]

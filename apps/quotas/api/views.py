@@ -1,0 +1,59 @@
+"""What this app's and the higher apps' API views share: who asks, scopes, entity tags."""
+
+from typing import Any, ClassVar
+
+from django.db.models import Model, QuerySet
+from django.shortcuts import get_object_or_404
+from rest_framework.generics import GenericAPIView
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.principals import Principal
+from gpucloud.api import etags
+
+
+class ApiView(GenericAPIView[Any]):
+    """A view that knows its caller, and which scope a read and a write need."""
+
+    read_scope: ClassVar[str | None] = None
+    write_scope: ClassVar[str | None] = None
+    lookup_key: ClassVar[str] = "pk"
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """After authentication: the scope. Raises ScopeMissing (403)."""
+        super().initial(request, *args, **kwargs)
+        scope = self.read_scope if request.method in ("GET", "HEAD", "OPTIONS") else self.write_scope
+        if scope:
+            self.principal.require_scope(scope)
+
+    @property
+    def principal(self) -> Principal:
+        """Who is asking."""
+        principal: Principal = self.request.user  # type: ignore[assignment]
+        return principal
+
+    def find(self, key: object) -> Any:
+        """The object with this key among those the caller may see; else 404."""
+        return get_object_or_404(self.get_queryset(), **{self.lookup_key: key})
+
+    def parsed(self, request: Request, *, partial: bool = False) -> dict[str, Any]:
+        """The body, checked by the view's serializer. Raises ValidationError (400)."""
+        serializer = self.get_serializer(data=request.data, partial=partial)
+        serializer.is_valid(raise_exception=True)
+        values: dict[str, Any] = serializer.validated_data
+        return values
+
+    def answer(self, row: Model, *, status: int = 200) -> Response:
+        """The row as the view's serializer shows it, with its entity tag."""
+        return Response(
+            self.get_serializer(row).data, status=status, headers={"ETag": etags.etag(getattr(row, "version", 1))}
+        )
+
+
+class ListMixin(ApiView):
+    """GET of a collection: filtered, paged."""
+
+    def listed(self, queryset: QuerySet[Any]) -> Response:
+        """One page, newest first."""
+        page = self.paginate_queryset(self.filter_queryset(queryset))
+        return self.get_paginated_response(self.get_serializer(page, many=True).data)

@@ -1,0 +1,46 @@
+"""How a request to the API says who it is: a bearer token, or a page's session."""
+
+from typing import Any
+
+from django.http import HttpRequest
+from rest_framework import authentication, exceptions
+from rest_framework.request import Request
+
+from apps.quotas import principals
+from apps.quotas.services import tokens
+
+
+class BearerToken(authentication.BaseAuthentication):
+    """`Authorization: Bearer gpc_<key>.<secret>`."""
+
+    def authenticate(self, request: Request) -> tuple[principals.Principal, Any] | None:
+        """Raises AuthenticationFailed (401) for a token that is wrong, expired, revoked or from elsewhere."""
+        header = request.headers.get("Authorization")
+        if header is None:
+            return None
+        scheme, _, text = header.partition(" ")
+        if scheme.lower() != "bearer":
+            raise exceptions.AuthenticationFailed("Use `Authorization: Bearer gpc_…`.")
+        source_ip = source_of(request)
+        token = tokens.find(text.strip(), source_ip=source_ip)
+        if token is None:
+            raise exceptions.AuthenticationFailed("The token is wrong, expired, revoked, or not valid from here.")
+        return principals.of_token(token, source_ip=source_ip), token
+
+    def authenticate_header(self, request: Request) -> str:
+        """What a 401 asks for."""
+        return 'Bearer realm="gpucloud"'
+
+
+class Session(authentication.SessionAuthentication):
+    """A page's session, with CSRF enforced."""
+
+    def authenticate(self, request: Request) -> tuple[principals.Principal, None] | None:  # type: ignore[override]
+        """The session's person as a principal."""
+        found = super().authenticate(request)
+        return found and (principals.of_user(found[0], source_ip=source_of(request)), None)
+
+
+def source_of(request: Request | HttpRequest) -> str | None:
+    """The peer's address; None behind a Unix socket."""
+    return request.META.get("REMOTE_ADDR") or None

@@ -1,0 +1,104 @@
+"""Idempotency-Key on POST: a repeated request gets the first answer, and its effect happens once.
+
+The record is written in the same transaction as the effect, so there is never one without the other. While the first
+request is under way a second one with the key is told to wait: an advisory lock of the transaction tells them apart,
+and disappears with a crashed process.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from django.db import connection, transaction
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.models import IdempotencyRecord
+from apps.quotas.principals import Principal
+from gpucloud.errors import Busy, Invalid
+
+HEADER = "Idempotency-Key"
+MAX_LENGTH = 200
+KEPT_HEADERS = ("ETag", "Location")
+# A secret is shown once and never kept: a repeated answer carries null in its place.
+SECRETS = ("token", "enrolment_token", "command")
+
+
+class KeyReused(Invalid):
+    """The key belongs to another request."""
+
+    code = "idempotency-key-reused"
+    title = "The Idempotency-Key was used for something else"
+
+
+class KeyInFlight(Busy):
+    """The first request with this key is still under way."""
+
+    code = "idempotency-key-in-flight"
+    title = "The first request with this Idempotency-Key is under way"
+
+
+class View(Protocol):
+    """A POST method of a view."""
+
+    idempotent: bool
+
+    def __call__(self, view: Any, request: Request, **kwargs: Any) -> Response: ...
+
+
+def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
+    """Wrap a view's `post`: one transaction, and with the header a remembered answer."""
+
+    @functools.wraps(post)
+    def wrapper(view: Any, request: Request, **kwargs: Any) -> Response:
+        key = request.headers.get(HEADER)
+        if key is not None and not (0 < len(key) <= MAX_LENGTH and key.isprintable()):
+            raise Invalid(f"{HEADER} must be 1 to {MAX_LENGTH} printable characters.")
+        with transaction.atomic():
+            if key is None:
+                return post(view, request, **kwargs)
+            return _once(key, request, lambda: post(view, request, **kwargs))
+
+    cast(View, wrapper).idempotent = True
+    return wrapper
+
+
+def _once(key: str, request: Request, act: Callable[[], Response]) -> Response:
+    principal: Principal = request.user
+    digest = _digest(request)
+    if not _lock(f"{principal.name}\n{key}"):
+        raise KeyInFlight("Ask again in a second: the answer will be the first request's.", status=409)
+    record = IdempotencyRecord.objects.filter(principal=principal.name, key=key).first()
+    if record is None:
+        answer = act()
+        IdempotencyRecord.objects.create(
+            principal=principal.name,
+            key=key,
+            request_digest=digest,
+            status=answer.status_code,
+            body=_without_secrets(answer.data),
+            headers={name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers},
+        )
+        return answer
+    if record.request_digest != digest:
+        raise KeyReused("The same key came with another method, path or body: use a new key for a new request.")
+    return Response(record.body, status=record.status, headers={**record.headers, "Idempotency-Replayed": "true"})
+
+
+def _without_secrets(data: Any) -> Any:
+    body = json.loads(json.dumps(data, default=str))
+    return {name: None if name in SECRETS else value for name, value in body.items()}
+
+
+def _digest(request: Request) -> str:
+    text = json.dumps([request.method, request.path, request.data], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _lock(name: str) -> bool:
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [number])
+        return bool(cursor.fetchone()[0])

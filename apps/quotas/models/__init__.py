@@ -1,0 +1,22 @@
+"""The facts of this app, a module per noun."""
+
+from apps.quotas.models.audit import AuditEvent
+from apps.quotas.models.idempotency import IdempotencyRecord
+from apps.quotas.models.pool import Pool
+from apps.quotas.models.quota import LedgerEntry, Resource, ResourceQuota
+from apps.quotas.models.tenant import Membership, Role, Tenant, User
+from apps.quotas.models.token import Token
+
+__all__ = [
+    "AuditEvent",
+    "IdempotencyRecord",
+    "LedgerEntry",
+    "Membership",
+    "Pool",
+    "Resource",
+    "ResourceQuota",
+    "Role",
+    "Tenant",
+    "Token",
+    "User",
+]

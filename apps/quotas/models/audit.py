@@ -1,0 +1,42 @@
+"""The audit log: who changed what, from where, before and after. Append-only, by a trigger."""
+
+from typing import TYPE_CHECKING
+
+from django.db import models
+
+from apps.quotas.models.tenant import Tenant
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class AuditEventQuerySet(models.QuerySet["AuditEvent"]):
+    """Audit events, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "AuditEventQuerySet":
+        """All to an operator; to others what happened in tenants that they administer."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.with_role("admin"))
+
+
+class AuditEvent(models.Model):
+    """One change."""
+
+    at = models.DateTimeField(auto_now_add=True, db_index=True)
+    actor = models.CharField(max_length=200, help_text="`user:anna`, `token:gpc_…`, `agent:gpu1` or `system`.")
+    action = models.CharField(max_length=60, help_text="`claim.resize`, `quota.set`, …")
+    object_type = models.CharField(max_length=30)
+    object_id = models.CharField(max_length=100)
+    # No constraint: the log outlives what it speaks of.
+    tenant = models.ForeignKey(Tenant, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+")
+    before = models.JSONField(null=True)
+    after = models.JSONField(null=True)
+    source_ip = models.GenericIPAddressField(null=True)
+
+    objects = AuditEventQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        indexes = [models.Index(fields=["object_type", "object_id"], name="audit_of_object")]
+
+    def __str__(self) -> str:
+        return f"{self.actor} {self.action} {self.object_id}"

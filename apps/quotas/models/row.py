@@ -1,0 +1,30 @@
+"""What most rows share."""
+
+from typing import Any, Self
+
+from django.db import models
+from django.db.models import F
+
+
+class Row(models.Model):
+    """A row with times and an integer version, which is its entity tag."""
+
+    version = models.PositiveIntegerField(default=1)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        abstract = True
+
+    def change(self, **values: Any) -> Self:
+        """Write these fields and raise the version, so that the old entity tag no longer matches."""
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.version += 1
+        self.save(update_fields=[*values, "version", "updated_at"])
+        return self
+
+
+def unlimited_or_room(amount: int) -> models.Q:
+    """The condition under which `amount` more fits below `hard` (null: unlimited)."""
+    return models.Q(hard__isnull=True) | models.Q(used__lte=F("hard") - amount)

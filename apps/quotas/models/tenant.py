@@ -1,0 +1,72 @@
+"""Tenants and the people in them."""
+
+from typing import TYPE_CHECKING
+
+from django.contrib.auth.models import AbstractUser
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+
+from apps.quotas.models.row import Row
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+SLUG = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+class User(AbstractUser):
+    """A person. Operators run the platform; everyone else acts through memberships."""
+
+    is_operator = models.BooleanField(default=False, help_text="May do everything, in every tenant.")
+
+
+class TenantQuerySet(models.QuerySet["Tenant"]):
+    """Tenants, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "TenantQuerySet":
+        """Every tenant to an operator; to others those in which they have a role."""
+        return self if principal.is_operator else self.filter(pk__in=principal.roles)
+
+
+class Tenant(Row):
+    """Who is charged; owns quotas, members and tokens."""
+
+    slug = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
+    name = models.CharField(max_length=200)
+    weight = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1), MaxValueValidator(1000)])
+    cohort = models.CharField(max_length=63, null=True, blank=True, validators=[RegexValidator(SLUG)])
+    members = models.ManyToManyField(User, through="Membership", related_name="tenants")
+
+    objects = TenantQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["slug"]
+        constraints = [models.CheckConstraint(condition=models.Q(weight__gte=1), name="tenant_weight_positive")]
+
+    def __str__(self) -> str:
+        return self.slug
+
+
+class Role(models.TextChoices):
+    """What a member may do in its tenant; each role may do what the ones after it may."""
+
+    ADMIN = "admin"
+    MEMBER = "member"
+    VIEWER = "viewer"
+
+
+class Membership(models.Model):
+    """A person's role in a tenant."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="memberships")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=10, choices=Role)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "user"], name="membership_once"),
+            models.CheckConstraint(condition=models.Q(role__in=Role.values), name="membership_role_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.user} is {self.role} of {self.tenant}"

@@ -1,0 +1,123 @@
+"""Taking from quotas and giving back: the place where nobody gets more than they have.
+
+The database decides the race. Each charge is one UPDATE whose WHERE clause is the check, so two requests cannot both
+take the last gigabyte; a CHECK constraint stands behind it. Rows are visited in primary-key order, so two requests
+cannot hold each other's. A charge is all or nothing: the first quota without room raises, and the transaction of the
+caller takes back what was taken before it. The row's version is left alone: it is the entity tag of what admins set, and
+would be stale all the time in a busy tenant.
+"""
+
+import uuid
+from collections.abc import Mapping
+
+from django.db import transaction
+from django.db.models import F, Q
+from django.db.models.functions import Greatest
+from django.utils import timezone
+
+from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
+from apps.quotas.models.quota import ZERO_WITHOUT_ROW
+from apps.quotas.models.row import unlimited_or_room
+from apps.quotas.principals import Principal
+from gpucloud.errors import Conflict
+
+# What a claim takes of each resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
+Amounts = Mapping[str, int]
+
+
+class QuotaExceeded(Conflict):
+    """The tenant's quota has no room for this."""
+
+    code = "quota-exceeded"
+    title = "Quota exceeded"
+
+    def __init__(self, *, resource: str, pool: str | None, hard: int, used: int, requested: int) -> None:
+        where = f"in pool {pool}" if pool else "over all pools"
+        free = max(0, hard - used)
+        super().__init__(
+            f"{requested} of {resource} were asked for; {free} of {hard} are free {where}.",
+            resource=resource,
+            pool=pool,
+            hard=hard,
+            used=used,
+            requested=requested,
+        )
+
+
+@transaction.atomic
+def charge(*, principal: Principal, tenant: Tenant, pool: Pool, claim_uid: uuid.UUID, amounts: Amounts) -> None:
+    """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded."""
+    wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    quotas = list(_covering(tenant, pool, wanted))
+    covered = {quota.resource for quota in quotas}
+    for resource in ZERO_WITHOUT_ROW:
+        if resource in wanted and resource not in covered:
+            raise QuotaExceeded(resource=resource, pool=pool.name, hard=0, used=0, requested=wanted[resource])
+    for quota in quotas:
+        amount = wanted[quota.resource]
+        if not _take(quota, amount):
+            quota.refresh_from_db(fields=["hard", "used"])
+            raise QuotaExceeded(
+                resource=quota.resource,
+                pool=quota.pool and quota.pool.name,
+                hard=quota.hard or 0,
+                used=quota.used,
+                requested=amount,
+            )
+        _enter(quota, LedgerEntry.Kind.CHARGE, amount, claim_uid, principal)
+
+
+@transaction.atomic
+def refund(*, principal: Principal, tenant: Tenant, pool: Pool, claim_uid: uuid.UUID, amounts: Amounts) -> None:
+    """Give back what the claim's own ledger says it took, at most `amounts`.
+
+    A quota that was made after the claim took nothing from it, and gets nothing back.
+    """
+    wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    for quota in _covering(tenant, pool, wanted):
+        held = _held(quota, claim_uid)
+        if amount := min(wanted[quota.resource], held):
+            ResourceQuota.objects.filter(pk=quota.pk).update(
+                used=F("used") - amount,
+                excess=Greatest(F("excess") - amount, 0),
+                updated_at=timezone.now(),
+            )
+            _enter(quota, LedgerEntry.Kind.REFUND, -amount, claim_uid, principal)
+
+
+def _covering(tenant: Tenant, pool: Pool, amounts: Amounts) -> list[ResourceQuota]:
+    """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order."""
+    return list(
+        ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant, resource__in=amounts)
+        .select_related("pool")
+        .order_by("pk")
+    )
+
+
+def _take(quota: ResourceQuota, amount: int) -> bool:
+    room = ResourceQuota.objects.filter(unlimited_or_room(amount), pk=quota.pk)
+    return bool(room.update(used=F("used") + amount, updated_at=timezone.now()))
+
+
+def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
+    entries = LedgerEntry.objects.filter(
+        claim_uid=claim_uid, tenant_id=quota.tenant_id, pool_id=quota.pool_id, resource=quota.resource
+    )
+    return sum(entries.values_list("amount", flat=True))
+
+
+def _enter(
+    quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, claim_uid: uuid.UUID, principal: Principal
+) -> None:
+    now = ResourceQuota.objects.values_list("used", "hard").get(pk=quota.pk)
+    LedgerEntry.objects.create(
+        tenant_id=quota.tenant_id,
+        pool_id=quota.pool_id,
+        resource=quota.resource,
+        kind=kind,
+        amount=amount,
+        used=now[0],
+        hard=now[1],
+        claim_uid=claim_uid,
+        actor=principal.name,
+    )

@@ -1,0 +1,139 @@
+"""Making, changing and removing tenants and pools, and naming their members."""
+
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
+
+from apps.quotas.models import Membership, Pool, Tenant, User
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from gpucloud.api import etags
+from gpucloud.errors import Conflict
+
+
+class NameTaken(Conflict):
+    """Another one has this name."""
+
+    code = "name-taken"
+    title = "The name is taken"
+
+
+class InUse(Conflict):
+    """Something still rests on it."""
+
+    code = "in-use"
+    title = "Still in use"
+
+
+@transaction.atomic
+def create_tenant(*, principal: Principal, slug: str, name: str, weight: int = 1, cohort: str | None = None) -> Tenant:
+    """A new tenant, which holds nothing until it gets a quota. Raises NameTaken."""
+    principal.require_operator()
+    try:
+        with transaction.atomic():
+            tenant = Tenant.objects.create(slug=slug, name=name, weight=weight, cohort=cohort)
+    except IntegrityError as error:
+        raise NameTaken(f"There is a tenant {slug} already.", slug=slug) from error
+    audit.record(
+        principal=principal,
+        action="tenant.create",
+        object_type="tenant",
+        object_id=slug,
+        tenant=tenant,
+        after={"slug": slug, "name": name, "weight": weight, "cohort": cohort},
+    )
+    return tenant
+
+
+@transaction.atomic
+def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versions = None, **values: Any) -> Tenant:
+    """Change name, weight or cohort. Raises PreconditionFailed."""
+    principal.require_operator()
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    etags.check(tenant.version, versions)
+    before = {name: getattr(tenant, name) for name in values}
+    tenant.change(**values)
+    audit.record(
+        principal=principal,
+        action="tenant.change",
+        object_type="tenant",
+        object_id=tenant.slug,
+        tenant=tenant,
+        before=before,
+        after=values,
+    )
+    return tenant
+
+
+@transaction.atomic
+def delete_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versions = None) -> None:
+    """Remove a tenant that never had a quota. Raises InUse: a ledger is kept."""
+    principal.require_operator()
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    etags.check(tenant.version, versions)
+    try:
+        tenant.delete()
+    except ProtectedError as error:
+        raise InUse(
+            f"Tenant {tenant.slug} has a history (quotas or claims) and is kept: set its quotas to 0.",
+            slug=tenant.slug,
+        ) from error
+    audit.record(principal=principal, action="tenant.delete", object_type="tenant", object_id=tenant.slug)
+
+
+@transaction.atomic
+def create_pool(*, principal: Principal, name: str, description: str = "") -> Pool:
+    """A new, empty pool. Raises NameTaken."""
+    principal.require_operator()
+    try:
+        with transaction.atomic():
+            pool = Pool.objects.create(name=name, description=description)
+    except IntegrityError as error:
+        raise NameTaken(f"There is a pool {name} already.", name=name) from error
+    audit.record(
+        principal=principal,
+        action="pool.create",
+        object_type="pool",
+        object_id=name,
+        after={"name": name, "description": description},
+    )
+    return pool
+
+
+@transaction.atomic
+def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -> Membership:
+    """Give a person a role in a tenant, or change it. Raises Denied."""
+    principal.require_role(tenant, "admin")
+    membership, created = Membership.objects.select_for_update().get_or_create(
+        tenant=tenant, user=user, defaults={"role": role}
+    )
+    before = None if created else {"role": membership.role}
+    if membership.role != role:
+        membership.role = role
+        membership.save(update_fields=["role"])
+    audit.record(
+        principal=principal,
+        action="member.set",
+        object_type="member",
+        object_id=f"{tenant.slug}/{user.get_username()}",
+        tenant=tenant,
+        before=before,
+        after={"role": role},
+    )
+    return membership
+
+
+@transaction.atomic
+def remove_member(*, principal: Principal, membership: Membership) -> None:
+    """Take a person's role away. Raises Denied."""
+    principal.require_role(membership.tenant, "admin")
+    audit.record(
+        principal=principal,
+        action="member.remove",
+        object_type="member",
+        object_id=f"{membership.tenant.slug}/{membership.user.get_username()}",
+        tenant=membership.tenant,
+        before={"role": membership.role},
+    )
+    membership.delete()

@@ -1,0 +1,105 @@
+"""Making, finding and revoking API tokens."""
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from apps.quotas.models import Role, Tenant, Token, User
+from apps.quotas.principals import SCOPES, Principal, RoleMissing, ScopeMissing
+from apps.quotas.services import audit
+
+PREFIX = "gpc_"
+# `last_used_at` tells an unused token from a used one; a write per request would tell no more.
+LAST_USED_RESOLUTION = timedelta(minutes=1)
+
+
+def keyed_digest(secret: str) -> str:
+    """What is kept of a secret: without SECRET_KEY a stolen table proves nothing."""
+    return hmac.new(settings.SECRET_KEY.encode(), b"token:" + secret.encode(), hashlib.sha256).hexdigest()
+
+
+@transaction.atomic
+def create(
+    *,
+    principal: Principal,
+    name: str,
+    tenant: Tenant | None,
+    role: str = Role.MEMBER,
+    scopes: Iterable[str] = SCOPES,
+    cidrs: Iterable[str] = (),
+    expires_at: datetime | None = None,
+    user: User | None = None,
+) -> tuple[Token, str]:
+    """Make a token; the text is shown once. Nobody hands out more than they have. Raises Denied."""
+    scopes = list(scopes)
+    if tenant is None:
+        principal.require_operator()
+    else:
+        principal.require_role(tenant, Role.ADMIN)
+    if beyond := set(scopes) - principal.scopes:
+        raise ScopeMissing(f"You cannot give scopes that you lack: {', '.join(sorted(beyond))}.", scope=min(beyond))
+    key, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    token = Token.objects.create(
+        key=key,
+        digest=keyed_digest(secret),
+        name=name,
+        user=user,
+        tenant=tenant,
+        role=role,
+        scopes=scopes,
+        cidrs=list(cidrs),
+        expires_at=expires_at,
+    )
+    facts = {"name": name, "scopes": scopes, "role": role, "expires_at": expires_at and expires_at.isoformat()}
+    audit.record(
+        principal=principal, action="token.create", object_type="token", object_id=key, tenant=tenant, after=facts
+    )
+    return token, f"{PREFIX}{key}.{secret}"
+
+
+def find(text: str, *, source_ip: str | None) -> Token | None:
+    """The valid token that this text is, or None; every refusal looks alike."""
+    key, dot, secret = text.removeprefix(PREFIX).partition(".")
+    if not text.startswith(PREFIX) or not dot or not key.isalnum() or not secret.isascii():
+        return None
+    token = Token.objects.select_related("tenant", "user").filter(key=key).first()
+    if token is None or not hmac.compare_digest(token.digest, keyed_digest(secret)):
+        return None
+    now = timezone.now()
+    if token.revoked_at or (token.expires_at and token.expires_at <= now):
+        return None
+    if token.user is not None and not token.user.is_active:
+        return None
+    if token.cidrs and not _inside(source_ip, token.cidrs):
+        return None
+    if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION:
+        Token.objects.filter(pk=token.pk).update(last_used_at=now)
+    return token
+
+
+@transaction.atomic
+def revoke(*, principal: Principal, token: Token) -> Token:
+    """End a token at once; doing it twice is the same as once. Raises RoleMissing."""
+    token = Token.objects.select_for_update().get(pk=token.pk)
+    if not principal.is_operator and token.tenant_id not in principal.with_role(Role.ADMIN):
+        raise RoleMissing("Revoking this token needs the role admin in its tenant.", role=str(Role.ADMIN))
+    if token.revoked_at is None:
+        token.change(revoked_at=timezone.now())
+        audit.record(
+            principal=principal, action="token.revoke", object_type="token", object_id=token.key, tenant=token.tenant
+        )
+    return token
+
+
+def _inside(source_ip: str | None, cidrs: Iterable[str]) -> bool:
+    if source_ip is None:
+        return False
+    address = ipaddress.ip_address(source_ip)
+    return any(address in ipaddress.ip_network(cidr, strict=False) for cidr in cidrs)

@@ -1,0 +1,1 @@
+"""Who holds what now: claims, assignments, rounds."""

@@ -1,0 +1,1 @@
+"""REST routes of this app: claims, assignments, rounds, utilisation."""

@@ -1,0 +1,185 @@
+"""/claims/ and /assignments/."""
+
+from typing import Any
+
+from django.db.models import Prefetch
+from django.http import HttpResponse
+from django_filters import rest_framework as filters
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import Pool
+from apps.quotas.models.pool import DEFAULT
+from apps.scheduling.api import serializers
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services.claims import create_claim, release_claim
+from apps.scheduling.services.environment import claim_environment, shell_lines
+from apps.scheduling.services.resize import resize_claim
+from gpucloud.api import etags
+
+WAIT = OpenApiParameter(
+    "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
+)
+
+
+class ClaimFilter(filters.FilterSet):
+    """Claims by whose, where, in which state."""
+
+    tenant = filters.CharFilter(field_name="tenant__slug")
+    pool = filters.CharFilter(field_name="pool__name")
+    node = filters.CharFilter(field_name="assignments__gpu__node__name", distinct=True)
+    updated_since = filters.IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
+
+    class Meta:
+        model = Claim
+        fields = ["tenant", "pool", "node", "state", "name", "updated_since"]
+
+
+class ClaimView(ApiView):
+    """What claim views share."""
+
+    serializer_class = serializers.ClaimSerializer
+    lookup_key = "uid"
+    read_scope, write_scope = "claims:read", "claims:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller, with what an answer shows."""
+        assignments = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
+        return Claim.objects.visible_to(self.principal).select_related("tenant", "pool").prefetch_related(assignments)
+
+    def shown(self, claim: Claim, *, status: int = 200) -> Response:
+        """The claim as it is in the database now, in the claim's own shape."""
+        row = self.find(claim.uid)
+        body = serializers.ClaimSerializer(row, context=self.get_serializer_context()).data
+        headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/claims/{row.uid}/"}
+        return Response(body, status=status, headers=headers)
+
+
+class ClaimList(ClaimView, ListMixin):
+    """Claims: what tenants ask for."""
+
+    filterset_class = ClaimFilter
+
+    def get(self, request: Request) -> Response:
+        """List claims, newest first; released ones stay as history."""
+        return self.listed(self.get_queryset())
+
+    @extend_schema(parameters=[WAIT])
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Ask for pieces of GPUs. The quota is charged at once; a round then places the claim."""
+        values = self.parsed(request)
+        values["pool"] = values["pool"] or default_pool()
+        return self.shown(create_claim(principal=self.principal, **values), status=201)
+
+
+def default_pool() -> Pool:
+    """The pool of a claim that names none. Raises ValidationError where there is none."""
+    pool = Pool.objects.filter(name=DEFAULT).first()
+    if pool is None:
+        raise ValidationError({"pool": [f"There is no pool {DEFAULT}: name one, or make it (POST /api/v1/pools/)."]})
+    return pool
+
+
+class ClaimDetail(ClaimView):
+    """One claim."""
+
+    def get_serializer_class(self) -> Any:
+        """A resize has three fields."""
+        return serializers.ResizeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+
+    def get(self, request: Request, uid: str) -> Response:
+        """Show a claim."""
+        return self.shown(self.find(uid))
+
+    @extend_schema(parameters=[WAIT], responses={200: serializers.ClaimSerializer})
+    def patch(self, request: Request, uid: str) -> Response:
+        """Change its limits, live: same process, no restart."""
+        claim = self.find(uid)
+        values = self.parsed(request, partial=True)
+        versions = etags.if_match(request)
+        return self.shown(resize_claim(principal=self.principal, claim=claim, versions=versions, **values))
+
+    @extend_schema(parameters=[WAIT], responses={202: serializers.ClaimSerializer, 200: serializers.ClaimSerializer})
+    def delete(self, request: Request, uid: str) -> Response:
+        """Give it back. 202 while its processes end, 200 once it is released; may be repeated."""
+        claim = release_claim(principal=self.principal, claim=self.find(uid), versions=etags.if_match(request))
+        return self.shown(claim, status=200 if claim.state == "released" else 202)
+
+
+class ClaimRelease(ClaimView):
+    """Release by POST, for clients that cannot send DELETE."""
+
+    @extend_schema(request=None, parameters=[WAIT], responses={202: serializers.ClaimSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Give the claim back."""
+        claim = release_claim(principal=self.principal, claim=self.find(uid))
+        return self.shown(claim, status=200 if claim.state == "released" else 202)
+
+
+class ClaimEnv(ClaimView):
+    """What a process needs to run under a claim."""
+
+    serializer_class = serializers.EnvSerializer
+    # The secret lets its holder use the claim: reading it is using it.
+    read_scope = "claims:write"
+
+    @extend_schema(
+        parameters=[OpenApiParameter("as", OpenApiTypes.STR, enum=["json", "sh"], description="`sh`: export lines.")]
+    )
+    def get(self, request: Request, uid: str) -> Response | HttpResponse:
+        """The environment of a process under the claim; 409 before it is placed."""
+        facts = claim_environment(principal=self.principal, claim=self.find(uid))
+        if request.query_params.get("as") == "sh":
+            return HttpResponse(shell_lines(facts), content_type="text/plain", headers={"Cache-Control": "no-store"})
+        return Response(self.get_serializer(facts).data, headers={"Cache-Control": "no-store"})
+
+
+class AssignmentFilter(filters.FilterSet):
+    """Assignments by where and whose."""
+
+    claim = filters.UUIDFilter(field_name="claim__uid")
+    tenant = filters.CharFilter(field_name="claim__tenant__slug")
+    node = filters.CharFilter(field_name="gpu__node__name")
+    gpu = filters.CharFilter(field_name="gpu__uuid")
+
+    class Meta:
+        model = Assignment
+        fields = ["claim", "tenant", "node", "gpu", "state"]
+
+
+class AssignmentView(ApiView):
+    """What assignment views share."""
+
+    serializer_class = serializers.AssignmentSerializer
+    lookup_key = "uid"
+    read_scope = "claims:read"
+
+    def get_queryset(self) -> Any:
+        """Those of claims that the caller may see."""
+        visible = Claim.objects.visible_to(self.principal)
+        return Assignment.objects.filter(claim__in=visible).select_related("claim", "gpu__node")
+
+
+class AssignmentList(AssignmentView, ListMixin):
+    """Assignments: vGPUs."""
+
+    filterset_class = AssignmentFilter
+
+    def get(self, request: Request) -> Response:
+        """List assignments."""
+        return self.listed(self.get_queryset())
+
+
+class AssignmentDetail(AssignmentView):
+    """One assignment."""
+
+    def get(self, request: Request, uid: str) -> Response:
+        """Show an assignment."""
+        return self.answer(self.find(uid))

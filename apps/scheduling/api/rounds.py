@@ -1,0 +1,121 @@
+"""/rounds/ and /utilization/."""
+
+from typing import Any
+
+from django.shortcuts import get_object_or_404
+from django_filters import rest_framework as filters
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers as drf
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.nodes.models import Gpu
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.models import Tenant
+from apps.scheduling.api import serializers
+from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
+from apps.scheduling.services import utilization
+from gpucloud.api.serializers import Strict
+
+
+class RoundFilter(filters.FilterSet):
+    """Rounds by pool and time."""
+
+    pool = filters.CharFilter(field_name="pool__name")
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
+
+    class Meta:
+        model = Round
+        fields = ["pool", "since"]
+
+
+class RoundView(ApiView):
+    """Rounds show every tenant's claims, so they are the operators'."""
+
+    queryset = Round.objects.select_related("pool")
+    serializer_class = serializers.RoundSerializer
+    read_scope = "claims:read"
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Operators only."""
+        super().initial(request, *args, **kwargs)
+        self.principal.require_operator()
+
+
+class RoundList(RoundView, ListMixin):
+    """Rounds of the scheduler."""
+
+    filterset_class = RoundFilter
+
+    def get(self, request: Request) -> Response:
+        """List rounds, newest first."""
+        return self.listed(self.get_queryset())
+
+
+class RoundDetail(RoundView):
+    """One round."""
+
+    serializer_class = serializers.RoundDetailSerializer
+
+    def get(self, request: Request, pk: int) -> Response:
+        """Show what a round saw and decided."""
+        return self.answer(self.find(pk))
+
+
+class WindowSerializer(Strict):
+    """The question."""
+
+    claim = drf.UUIDField(required=False)
+    gpu = drf.CharField(required=False)
+    node = drf.CharField(required=False)
+    tenant = drf.CharField(required=False)
+    start = drf.DateTimeField(required=False)
+    end = drf.DateTimeField(required=False)
+    step = drf.IntegerField(min_value=1, max_value=86400, default=1)
+
+
+class Utilization(ApiView):
+    """What was measured."""
+
+    serializer_class = serializers.UtilizationSerializer
+    read_scope = "utilization:read"
+
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("claim", OpenApiTypes.UUID),
+            OpenApiParameter("gpu", OpenApiTypes.STR, description="A GPU's uuid (operators)."),
+            OpenApiParameter("node", OpenApiTypes.STR, description="A node's name (operators)."),
+            OpenApiParameter("tenant", OpenApiTypes.STR),
+            OpenApiParameter("from", OpenApiTypes.DATETIME, description="Without it: the latest sample and its age."),
+            OpenApiParameter("to", OpenApiTypes.DATETIME),
+            OpenApiParameter("step", OpenApiTypes.INT, description="Seconds a point; 1 unless given."),
+        ]
+    )
+    def get(self, request: Request) -> Response:
+        """Use against limits of a claim, a GPU, a node or a tenant (name one)."""
+        asked = dict(request.query_params.items())
+        window = {"start": asked.pop("from", None), "end": asked.pop("to", None)}
+        question = WindowSerializer(data=asked | {name: value for name, value in window.items() if value})
+        question.is_valid(raise_exception=True)
+        values = dict(question.validated_data)
+        times = {"start": values.pop("start", None), "end": values.pop("end", None), "step_seconds": values.pop("step")}
+        if len(values) != 1:
+            raise ValidationError({"non_field_errors": ["Name one of claim, gpu, node, tenant."]})
+        return Response({"series": self._series(*values.popitem(), times)})
+
+    def _series(self, kind: str, key: Any, times: dict[str, Any]) -> list[dict[str, Any]]:
+        assignments = Assignment.objects.select_related("claim", "gpu")
+        if kind == "claim":
+            claim = get_object_or_404(Claim.objects.visible_to(self.principal), uid=key)
+            return utilization.of_assignments(assignments.filter(claim=claim), **times)
+        if kind == "tenant":
+            tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=key)
+            live = assignments.filter(claim__tenant=tenant).exclude(state=AssignmentState.RELEASED)
+            return utilization.of_assignments(live, **times)
+        self.principal.require_operator()
+        gpus = Gpu.objects.filter(uuid=key) if kind == "gpu" else Gpu.objects.filter(node__name=key)
+        if not gpus:
+            raise ValidationError({kind: [f"There is no {kind} {key}."]})
+        return utilization.of_gpus(gpus, **times)

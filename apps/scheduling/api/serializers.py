@@ -1,0 +1,180 @@
+"""The shapes of this app's resources."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from apps.quotas.api.serializers import PoolByName, TenantBySlug
+from apps.scheduling.models import AssignmentState, ClaimState
+from apps.scheduling.models.claim import OverQuota
+from gpucloud.api.serializers import Strict, StrictInteger
+
+MAX_MEMORY_MIB = 2**31 - 1
+# Fields whose work has its own place in the plan: their defaults are answered, another value is refused, never ignored.
+NOT_YET = {
+    "affinity": None,
+    "anti_affinity": None,
+    "exclusion": None,
+    "class": "guaranteed",
+    "start_at": None,
+    "group": None,
+}
+
+
+class ReasonSerializer(Strict):
+    """Why a claim waits."""
+
+    code = serializers.CharField(read_only=True)
+    gpus = serializers.IntegerField(read_only=True, help_text="How many GPUs this rules out.")
+    detail = serializers.CharField(read_only=True)
+
+
+class AssignmentSerializer(Strict):
+    """One claim's share of one GPU."""
+
+    uid = serializers.UUIDField(read_only=True)
+    claim = serializers.UUIDField(source="claim.uid", read_only=True)
+    node = serializers.CharField(source="gpu.node.name", read_only=True)
+    gpu_uuid = serializers.CharField(source="gpu.uuid", read_only=True)
+    gpu_index = serializers.IntegerField(source="gpu.index", read_only=True)
+    core_request = serializers.IntegerField(read_only=True)
+    core_limit = serializers.IntegerField(read_only=True)
+    memory_mib = serializers.IntegerField(read_only=True)
+    generation = serializers.IntegerField(read_only=True)
+    observed_generation = serializers.IntegerField(read_only=True)
+    state = serializers.ChoiceField(choices=AssignmentState.choices, read_only=True)
+    reason = serializers.CharField(read_only=True, allow_null=True)
+    in_force_at = serializers.DateTimeField(read_only=True, allow_null=True)
+
+
+class ClaimSerializer(Strict):
+    """A claim: pieces of GPUs, asked for by a tenant."""
+
+    uid = serializers.UUIDField(read_only=True)
+    tenant = TenantBySlug()
+    name = serializers.CharField(max_length=200, default="unnamed")
+    pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
+    gpu_count = StrictInteger(min_value=1, max_value=64, default=1)
+    core_request = StrictInteger(min_value=1, max_value=100, help_text="Percent of each GPU, guaranteed.")
+    core_limit = StrictInteger(
+        min_value=1, max_value=100, required=False, help_text="Percent, the ceiling; core_request unless given."
+    )
+    memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, help_text="On each GPU.")
+    gpu_model = serializers.CharField(max_length=200, allow_null=True, default=None)
+    priority = StrictInteger(min_value=-1000, max_value=1000, default=0, help_text="Higher goes first.")
+    time_limit_seconds = StrictInteger(
+        min_value=1, max_value=366 * 86400, allow_null=True, default=None, help_text="Released so long after placing."
+    )
+    when_over_quota = serializers.ChoiceField(choices=OverQuota.choices, default=OverQuota.REFUSE)
+    affinity = serializers.JSONField(required=False, allow_null=True)
+    anti_affinity = serializers.JSONField(required=False, allow_null=True)
+    exclusion = serializers.JSONField(required=False, allow_null=True)
+    start_at = serializers.DateTimeField(required=False, allow_null=True)
+    group = serializers.JSONField(required=False, allow_null=True)
+    state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)
+    reasons = ReasonSerializer(many=True, read_only=True)
+    estimated_start_at = serializers.SerializerMethodField(help_text="Null: not estimated.")
+    generation = serializers.IntegerField(read_only=True)
+    observed_generation = serializers.SerializerMethodField()
+    created_by = serializers.CharField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+    assigned_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    released_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    version = serializers.IntegerField(read_only=True)
+    assignments = AssignmentSerializer(many=True, read_only=True)
+
+    def get_fields(self) -> dict[str, Any]:
+        """`class` is a word of Python's own, so it cannot be declared above."""
+        fields = super().get_fields()
+        fields["class"] = serializers.ChoiceField(choices=["guaranteed", "best-effort"], required=False)
+        return fields
+
+    def get_estimated_start_at(self, claim: Any) -> str | None:
+        """Estimates come with the full scheduler; none is honest, a guess is not."""
+        return None
+
+    def get_observed_generation(self, claim: Any) -> int:
+        """The least that every assignment has in force."""
+        return min((item.observed_generation for item in claim.assignments.all()), default=0)
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        """The fields that are not built yet show their only value."""
+        for name, only in NOT_YET.items():
+            setattr(instance, name, only)
+        return super().to_representation(instance)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Limit against request; nothing is silently ignored."""
+        for name, only in NOT_YET.items():
+            if attrs.pop(name, only) != only:
+                raise serializers.ValidationError({name: ["Not available yet: leave it out."]})
+        attrs.setdefault("core_limit", attrs["core_request"])
+        if attrs["core_limit"] < attrs["core_request"]:
+            raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
+        return attrs
+
+
+class ResizeSerializer(Strict):
+    """New limits; what is left out stays."""
+
+    core_request = StrictInteger(min_value=1, max_value=100, required=False)
+    core_limit = StrictInteger(min_value=1, max_value=100, required=False)
+    memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, required=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """An empty change is a mistake."""
+        if not attrs:
+            raise serializers.ValidationError("Give at least one of core_request, core_limit, memory_mib.")
+        return attrs
+
+
+class EnvSerializer(Strict):
+    """What a process needs to run under the claim."""
+
+    claim = serializers.UUIDField(read_only=True)
+    node = serializers.CharField(read_only=True)
+    agent_socket = serializers.CharField(read_only=True)
+    secret = serializers.CharField(read_only=True, help_text="Proves to the node's agent that you may use the claim.")
+    env = serializers.DictField(child=serializers.CharField(), read_only=True)
+    command = serializers.CharField(read_only=True, help_text="Run on the node, with `env` set.")
+
+
+class RoundSerializer(Strict):
+    """A round of the scheduler."""
+
+    id = serializers.IntegerField(source="pk", read_only=True)
+    pool = serializers.CharField(source="pool.name", read_only=True)
+    at = serializers.DateTimeField(read_only=True)
+    duration_us = serializers.IntegerField(read_only=True)
+    considered = serializers.IntegerField(read_only=True)
+    placed = serializers.IntegerField(read_only=True)
+
+
+class RoundDetailSerializer(RoundSerializer):
+    """A round with what it saw and decided."""
+
+    fleet = serializers.JSONField(read_only=True)
+    queue = serializers.JSONField(read_only=True)
+    decisions = serializers.JSONField(read_only=True)
+
+
+class SeriesSerializer(Strict):
+    """Measurements of one assignment or one GPU; the lists have one length."""
+
+    claim = serializers.UUIDField(read_only=True, allow_null=True)
+    assignment = serializers.UUIDField(read_only=True, allow_null=True)
+    gpu_uuid = serializers.CharField(read_only=True)
+    times = serializers.ListField(child=serializers.FloatField(), help_text="Unix seconds.")
+    core_percent = serializers.ListField(child=serializers.FloatField())
+    core_limit_percent = serializers.ListField(child=serializers.FloatField(allow_null=True))
+    throttled_percent = serializers.ListField(child=serializers.FloatField(allow_null=True))
+    memory_mib = serializers.ListField(child=serializers.FloatField())
+    memory_limit_mib = serializers.ListField(child=serializers.FloatField(allow_null=True))
+    age_seconds = serializers.FloatField(allow_null=True, help_text="Of the newest sample.")
+
+
+class UtilizationSerializer(Strict):
+    """Answer of /utilization/."""
+
+    series = SeriesSerializer(many=True, read_only=True)

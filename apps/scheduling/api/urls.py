@@ -1,0 +1,17 @@
+"""Routes of this app below /api/v1/."""
+
+from django.urls import path
+
+from apps.scheduling.api import claims, rounds
+
+urlpatterns = [
+    path("claims/", claims.ClaimList.as_view()),
+    path("claims/<uuid:uid>/", claims.ClaimDetail.as_view()),
+    path("claims/<uuid:uid>/release/", claims.ClaimRelease.as_view()),
+    path("claims/<uuid:uid>/env/", claims.ClaimEnv.as_view()),
+    path("assignments/", claims.AssignmentList.as_view()),
+    path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
+    path("rounds/", rounds.RoundList.as_view()),
+    path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),
+    path("utilization/", rounds.Utilization.as_view()),
+]

@@ -1,0 +1,68 @@
+"""Telling others that something changed: the scheduler, the agents, whoever waits or watches.
+
+Everything here is a hint that may be lost; the truth is in the database, and each hint has its repair.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterable
+
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+from django.db import connection, transaction
+from kombu.exceptions import OperationalError
+
+from apps.quotas.models import Pool
+
+logger = logging.getLogger(__name__)
+
+ROUNDS_CHANNEL = "gpucloud_rounds"
+
+
+def claim_group(uid: uuid.UUID | str) -> str:
+    """The channel group of those who wait for a claim or watch it."""
+    return f"claim.{uid}"
+
+
+def node_group(uid: uuid.UUID | str) -> str:
+    """The channel group of those who watch a node."""
+    return f"watch.node.{uid}"
+
+
+def wake_scheduler(pool: Pool) -> None:
+    """NOTIFY, delivered by PostgreSQL when the transaction commits. Repair: the scheduler looks by itself every 10 s."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [ROUNDS_CHANNEL, pool.name])
+
+
+def push_on_commit(node_ids: Iterable[int]) -> None:
+    """Send these nodes their desired state after the commit. Repair: `repair_pushes`, and the agent's reconnect."""
+    from apps.scheduling import tasks
+
+    def push() -> None:
+        for node_id in node_ids:
+            try:
+                tasks.push_node.apply_async([node_id], retry=False)
+            except (OperationalError, OSError) as error:
+                logger.warning("push of node %s not queued: %s", node_id, error)
+
+    node_ids = sorted(set(node_ids))
+    transaction.on_commit(push)
+
+
+def claim_changed_on_commit(uid: uuid.UUID) -> None:
+    """Tell who waits for this claim that it changed. Repair: they read again every second."""
+
+    def tell() -> None:
+        send_to_group(claim_group(uid), {"type": "claim.changed", "uid": str(uid)})
+
+    transaction.on_commit(tell)
+
+
+def send_to_group(group: str, message: dict[str, object]) -> None:
+    """To a channel group; a channel layer that is away is logged, never raised."""
+    layer = get_channel_layer()
+    try:
+        async_to_sync(layer.group_send)(group, message)
+    except Exception as error:  # noqa: BLE001 - redis and asyncio raise many kinds; a hint must not fail its sender
+        logger.warning("no hint to %s: %s", group, error)

@@ -1,0 +1,61 @@
+"""This app's side of the agents' gateway."""
+
+import logging
+from typing import Any
+
+import msgspec
+
+from agent import wire
+from apps.nodes.models import Node
+from apps.nodes.services import samples
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.services.desired import desired_state
+from apps.scheduling.services.observation import take_observed
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Implements `apps.nodes.gateway.registry.Claims`."""
+
+    def desired(self, node: Node) -> wire.Desired:
+        """The node's whole wanted state; its GPUs are there again, so the scheduler looks too."""
+        events.wake_scheduler(node.pool)
+        return desired_state(node)
+
+    def observed(self, node: Node, frame: wire.Observed) -> None:
+        """Take what is in force."""
+        take_observed(node=node, frame=frame)
+
+    def usage(self, node: Node, frame: wire.Usage) -> None:
+        """Store the frame, then show it to those who watch the node or one of its claims."""
+        live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+        rows = {str(row["uid"]): row for row in live.values("uid", "claim__uid", "gpu__uuid")}
+        samples.store(node=node, usage=frame, known=set(rows))
+        known = [item for item in frame.assignments if item.uid in rows]
+        shown = [_shown(item, rows[item.uid]) for item in known]
+        gpus = [msgspec.to_builtins(gpu) for gpu in frame.gpus]
+        base = {"type": "live.usage", "seq": frame.seq, "at": frame.at}
+        events.send_to_group(events.node_group(node.uid), {**base, "gpus": gpus, "assignments": shown})
+        for claim_uid in {str(row["claim__uid"]) for row in rows.values()}:
+            mine = [item for item in shown if item["claim"] == claim_uid]
+            if mine:
+                events.send_to_group(events.claim_group(claim_uid), {**base, "assignments": mine})
+
+    def event(self, node: Node, frame: wire.Event) -> None:
+        """Keep it where operators look."""
+        logger.info("node %s: %s: %s", node.name, frame.code, frame.detail)
+        audit.record(
+            principal=Principal(name=f"agent:{node.name}"),
+            action=f"agent.{frame.code}"[:60],
+            object_type="node",
+            object_id=node.name,
+            after={"detail": frame.detail, "assignment": frame.assignment_uid, "at": frame.at},
+        )
+
+
+def _shown(item: wire.AssignmentUsage, row: dict[str, Any]) -> dict[str, Any]:
+    return {**msgspec.to_builtins(item), "claim": str(row["claim__uid"]), "gpu": row["gpu__uuid"]}

@@ -1,0 +1,7 @@
+"""The facts of this app, a module per noun."""
+
+from apps.scheduling.models.assignment import Assignment, AssignmentState
+from apps.scheduling.models.claim import Claim, ClaimState
+from apps.scheduling.models.round import Round
+
+__all__ = ["Assignment", "AssignmentState", "Claim", "ClaimState", "Round"]

@@ -1,0 +1,60 @@
+"""Assignments: one claim's share of one GPU, the vGPU."""
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+
+from apps.nodes.models import Gpu
+from apps.quotas.models.row import Row
+from apps.scheduling.models.claim import Claim
+
+
+class AssignmentState(models.TextChoices):
+    """`in_force`: the limits are on the page. `over_limit`: in force, and more memory is in use than allowed."""
+
+    PENDING = "pending"
+    IN_FORCE = "in_force"
+    OVER_LIMIT = "over_limit"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    FAILED = "failed"
+
+
+class Assignment(Row):
+    """Wanted limits, the generation of them, and the generation that the agent says is in force.
+
+    `held_*` is what the GPU bears: it grows with the wanted limits at once, and falls only when the agent has confirmed
+    the smaller ones.
+    """
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    claim = models.ForeignKey(Claim, on_delete=models.PROTECT, related_name="assignments")
+    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="assignments")
+    core_request = models.PositiveSmallIntegerField()
+    core_limit = models.PositiveSmallIntegerField()
+    memory_mib = models.PositiveBigIntegerField()
+    held_core = models.PositiveSmallIntegerField()
+    held_memory_mib = models.PositiveBigIntegerField()
+    generation = models.PositiveIntegerField(default=1)
+    observed_generation = models.PositiveIntegerField(default=0)
+    state = models.CharField(max_length=12, choices=AssignmentState, default=AssignmentState.PENDING)
+    reason = models.CharField(max_length=2000, null=True)
+    in_force_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=AssignmentState.values), name="assignment_state_known"),
+            models.CheckConstraint(
+                condition=~Q(state="released") | Q(held_core=0, held_memory_mib=0),
+                name="assignment_released_holds_nothing",
+            ),
+            models.UniqueConstraint(
+                fields=["claim", "gpu"], condition=~Q(state="released"), name="assignment_once_per_gpu"
+            ),
+        ]
+        indexes = [models.Index(fields=["gpu"], condition=~Q(state="released"), name="assignment_live_on_gpu")]
+
+    def __str__(self) -> str:
+        return f"{self.claim} on {self.gpu}"

@@ -1,0 +1,118 @@
+"""Claims: what is asked for, and what has become of it."""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import F, Q
+
+from apps.quotas.models import Pool, Resource, Tenant
+from apps.quotas.models.row import Row
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class ClaimState(models.TextChoices):
+    """pending → queued → assigned → active → releasing → released; suspended and failed beside them."""
+
+    PENDING = "pending"
+    QUEUED = "queued"
+    ASSIGNED = "assigned"
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    FAILED = "failed"
+
+
+WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
+PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
+
+
+class OverQuota(models.TextChoices):
+    """What happens to a claim for which the tenant's quota has no room."""
+
+    REFUSE = "refuse"
+    WAIT = "wait"
+
+
+class ClaimQuerySet(models.QuerySet["Claim"]):
+    """Claims, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "ClaimQuerySet":
+        """Every claim to an operator; to others their tenants'."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
+
+    def live(self) -> "ClaimQuerySet":
+        """Those that hold or wait for something."""
+        return self.exclude(state=ClaimState.RELEASED)
+
+
+class Claim(Row):
+    """One request for pieces of GPUs. `charged_*` is what its tenant's quotas bear for it at this moment."""
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="claims")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="claims")
+    name = models.CharField(max_length=200)
+    gpu_count = models.PositiveSmallIntegerField(default=1)
+    core_request = models.PositiveSmallIntegerField()
+    core_limit = models.PositiveSmallIntegerField()
+    memory_mib = models.PositiveBigIntegerField()
+    gpu_model = models.CharField(max_length=200, null=True)
+    priority = models.SmallIntegerField(default=0)
+    time_limit_seconds = models.PositiveIntegerField(null=True)
+    when_over_quota = models.CharField(max_length=10, choices=OverQuota, default=OverQuota.REFUSE)
+    state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
+    reasons = models.JSONField(default=list)
+    generation = models.PositiveIntegerField(default=1)
+    charged_core_percent = models.PositiveIntegerField(default=0)
+    charged_memory_mib = models.PositiveBigIntegerField(default=0)
+    charged_vgpus = models.PositiveIntegerField(default=0)
+    charged_gpus = models.PositiveIntegerField(default=0)
+    created_by = models.CharField(max_length=200)
+    assigned_at = models.DateTimeField(null=True)
+    released_at = models.DateTimeField(null=True)
+    # Times of its states, oldest first: [["pending", "2026-…"], …]
+    timeline = ArrayField(ArrayField(models.CharField(max_length=40), size=2), default=list)
+
+    objects = ClaimQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-pk"]
+        indexes = [
+            models.Index(
+                fields=["pool", "-priority", "id"],
+                name="claim_queue",
+                condition=Q(state__in=["pending", "queued"]),
+            ),
+            models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
+        ]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=ClaimState.values), name="claim_state_known"),
+            models.CheckConstraint(condition=Q(gpu_count__gte=1), name="claim_gpu_count_positive"),
+            models.CheckConstraint(
+                condition=Q(core_limit__gte=F("core_request"), core_limit__lte=100), name="claim_core_in_range"
+            ),
+            models.CheckConstraint(condition=Q(memory_mib__gte=1), name="claim_memory_positive"),
+            models.CheckConstraint(
+                condition=~Q(state="released")
+                | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0),
+                name="claim_released_charges_nothing",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.name}"
+
+    @property
+    def charged(self) -> dict[str, int]:
+        """What the tenant's quotas bear for this claim, by resource."""
+        return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}
+
+    @property
+    def waiting(self) -> bool:
+        """True before a round has placed it."""
+        return self.state in WAITING

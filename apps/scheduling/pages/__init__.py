@@ -1,0 +1,1 @@
+"""Pages: sign-in, overview, node, claim. Server-rendered; a page is a door like any other."""

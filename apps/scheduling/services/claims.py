@@ -1,0 +1,135 @@
+"""Making and releasing claims."""
+
+from dataclasses import asdict
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.quotas.models import Pool, Tenant
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
+from apps.scheduling.core.placement import never_fits
+from apps.scheduling.core.values import Request
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import OverQuota
+from apps.scheduling.services import states
+from apps.scheduling.services.fleet import read_fleet
+from gpucloud.api import etags
+from gpucloud.errors import Conflict, Invalid
+
+
+class ImpossibleClaim(Invalid):
+    """No machine of the pool could ever carry it."""
+
+    code = "impossible-claim"
+    title = "This can never fit"
+
+
+class WrongState(Conflict):
+    """The claim's state does not allow this."""
+
+    code = "wrong-state"
+    title = "The claim's state does not allow this"
+
+
+@transaction.atomic
+def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: Any) -> Claim:
+    """Charge the quota, write the claim as pending, wake the scheduler.
+
+    Raises QuotaExceeded (unless it may wait for room), ImpossibleClaim, RoleMissing.
+    """
+    principal.require_role(tenant, "member")
+    claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, **asked)
+    refuse_impossible(claim)
+    try:
+        with transaction.atomic():
+            target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+            states.charge_to(claim, target, principal=principal)
+    except QuotaExceeded as error:
+        if claim.when_over_quota == OverQuota.REFUSE:
+            raise
+        claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
+    claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
+    claim.save()
+    audit.record(
+        principal=principal,
+        action="claim.create",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=tenant,
+        after={"name": claim.name, "pool": pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
+    )
+    events.wake_scheduler(pool)
+    return claim
+
+
+def refuse_impossible(claim: Claim) -> None:
+    """Raises ImpossibleClaim where the pool has GPUs and none could carry it even when empty."""
+    fleet = read_fleet(claim.pool)
+    if fleet and (reasons := never_fits(fleet, request_of(claim))):
+        raise ImpossibleClaim(
+            f"No GPU of pool {claim.pool.name} could ever carry this: "
+            + "; ".join(reason.detail.replace("free", "at all") for reason in reasons)
+            + ".",
+            reasons=[asdict(reason) for reason in reasons],
+        )
+
+
+def request_of(claim: Claim) -> Request:
+    """The claim as the core sees it."""
+    return Request(claim.gpu_count, claim.core_request, claim.memory_mib, claim.gpu_model)
+
+
+def limits(row: Claim | Assignment) -> dict[str, int]:
+    """The three numbers that can be changed live."""
+    return {"core_request": row.core_request, "core_limit": row.core_limit, "memory_mib": row.memory_mib}
+
+
+def locked(claim: Claim, versions: etags.Versions = None) -> Claim:
+    """The claim under its row lock. Raises PreconditionFailed."""
+    claim = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=claim.pk)
+    etags.check(claim.version, versions)
+    return claim
+
+
+@transaction.atomic
+def release_claim(
+    *, principal: Principal, claim: Claim, versions: etags.Versions = None, why: str = "asked for"
+) -> Claim:
+    """Give everything back: at once where nothing is placed, else when the agent has confirmed it. Repeatable."""
+    principal.require_role(claim.tenant, "member")
+    claim = locked(claim, versions)
+    if claim.state in (ClaimState.RELEASING, ClaimState.RELEASED):
+        return claim
+    audit.record(
+        principal=principal,
+        action="claim.release",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        before={"state": claim.state},
+        after={"why": why},
+    )
+    assignments = list(claim.assignments.select_related("gpu"))
+    if not assignments:
+        states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
+        states.move(claim, ClaimState.RELEASED, reasons=[])
+        events.wake_scheduler(claim.pool)
+        return claim
+    for assignment in assignments:
+        assignment.change(state=AssignmentState.RELEASING, generation=assignment.generation + 1)
+    states.move(claim, ClaimState.RELEASING, generation=claim.generation + 1)
+    raise_frames({assignment.gpu.node_id for assignment in assignments})
+    return claim
+
+
+def raise_frames(node_ids: set[int]) -> None:
+    """The desired state of these nodes changed: number it anew in this transaction, push it after the commit."""
+    for node_id in sorted(node_ids):
+        Node.objects.filter(pk=node_id).update(frame=F("frame") + 1)
+    events.push_on_commit(node_ids)

@@ -1,0 +1,102 @@
+"""Taking what an agent says is in force: the only place where confirmed shrinking and release give anything back."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from django.db import transaction
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.models import Node
+from apps.nodes.services import capacity
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.services import states
+from apps.scheduling.services.claims import locked
+
+MIB = 1 << 20
+
+
+def take_observed(*, node: Node, frame: wire.Observed) -> None:
+    """Bring assignments, claims, GPUs and quotas in step with what is in force. Old and foreign uids change nothing."""
+    said = {observation.uid: observation for observation in frame.assignments}
+    rows = Assignment.objects.filter(gpu__node=node, uid__in=said).exclude(state=AssignmentState.RELEASED)
+    by_claim: dict[int, list[Assignment]] = defaultdict(list)
+    for row in rows.select_related("claim"):
+        if _is_news(row, said[str(row.uid)]):
+            by_claim[row.claim_id].append(row)
+    for changed in by_claim.values():
+        _take_for_claim(changed[0].claim, said)
+    Node.objects.filter(pk=node.pk, observed_frame__lt=frame.frame).update(observed_frame=frame.frame)
+
+
+def _is_news(row: Assignment, said: wire.Observation) -> bool:
+    shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib
+    same = (row.observed_generation, row.state, row.reason) == (said.generation, said.state, said.reason)
+    return not same or shrunk
+
+
+@transaction.atomic
+def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
+    claim = locked(claim)
+    assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
+    given_back: list[tuple[int, int, int]] = []
+    for assignment in assignments:
+        if (observation := said.get(str(assignment.uid))) and assignment.state != AssignmentState.RELEASED:
+            given_back.append(_take_one(assignment, observation))
+    # Quotas before GPUs: the order of locks.
+    states.charge_to(claim, states.amounts_held(assignments))
+    freed = [item for item in given_back if item[1] or item[2]]
+    for gpu_id, core, memory_mib in freed:
+        capacity.give_back(gpu_id=gpu_id, core=core, memory_mib=memory_mib)
+    states.move(claim, _state_of(claim, assignments))
+    if freed:
+        events.wake_scheduler(claim.pool)
+
+
+def _take_one(assignment: Assignment, said: wire.Observation) -> tuple[int, int, int]:
+    """Update the row; answer (GPU, core, memory) that it no longer holds."""
+    if said.generation > assignment.generation:
+        return (assignment.gpu_id, 0, 0)  # nothing that was ever wanted
+    held = (assignment.held_core, assignment.held_memory_mib)
+    current = said.generation == assignment.generation
+    releasing = assignment.state == AssignmentState.RELEASING
+    if releasing and current and said.state == "released":
+        assignment.state, assignment.held_core, assignment.held_memory_mib = AssignmentState.RELEASED, 0, 0
+    elif not releasing and said.state in ("in_force", "over_limit", "failed"):
+        assignment.state = said.state
+        if current and said.state != "failed":
+            _shrink(assignment, said.memory_bytes)
+            if assignment.observed_generation < said.generation:
+                assignment.in_force_at = timezone.now()
+    assignment.observed_generation = max(assignment.observed_generation, said.generation)
+    assignment.reason = said.reason
+    assignment.change(
+        state=assignment.state,
+        held_core=assignment.held_core,
+        held_memory_mib=assignment.held_memory_mib,
+        observed_generation=assignment.observed_generation,
+        in_force_at=assignment.in_force_at,
+        reason=assignment.reason,
+    )
+    return (assignment.gpu_id, held[0] - assignment.held_core, held[1] - assignment.held_memory_mib)
+
+
+def _shrink(assignment: Assignment, memory_bytes: int) -> None:
+    """Core is free as soon as the smaller share is in force; memory when it is measured to be free."""
+    assignment.held_core = assignment.core_request
+    if memory_bytes <= assignment.memory_mib * MIB:
+        assignment.held_memory_mib = assignment.memory_mib
+
+
+def _state_of(claim: Claim, assignments: list[Assignment]) -> str:
+    of = {assignment.state for assignment in assignments}
+    if of == {AssignmentState.RELEASED}:
+        return ClaimState.RELEASED
+    if claim.state == ClaimState.RELEASING:
+        return ClaimState.RELEASING
+    if AssignmentState.FAILED in of:
+        return ClaimState.FAILED
+    if of <= {AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT}:
+        return ClaimState.ACTIVE
+    return claim.state

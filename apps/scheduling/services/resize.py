@@ -1,0 +1,132 @@
+"""Live reallocation: new limits for a claim, in the same process, without a restart.
+
+Growing charges quota and GPUs in this transaction or changes nothing. Shrinking is wanted at once and given back when
+the agent has confirmed it (`observation`): until then somebody else's memory would not be there yet.
+"""
+
+from django.db import transaction
+
+from apps.nodes.services import capacity
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services import states
+from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, refuse_impossible
+from gpucloud.api import etags
+from gpucloud.errors import Conflict, Invalid
+
+
+class NoRoom(Conflict):
+    """The GPU that carries the claim has no room for more."""
+
+    code = "no-room"
+    title = "The GPU has no room for this"
+
+
+class LimitBelowRequest(Invalid):
+    """The ceiling would be below what is guaranteed."""
+
+    code = "limit-below-request"
+    title = "core_limit must not be below core_request"
+
+
+@transaction.atomic
+def resize_claim(
+    *,
+    principal: Principal,
+    claim: Claim,
+    versions: etags.Versions = None,
+    core_request: int | None = None,
+    core_limit: int | None = None,
+    memory_mib: int | None = None,
+) -> Claim:
+    """Change what is given; None leaves a number as it is. Raises WrongState, NoRoom, QuotaExceeded, …"""
+    principal.require_role(claim.tenant, "member")
+    claim = locked(claim, versions)
+    if not claim.waiting and claim.state not in PLACED:
+        raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
+    before = limits(claim)
+    after = _wanted(claim, core_request, core_limit, memory_mib)
+    if after == before:
+        return claim
+    for name, value in after.items():
+        setattr(claim, name, value)
+    refuse_impossible(claim)
+    if claim.waiting:
+        _charge_waiting(claim, principal)
+        events.wake_scheduler(claim.pool)
+    else:
+        _resize_assignments(claim, principal)
+    states.move(claim, claim.state, generation=claim.generation + 1, **after)
+    audit.record(
+        principal=principal,
+        action="claim.resize",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        before=before,
+        after=after,
+    )
+    return claim
+
+
+def _wanted(claim: Claim, core_request: int | None, core_limit: int | None, memory_mib: int | None) -> dict[str, int]:
+    request = claim.core_request if core_request is None else core_request
+    if core_limit is None:
+        # A limit that was the request follows it; one that was set stays.
+        core_limit = request if claim.core_limit == claim.core_request else claim.core_limit
+    if core_limit < request:
+        raise LimitBelowRequest(
+            f"core_limit {core_limit} is below core_request {request}: lower core_request too.",
+            core_limit=core_limit,
+            core_request=request,
+        )
+    memory = claim.memory_mib if memory_mib is None else memory_mib
+    return {"core_request": request, "core_limit": core_limit, "memory_mib": memory}
+
+
+def _charge_waiting(claim: Claim, principal: Principal) -> None:
+    if any(claim.charged.values()):
+        target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        states.charge_to(claim, target, principal=principal)
+
+
+def _resize_assignments(claim: Claim, principal: Principal) -> None:
+    assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
+    grown = [_grown(assignment, claim) for assignment in assignments]
+    # Quotas before GPUs: the order of locks.
+    states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
+    for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
+        if not capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
+            assignment.gpu.refresh_from_db()
+            gpu = assignment.gpu
+            raise NoRoom(
+                f"GPU {gpu.uuid} has {gpu.core_free} percent of core and {gpu.memory_free_mib} MiB free; "
+                f"{core} percent and {memory_mib} MiB more were asked for.",
+                gpu_uuid=gpu.uuid,
+                core_free=gpu.core_free,
+                memory_free_mib=gpu.memory_free_mib,
+            )
+        assignment.change(
+            **limits(claim),
+            held_core=assignment.held_core,
+            held_memory_mib=assignment.held_memory_mib,
+            generation=assignment.generation + 1,
+        )
+    raise_frames({assignment.gpu.node_id for assignment in assignments})
+
+
+def _grown(assignment: Assignment, claim: Claim) -> tuple[int, int]:
+    """Raise what the assignment holds to what is wanted, and say by how much."""
+    core = max(0, claim.core_request - assignment.held_core)
+    memory_mib = max(0, claim.memory_mib - assignment.held_memory_mib)
+    assignment.held_core += core
+    assignment.held_memory_mib += memory_mib
+    return core, memory_mib
+
+
+def _at_least(target: dict[str, int], charged: dict[str, int]) -> dict[str, int]:
+    """Nothing is given back before the agent has confirmed."""
+    return {resource: max(amount, charged[resource]) for resource, amount in target.items()}

@@ -1,0 +1,59 @@
+"""Moving a claim from state to state, and what its holdings charge."""
+
+from collections.abc import Iterable
+
+from django.utils import timezone
+
+from apps.quotas.models import Resource
+from apps.quotas.principals import SYSTEM, Principal
+from apps.quotas.services import charging
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, Claim, ClaimState
+
+WHOLE_GPU = 100
+
+
+def amounts(*, gpu_count: int, core: int, memory_mib: int) -> dict[str, int]:
+    """What `gpu_count` shares of this size charge, by resource."""
+    return {
+        Resource.CORE_PERCENT: core * gpu_count,
+        Resource.MEMORY_MIB: memory_mib * gpu_count,
+        Resource.VGPUS: gpu_count,
+        Resource.GPUS: gpu_count if core == WHOLE_GPU else 0,
+    }
+
+
+def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
+    """What these assignments charge by what they hold now; released ones charge nothing."""
+    total = dict.fromkeys(Resource.values, 0)
+    for assignment in assignments:
+        if assignment.state != "released":
+            held = amounts(gpu_count=1, core=assignment.held_core, memory_mib=assignment.held_memory_mib)
+            total = {resource: total[resource] + held[resource] for resource in total}
+    return total
+
+
+def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SYSTEM) -> None:
+    """Bring what the tenant's quotas bear for the claim to `target`. Raises QuotaExceeded. Saves nothing of the claim."""
+    more = {resource: target[resource] - claim.charged[resource] for resource in target}
+    common = {"principal": principal, "tenant": claim.tenant, "pool": claim.pool, "claim_uid": claim.uid}
+    charging.charge(**common, amounts={resource: amount for resource, amount in more.items() if amount > 0})
+    charging.refund(**common, amounts={resource: -amount for resource, amount in more.items() if amount < 0})
+    for resource, amount in target.items():
+        setattr(claim, f"charged_{resource}", amount)
+
+
+CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
+
+
+def move(claim: Claim, state: str, **values: object) -> None:
+    """Save the claim in this state, note the time, and tell who watches."""
+    now = timezone.now()
+    if state != claim.state:
+        claim.timeline = [*claim.timeline, [state, now.isoformat()]]
+        claim.state = state
+    if state == ClaimState.RELEASED:
+        values["released_at"] = now
+    charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
+    claim.change(state=claim.state, timeline=claim.timeline, **charged, **values)
+    events.claim_changed_on_commit(claim.uid)

@@ -1,0 +1,59 @@
+"""Celery's doors of this app. Each takes ids, may run twice, and changes nothing that a service does not."""
+
+from datetime import timedelta
+
+from celery import shared_task
+from django.db.models import DurationField, ExpressionWrapper, F, Value
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.gateway.registry import group
+from apps.nodes.models import Node
+from apps.nodes.models.node import FRESH
+from apps.quotas.principals import SYSTEM
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.claims import release_claim
+from apps.scheduling.services.desired import desired_state
+
+# An idle machine has a push in force within 100 ms; what takes 50 times as long got lost.
+UNOBSERVED = timedelta(seconds=5)
+
+
+@shared_task
+def push_node(node_id: int) -> None:
+    """Send a node its whole desired state, as it is now. A hint: without a connected agent it goes nowhere."""
+    node = Node.objects.filter(pk=node_id).first()
+    if node is not None:
+        text = wire.encode(desired_state(node))
+        events.send_to_group(group(node.uid), {"type": "node.desired", "text": text})
+
+
+@shared_task
+def repair_pushes() -> int:
+    """Push again to connected nodes whatever is not observed after 5 s; returns how many."""
+    now = timezone.now()
+    unobserved = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(
+        updated_at__lt=now - UNOBSERVED, observed_generation__lt=F("generation")
+    )
+    # A released claim's last report may be lost too: its generation is then observed, its state is not.
+    releasing = Assignment.objects.filter(state=AssignmentState.RELEASING, updated_at__lt=now - UNOBSERVED)
+    waiting = (unobserved | releasing).filter(gpu__node__last_seen_at__gte=now - FRESH)
+    node_ids = list(waiting.values_list("gpu__node_id", flat=True).distinct())
+    for node_id in node_ids:
+        push_node.delay(node_id)
+    return len(node_ids)
+
+
+@shared_task
+def expire_claims() -> int:
+    """Release claims whose time limit has passed; returns how many."""
+    second = ExpressionWrapper(F("time_limit_seconds") * Value(timedelta(seconds=1)), output_field=DurationField())
+    over = Claim.objects.filter(
+        state__in=PLACED, time_limit_seconds__isnull=False, assigned_at__lt=timezone.now() - second
+    )
+    expired = list(over.select_related("tenant"))
+    for claim in expired:
+        release_claim(principal=SYSTEM, claim=claim, why=f"its time limit of {claim.time_limit_seconds} s has passed")
+    return len(expired)

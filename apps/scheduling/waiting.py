@@ -1,0 +1,172 @@
+"""The waiting door: `?wait=SECONDS` on a claim's POST, PATCH and DELETE.
+
+An ASGI application around Django's. The request itself runs as ever, in its thread and its transaction, and gives both
+back. Only then is waited, on a channel group, with neither a thread nor a connection held; the claim is read again
+through the ordinary GET, so permissions, shape and entity tag are that view's own. A hint may get lost, so it also
+reads again every second.
+"""
+
+import asyncio
+import json
+import re
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, HTTPScope
+from channels.layers import get_channel_layer
+
+from apps.scheduling.events import claim_group
+from gpucloud.api.problems import problem
+
+CLAIMS = re.compile(r"^/api/v1/claims(/[0-9a-f-]{36}(/release)?)?/?$")
+MAX_SECONDS = 300
+LOOK_AGAIN_SECONDS = 1.0
+Message = Any
+
+
+class WaitingDoor:
+    """Wraps the HTTP application."""
+
+    def __init__(self, application: ASGI3Application) -> None:
+        self.application = application
+
+    async def __call__(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Pass everything through that does not wait for a claim."""
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        waits = scope["method"] in ("POST", "PATCH", "DELETE") and "wait" in query and CLAIMS.match(scope["path"])
+        if not waits:
+            return await self.application(scope, receive, send)
+        text = query.pop("wait")
+        if not text.isdecimal() or int(text) > MAX_SECONDS:
+            return await _refuse(send)
+        inner: Any = {**scope, "query_string": urlencode(query).encode()}
+        answer = await self._ask(inner, receive)
+        uid = answer.claim_uid()
+        if uid is not None:
+            answer.follow(await self._settled(inner, uid, int(text)))
+        await answer.replay(send)
+
+    async def _ask(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> "Answer":
+        answer = Answer()
+        await self.application(scope, receive, answer.take)
+        return answer
+
+    async def _settled(self, scope: HTTPScope, uid: str, seconds: int) -> "Answer":
+        """The claim once nothing more is to be waited for, or as it is at the end of the wait."""
+        layer = get_channel_layer()
+        channel = await layer.new_channel()
+        await layer.group_add(claim_group(uid), channel)
+        deadline = asyncio.get_running_loop().time() + seconds
+        asked_for_end = scope["method"] == "DELETE" or scope["path"].rstrip("/").endswith("/release")
+        try:
+            while True:
+                answer = await self._read(scope, uid)
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0 or answer.settled(asked_for_end):
+                    return answer
+                await _hint(layer, channel, min(left, LOOK_AGAIN_SECONDS))
+        finally:
+            await layer.group_discard(claim_group(uid), channel)
+
+    async def _read(self, scope: HTTPScope, uid: str) -> "Answer":
+        path = f"/api/v1/claims/{uid}/"
+        dropped = (b"content-length", b"content-type", b"idempotency-key", b"if-match", b"transfer-encoding")
+        headers = [item for item in scope["headers"] if item[0] not in dropped]
+        get: Any = {
+            **scope,
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
+        return await self._ask(get, _nothing_more())
+
+
+class Answer:
+    """An answer held back."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+
+    async def take(self, message: Message) -> None:
+        """The `send` of the application that answers."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message["headers"])
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+    def claim_uid(self) -> str | None:
+        """The claim of a granted request."""
+        if not 200 <= self.status < 300:
+            return None
+        uid = json.loads(self.body).get("uid")
+        return uid if isinstance(uid, str) else None
+
+    def settled(self, asked_for_end: bool) -> bool:
+        """True when waiting longer would show nothing new."""
+        if self.status != 200:
+            return True
+        claim = json.loads(self.body)
+        if asked_for_end or claim["state"] in ("released", "failed"):
+            return claim["state"] in ("released", "failed")
+        return claim["state"] == "active" and claim["observed_generation"] >= claim["generation"]
+
+    def follow(self, later: "Answer") -> None:
+        """Keep the first answer's status and headers, and show the later state with its entity tag."""
+        if later.status != 200:
+            return
+        fresh = {name.lower(): value for name, value in later.headers}
+        replaced = (b"etag", b"content-length")
+        self.headers = [
+            (name, fresh.get(name.lower(), value) if name.lower() in replaced else value)
+            for name, value in self.headers
+        ]
+        self.body = later.body
+        if self.status == 202 and json.loads(self.body)["state"] == "released":
+            self.status = 200
+
+    async def replay(self, send: ASGISendCallable) -> None:
+        """Send it at last."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers, "trailers": False})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+def _nothing_more() -> ASGIReceiveCallable:
+    """A request without a body, from a client that stays."""
+    sent = False
+
+    async def receive() -> Any:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    return receive
+
+
+async def _hint(layer: Any, channel: str, seconds: float) -> None:
+    """Wait for something to happen to the claim; telemetry of it is not that."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while (left := deadline - asyncio.get_running_loop().time()) > 0:
+        try:
+            message = await asyncio.wait_for(layer.receive(channel), left)
+        except TimeoutError:
+            return
+        if message["type"] == "claim.changed":
+            return
+
+
+async def _refuse(send: ASGISendCallable) -> None:
+    detail = f"wait must be a whole number of seconds, {MAX_SECONDS} at most."
+    body = problem(400, "invalid-fields", "Invalid fields", detail, errors={"wait": [detail]})
+    answer = Answer()
+    answer.status, answer.body = 400, json.dumps(body).encode()
+    answer.headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(answer.body)).encode()),
+    ]
+    await answer.replay(send)

@@ -1,0 +1,38 @@
+"""Entity tags: a strong tag is the row's integer version, `"7"`."""
+
+import re
+
+from django.http import HttpRequest
+
+from gpucloud.errors import PreconditionFailed, PreconditionRequired
+
+_TAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
+_STRONG = re.compile(r'(W/)?"(\d{1,18})"')
+
+# The versions that the caller accepts; None: any.
+Versions = frozenset[int] | None
+
+
+def etag(version: int) -> str:
+    """The header's value for a version."""
+    return f'"{version}"'
+
+
+def if_match(request: HttpRequest, *, required: bool = False) -> Versions:
+    """The versions named by If-Match. Raises PreconditionRequired (428) or PreconditionFailed (412)."""
+    header = request.headers.get("If-Match")
+    if header is None:
+        if required:
+            raise PreconditionRequired("Send If-Match with the ETag that you read, so that nobody's change is lost.")
+        return None
+    if header.strip() == "*":
+        return None
+    if not _TAGS.fullmatch(header):
+        raise PreconditionFailed("If-Match is not a list of entity tags.", current=None)
+    return frozenset(int(number) for weak, number in _STRONG.findall(header) if not weak)
+
+
+def check(version: int, accepted: Versions) -> None:
+    """Call under the row's lock. Raises PreconditionFailed when the row is at another version."""
+    if accepted is not None and version not in accepted:
+        raise PreconditionFailed("It was changed since you read it: read it again.", current=version)

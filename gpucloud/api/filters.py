@@ -1,0 +1,26 @@
+"""Query filters: allow-listed, and a misspelt one is an error instead of the whole list."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters.rest_framework import DjangoFilterBackend
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+ALWAYS = {"cursor", "limit", "format"}
+
+
+class StrictFilterBackend(DjangoFilterBackend):
+    """django-filter, plus a 400 for parameters that the view does not know."""
+
+    def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: APIView) -> Any:
+        filterset = self.get_filterset(request, queryset, view)
+        known = ALWAYS | (set(filterset.filters) if filterset else set())
+        if unknown := set(request.query_params) - known:
+            raise ValidationError(
+                {name: [f"Unknown filter; known are: {', '.join(sorted(known))}."] for name in unknown}
+            )
+        if any("\x00" in value for value in request.query_params.values()):
+            raise ValidationError({"non_field_errors": ["A filter holds a NUL character."]})
+        return super().filter_queryset(request, queryset, view)

@@ -1,0 +1,54 @@
+"""JSON bodies, read strictly: bounded, UTF-8, an object at the top, no NaN, no key twice."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from rest_framework.exceptions import APIException, ParseError
+from rest_framework.parsers import BaseParser
+
+
+class BodyTooLarge(APIException):
+    """The body is larger than any valid request."""
+
+    status_code = 413
+    default_code = "body-too-large"
+    default_detail = "The body is larger than 1 MiB; no request here needs that."
+
+
+class StrictJSONParser(BaseParser):
+    """Parse an object. Raises ParseError (400) or BodyTooLarge (413)."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        raw = stream.read(limit + 1)
+        if len(raw) > limit:
+            raise BodyTooLarge
+        if not raw.strip():
+            return {}
+        try:
+            value = json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise ParseError(f"The body is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ParseError("The body must be a JSON object.")
+        if "\\u0000" in (text := raw.decode()) or "\x00" in text:
+            # PostgreSQL cannot store it, and no name needs it.
+            raise ParseError("The body holds a NUL character, which no field can store.")
+        return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,43 @@
+"""OpenAPI: every operation documents the problems that it may answer, which drf-spectacular does not do by itself."""
+
+from typing import Any
+
+PROBLEM = {
+    "type": "object",
+    "description": "RFC 9457 problem details; further members are typed facts of this problem.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "examples": ["/problems/quota-exceeded"]},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "errors": {"type": "object", "additionalProperties": True, "description": "By field, where fields are wrong."},
+    },
+    "additionalProperties": True,
+}
+READS = {
+    "400": "A query parameter is wrong",
+    "401": "No valid token or session",
+    "403": "Not allowed",
+    "404": "Not found, or not yours",
+}
+WRITES = READS | {
+    "400": "Fields are wrong",
+    "409": "The present state does not allow it",
+    "412": "Changed since it was read",
+    "413": "The body is too large",
+    "415": "The body is not JSON",
+    "422": "It can never be done as asked",
+    "428": "If-Match is missing",
+}
+
+
+def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Postprocessing hook of drf-spectacular."""
+    result["components"].setdefault("schemas", {})["Problem"] = PROBLEM
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for operations in result["paths"].values():
+        for method, operation in operations.items():
+            for status, text in (READS if method == "get" else WRITES).items():
+                operation["responses"].setdefault(status, {"description": text, "content": content})
+    return result

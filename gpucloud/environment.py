@@ -1,0 +1,72 @@
+"""Settings from the environment, read strictly: a missing or senseless value stops the start and says what to set."""
+
+import os
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+TRUE = {"1", "true", "yes", "on"}
+FALSE = {"0", "false", "no", "off", ""}
+
+
+def text(name: str, default: str | None = None) -> str:
+    """The variable, or the default; without either the start fails."""
+    value = os.environ.get(name, default)
+    if value is None:
+        raise ImproperlyConfigured(f"{name} is not set: see .env.example for what it means, or use `make demo`.")
+    return value
+
+
+def flag(name: str, default: bool) -> bool:
+    """A yes or no."""
+    value = os.environ.get(name, "1" if default else "0").strip().lower()
+    if value not in TRUE | FALSE:
+        raise ImproperlyConfigured(f"{name}={value!r} is neither yes nor no: use 1 or 0.")
+    return value in TRUE
+
+
+def number(name: str, default: int) -> int:
+    """A whole number, zero or more."""
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise ImproperlyConfigured(f"{name}={value!r} is not a whole number.")
+    return int(value)
+
+
+def words(name: str, default: str = "") -> list[str]:
+    """A list separated by commas."""
+    return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
+
+
+def database(name: str, *, pool_size: int) -> dict[str, Any]:
+    """Django's database entry from a libpq URL (Unix sockets by ``?host=/directory``)."""
+    url = text(name)
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise ImproperlyConfigured(f"{name} must begin with postgresql://: other databases cannot decide our races.")
+    try:
+        facts = conninfo_to_dict(url)
+    except ProgrammingError as error:
+        raise ImproperlyConfigured(f"{name} is not a PostgreSQL URL: {error}") from error
+    entry: dict[str, Any] = {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": 0}
+    for key, theirs in {
+        "NAME": "dbname",
+        "USER": "user",
+        "PASSWORD": "password",
+        "HOST": "host",
+        "PORT": "port",
+    }.items():
+        entry[key] = str(facts.pop(theirs, "") or "")
+    entry["OPTIONS"] = dict(facts)
+    if pool_size:
+        # The server gives each request a thread of its own; a pool spares it a connection of its own.
+        entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size, "timeout": 30}
+    return entry
+
+
+def celery_broker(redis_url: str) -> str:
+    """The same server as kombu names it: a Unix socket is ``redis+socket://`` there."""
+    if redis_url.startswith("unix://"):
+        return "redis+socket://" + redis_url.removeprefix("unix://").split("?")[0]
+    return redis_url

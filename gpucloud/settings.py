@@ -1,0 +1,181 @@
+"""Django settings. Everything that differs between installations comes from the environment (`.env.example`)."""
+
+from pathlib import Path
+
+from gpucloud import environment
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+SECRET_KEY = environment.text("SECRET_KEY")
+DEBUG = environment.flag("DEBUG", default=False)
+ALLOWED_HOSTS = environment.words("ALLOWED_HOSTS", "127.0.0.1,localhost")
+CSRF_TRUSTED_ORIGINS = environment.words("CSRF_TRUSTED_ORIGINS")
+LOG_LEVEL = environment.text("LOG_LEVEL", "INFO").upper()
+# Set where the server is reached by TLS only: cookies are then never sent in the clear.
+HTTPS_ONLY = environment.flag("HTTPS_ONLY", default=False)
+REDIS_URL = environment.text("REDIS_URL")
+# Keeps two installations (or two test runs) on one Redis apart.
+REDIS_PREFIX = environment.text("REDIS_PREFIX", "gpucloud")
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.humanize",
+    "channels",
+    "rest_framework",
+    "django_filters",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "apps.quotas",
+    "apps.nodes",
+    "apps.scheduling",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "gpucloud.web.middleware.security_headers",
+    "gpucloud.api.middleware.limit_body",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "gpucloud.urls"
+ASGI_APPLICATION = "gpucloud.asgi.application"
+APPEND_SLASH = False  # every API route is served with and without; a redirect would lose a POST's body
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+DATABASES = {"default": environment.database("DATABASE_URL", pool_size=environment.number("DATABASE_POOL_SIZE", 0))}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+AUTH_USER_MODEL = "quotas.User"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "sign-in"
+LOGIN_REDIRECT_URL = "overview"
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS_ONLY
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS_ONLY else None
+X_FRAME_OPTIONS = "DENY"
+
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_I18N = True
+USE_TZ = True
+
+STATIC_URL = "/static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+# Without a collectstatic step the files are served from where they lie.
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = False
+
+# No API body is larger than a few kilobytes.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "apps.quotas.authentication.BearerToken",
+        "apps.quotas.authentication.Session",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_PARSER_CLASSES": ["gpucloud.api.parsers.StrictJSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_FILTER_BACKENDS": ["gpucloud.api.filters.StrictFilterBackend"],
+    "DEFAULT_PAGINATION_CLASS": "gpucloud.api.pagination.Newest",
+    "EXCEPTION_HANDLER": "gpucloud.api.problems.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+    "URL_FORMAT_OVERRIDE": None,
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "gpucloud",
+    "DESCRIPTION": "Shares of GPUs for teams: quotas, claims, live reallocation, utilisation.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SCHEMA_PATH_PREFIX": r"/api/v1/",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "gpucloud.api.schema.add_problems",
+    ],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
+    "ENUM_NAME_OVERRIDES": {
+        "ClaimState": "apps.scheduling.models.ClaimState",
+        "AssignmentState": "apps.scheduling.models.AssignmentState",
+        "QuotaResource": "apps.quotas.models.Resource",
+        "MemberRole": "apps.quotas.models.Role",
+    },
+}
+
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.core.RedisChannelLayer",
+        "CONFIG": {
+            # redis 8 ends idle sockets after 5 s and stops at 100 connections unless told otherwise.
+            "hosts": [{"address": REDIS_URL, "socket_timeout": None, "max_connections": 4096}],
+            "prefix": f"{REDIS_PREFIX}:channels",
+            # The layer drops silently when a channel is full: room for a burst, repaired by the next push.
+            "capacity": 1000,
+            "expiry": 20,
+        },
+    }
+}
+
+CELERY_BROKER_URL = environment.celery_broker(REDIS_URL)
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "global_keyprefix": f"{REDIS_PREFIX}:celery:",
+    # A push is a hint: publishing it must never hold up a request when Redis is away.
+    "socket_connect_timeout": 1,
+    "socket_timeout": 5,
+    "visibility_timeout": 60,
+}
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_TASK_ALWAYS_EAGER = False
+CELERY_BEAT_SCHEDULE = {
+    # Two seconds: a push that got lost is repaired within 5 s + 2 s.
+    "repair-pushes": {"task": "apps.scheduling.tasks.repair_pushes", "schedule": 2.0, "options": {"expires": 4}},
+    "expire-claims": {"task": "apps.scheduling.tasks.expire_claims", "schedule": 5.0, "options": {"expires": 10}},
+    "drop-old-samples": {"task": "apps.nodes.tasks.drop_old_samples", "schedule": 600.0},
+    "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname:<7} {name}: {message}", "style": "{"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
+    "loggers": {
+        "django.request": {"level": "ERROR"},  # a 404 is an answer, not an event
+        "uvicorn.access": {"level": "WARNING"},
+    },
+}

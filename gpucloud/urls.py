@@ -1,0 +1,38 @@
+"""Every route."""
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path
+from django.views import defaults
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+
+from gpucloud import health
+from gpucloud.api import problems
+
+urlpatterns = [
+    path("healthz", health.healthz),
+    path("readyz", health.readyz),
+    path("api/v1/openapi.yaml", SpectacularAPIView.as_view(), name="openapi"),
+    path("api/docs/", SpectacularSwaggerView.as_view(url_name="openapi"), name="api-docs"),
+    path("api/v1/", include("apps.quotas.api.urls")),
+    path("api/v1/", include("apps.nodes.api.urls")),
+    path("api/v1/", include("apps.scheduling.api.urls")),
+    path("", include("apps.scheduling.pages.urls")),
+]
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Problem details below /api/, a page elsewhere."""
+    if request.path.startswith("/api/"):
+        return problems.not_found(request, exception)
+    return defaults.page_not_found(request, exception)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Problem details below /api/, a page elsewhere."""
+    if request.path.startswith("/api/"):
+        return problems.server_error(request)
+    return defaults.server_error(request)
+
+
+handler404 = "gpucloud.urls.not_found"
+handler500 = "gpucloud.urls.server_error"

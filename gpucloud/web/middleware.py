@@ -1,0 +1,30 @@
+"""Headers of every answer to a browser."""
+
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponse
+
+# No inline scripts or styles anywhere; uPlot sets element styles from script, which this allows.
+POLICY = (
+    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
+)
+# The interactive API reference brings its own inline start script.
+DOCS_POLICY = POLICY.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'").replace(
+    "style-src 'self'", "style-src 'self' 'unsafe-inline'"
+)
+
+
+def security_headers(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
+    """Content-Security-Policy and Permissions-Policy; Django's own middleware adds the rest."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        docs = request.path.startswith("/api/docs/")
+        response.headers.setdefault("Content-Security-Policy", DOCS_POLICY if docs else POLICY)
+        response.headers.setdefault("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
+        return response
+
+    return middleware
