@@ -1,0 +1,55 @@
+"""Fixtures for the agent's tests: no Django, no database."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import wire
+from tests.agent.control import Connection, Control
+from tests.agent.stage import BUILD, GPULOAD, ROOT, Stage
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built() -> None:
+    """libvcuda and the simulated driver, built where they are not."""
+    needed = [BUILD / "libvcuda-pages.so", BUILD / "libvcuda.so", BUILD / "simnode", GPULOAD]
+    if not all(path.exists() for path in needed):
+        subprocess.run(["make", "-C", ROOT / "libvcuda"], check=True, capture_output=True)
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A run directory on a tmpfs, with a path that a socket fits into."""
+    path = Path(tempfile.mkdtemp(prefix="gpucloud-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def control() -> AsyncIterator[Control]:
+    server = Control()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, run_dir: Path, control: Control) -> AsyncIterator[Stage]:
+    """A node whose agent is not started yet."""
+    it = Stage(tmp_path, run_dir, control)
+    yield it
+    it.close()
+
+
+@pytest.fixture
+async def link(stage: Stage) -> Connection:
+    """The first connection of a started agent."""
+    stage.start()
+    connection = await stage.control.connection()
+    hello = await connection.expect(wire.Hello)
+    stage.gpus = [gpu.uuid for gpu in hello.gpus]
+    return connection

@@ -1,0 +1,195 @@
+"""A control plane small enough to misbehave on command: enrolment over HTTP, the agent protocol over a real websocket.
+
+One port, like the real one: a front passes websockets on to the `websockets` server behind it and answers the two REST
+routes that the agent uses itself.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import websockets
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+from agent import wire
+
+T = TypeVar("T")
+NODE_UID = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+PATIENCE_SECONDS = 10.0
+
+
+class Connection:
+    """One websocket of the agent, with all that it has sent."""
+
+    def __init__(self, socket: ServerConnection) -> None:
+        self.socket = socket
+        self.authorization = socket.request.headers.get("Authorization", "") if socket.request else ""
+        self.frames: list[wire.FromAgent] = []
+        self.heard = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def send(self, frame: wire.Frame) -> None:
+        await self.socket.send(wire.encode(frame))
+
+    async def expect(
+        self, kind: type[T], holds: Callable[[T], bool] = lambda _: True, *, seconds: float = PATIENCE_SECONDS
+    ) -> T:
+        """The first frame of this kind for which it holds, among those already here and those that come."""
+        async with asyncio.timeout(seconds):
+            seen = 0
+            while True:
+                for frame in self.frames[seen:]:
+                    if isinstance(frame, kind) and holds(frame):
+                        return frame
+                seen = len(self.frames)
+                self.heard.clear()
+                await self.heard.wait()
+
+    def forget(self) -> None:
+        """From here on only what comes."""
+        self.frames.clear()
+
+    async def state(self, uid: str, state: str, generation: int | None = None) -> wire.Observation:
+        """Wait until the agent reports the assignment so."""
+
+        def found(frame: wire.Observed) -> wire.Observation | None:
+            for one in frame.assignments:
+                if one.uid == uid and one.state == state and generation in (None, one.generation):
+                    return one
+            return None
+
+        result = found(await self.expect(wire.Observed, lambda frame: found(frame) is not None))
+        assert result is not None
+        return result
+
+
+class Control:
+    """The server's side; its attributes say how it behaves."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.enrolments: list[dict[str, Any]] = []
+        # For the next enrolments, in order: "drop" the connection after reading, or a (status, problem) answer.
+        self.enrol_faults: list[str | tuple[int, dict[str, Any]]] = []
+        # Close the next websockets right after accepting them, with these codes.
+        self.close_codes: list[int] = []
+        self.welcomes = True
+        self.claim_environments: dict[str, dict[str, Any]] = {}
+        self.tokens_seen: list[str] = []
+        self.connections: asyncio.Queue[Connection] = asyncio.Queue()
+        self.attempts: list[float] = []
+        self._front: asyncio.Server | None = None
+        self._sockets: Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Serve, on the same port as before where there was one."""
+        self._sockets = await serve(self._agent, "127.0.0.1", 0, max_size=4 << 20, close_timeout=0.2)
+        self._front = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._front.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._front is not None and self._sockets is not None:
+            self._front.close()
+            self._sockets.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._sockets.wait_closed()
+
+    async def connection(self, seconds: float = PATIENCE_SECONDS) -> Connection:
+        """The agent's next connection."""
+        async with asyncio.timeout(seconds):
+            return await self.connections.get()
+
+    async def _agent(self, socket: ServerConnection) -> None:
+        self.attempts.append(time.monotonic())
+        if self.close_codes:
+            await socket.close(self.close_codes.pop(0), "as the test wants it")
+            return
+        connection = Connection(socket)
+        with contextlib.suppress(websockets.ConnectionClosed):
+            connection.frames.append(wire.decode_from_agent(await socket.recv()))
+            if self.welcomes:
+                welcome = wire.Welcome(node_uid=NODE_UID, node_name="sim-1", server_time=time.time())
+                await connection.send(welcome)
+            await self.connections.put(connection)
+            async for text in socket:
+                connection.frames.append(wire.decode_from_agent(text))
+                connection.heard.set()
+        connection.closed.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"GET /ws/agent/ "):
+                await self._pass_on(head, reader, writer)
+            else:
+                await self._answer(head, reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _pass_on(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._sockets is not None
+        port = next(iter(self._sockets.sockets)).getsockname()[1]
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        inner_writer.write(head)
+        try:
+            ways = [asyncio.create_task(_pipe(reader, inner_writer)), asyncio.create_task(_pipe(inner_reader, writer))]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+        finally:
+            inner_writer.close()
+
+    async def _answer(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        path = lines[0].split()[1]
+        if path == "/api/v1/nodes/enrol/":
+            status, answer = self._enrol(json.loads(body))
+        else:
+            self.tokens_seen.append(headers.get("authorization", ""))
+            status, answer = self._environment(path)
+        if status:
+            text = json.dumps(answer).encode()
+            kind = "application/json" if status == 200 else "application/problem+json"
+            writer.write(f"HTTP/1.1 {status} x\r\nContent-Type: {kind}\r\nContent-Length: {len(text)}\r\n".encode())
+            writer.write(b"Connection: close\r\n\r\n" + text)
+            await writer.drain()
+
+    def _enrol(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.enrolments.append(body)
+        fault = self.enrol_faults.pop(0) if self.enrol_faults else None
+        if fault == "drop":
+            return 0, {}
+        if isinstance(fault, tuple):
+            return fault
+        return 200, {"node_uid": NODE_UID, "node_name": "sim-1"}
+
+    def _environment(self, path: str) -> tuple[int, dict[str, Any]]:
+        for uid, answer in self.claim_environments.items():
+            if path == f"/api/v1/claims/{uid}/env/":
+                return 200, answer
+        return 404, {"type": "about:blank", "title": "Not found", "status": 404}
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()

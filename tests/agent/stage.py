@@ -1,0 +1,201 @@
+"""What a test needs around the agent: its process, a virtual node, claims to put on it, programs to run under them."""
+
+import asyncio
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent import wire
+from agent.pages import LimitSlot, LimitsPage, PagesLibrary, Totals, UsagePage
+from tests.agent.control import Control
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "libvcuda" / "build"
+GPULOAD = BUILD / "gpuload"
+GIB = 1 << 30
+SECRET = "the secret of every claim in these tests"
+PR_SET_PDEATHSIG = 1
+
+
+async def eventually(holds: Callable[[], Any], *, seconds: float = 10.0) -> Any:
+    """What the call returns as soon as it is true."""
+    end = time.monotonic() + seconds
+    while not (result := holds()):
+        assert time.monotonic() < end, f"not within {seconds} s"
+        await asyncio.sleep(0.02)
+    return result
+
+
+def _die_with_parent() -> None:
+    # A test that fails must not leave an agent or a program behind.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Stage:
+    """One node: its virtual GPUs, its agent (started and stopped at will), its directories."""
+
+    def __init__(self, root: Path, run_dir: Path, control: Control) -> None:
+        self.control = control
+        self.state_dir = root / "state"
+        self.run_dir = run_dir
+        self.node_file = root / "node"
+        self.log = root / "agent.log"
+        subprocess.run(
+            [BUILD / "simnode", "create", self.node_file, "--name", "sim-1", "--gpus", "4", "--memory", "24GiB"],
+            check=True,
+            capture_output=True,
+        )
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.programs: list[subprocess.Popen[bytes]] = []
+        self.library = PagesLibrary(BUILD / "libvcuda-pages.so")
+        self.gpus: list[str] = []
+
+    def environment(self, **more: str) -> dict[str, str]:
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(("GPUCLOUD_", "LD_"))}
+        return mine | {"GPUCLOUD_RUN_DIR": str(self.run_dir), "PYTHONPATH": str(ROOT)} | more
+
+    def start(self, **more: str) -> subprocess.Popen[bytes]:
+        """Start the agent; the server's connection queue says when it is there."""
+        variables = {
+            "GPUCLOUD_ENROL_TOKEN": "gpe_once",
+            "GPUCLOUD_SIM_NODE": str(self.node_file),
+            "GPUCLOUD_LIBRARY": str(BUILD / "libvcuda.so"),
+            "GPUCLOUD_BACKOFF_CAP_SECONDS": "0.2",
+            "GPUCLOUD_RELEASE_GRACE_SECONDS": "1",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "agent",
+            "run",
+            "--server",
+            self.control.url,
+            "--state-dir",
+            str(self.state_dir),
+        ]
+        with self.log.open("ab") as log:
+            self.agent = subprocess.Popen(
+                command,
+                env=self.environment(**(variables | more)),
+                stderr=log,
+                cwd=ROOT,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into libc
+            )
+        return self.agent
+
+    def log_text(self) -> str:
+        return self.log.read_text()
+
+    async def ended(self, seconds: float = 10.0) -> int:
+        """The agent's exit code, once it has ended."""
+        agent = self.agent
+        assert agent is not None
+        await eventually(lambda: agent.poll() is not None, seconds=seconds)
+        return agent.returncode
+
+    async def kill(self) -> None:
+        """kill -9, as the kernel does when memory runs out."""
+        assert self.agent is not None
+        self.agent.kill()
+        await self.ended()
+
+    def assignment(self, gpu: int = 0, **more: Any) -> wire.Assignment:
+        """A new claim's share of one GPU: half of it, 4 GiB."""
+        facts: dict[str, Any] = {
+            "uid": str(uuid.uuid4()),
+            "claim_uid": str(uuid.uuid4()),
+            "tenant": "vision",
+            "gpu_uuid": self.gpus[gpu],
+            "generation": 1,
+            "core_request": 50,
+            "core_limit": 50,
+            "memory_bytes": 4 * GIB,
+            "secret_digest": hashlib.sha256(SECRET.encode()).hexdigest(),
+        }
+        return wire.Assignment(**(facts | more))
+
+    def claim_dir(self, assignment: wire.Assignment) -> Path:
+        return self.run_dir / "claims" / assignment.claim_uid
+
+    def slot(self, assignment: wire.Assignment) -> LimitSlot | None:
+        """What the limits page says of the assignment."""
+        if not (self.claim_dir(assignment) / "limits").exists():
+            return None
+        page = LimitsPage(self.library, self.claim_dir(assignment), assignment.claim_uid)
+        try:
+            return next((slot for slot in page.slots() if slot.assignment_uid == assignment.uid), None)
+        finally:
+            page.unmap()
+
+    def totals(self, assignment: wire.Assignment, index: int = 0) -> Totals:
+        """What the usage page says of the claim's GPU in this slot."""
+        page = UsagePage(self.library, self.claim_dir(assignment))
+        try:
+            assert page.read()
+            return page.totals(index)
+        finally:
+            page.close()
+
+    def exec(
+        self, claim_uid: str, *command: str, secret: str = SECRET, options: tuple[str, ...] = (), **more: str
+    ) -> Any:
+        """`agent exec`, as a tenant types it; a Popen with its pipes."""
+        variables = {"GPUCLOUD_CLAIM_SECRET": secret, "GPUCLOUD_AGENT_SOCKET": str(self.run_dir / "agent.sock")}
+        program = subprocess.Popen(
+            [sys.executable, "-m", "agent", "exec", *options, claim_uid, "--", *command],
+            env=self.environment(**(variables | more)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509
+        )
+        self.programs.append(program)
+        return program
+
+    async def executed(self, claim_uid: str, *command: str, **more: Any) -> tuple[int, str, str]:
+        """Exit code, output and error output of `agent exec`."""
+        program = self.exec(claim_uid, *command, **more)
+        out, error = await asyncio.to_thread(program.communicate, timeout=30)
+        return program.returncode, out.decode(), error.decode()
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """One raw request to agent.sock."""
+        reader, writer = await asyncio.open_unix_connection(self.run_dir / "agent.sock")
+        try:
+            writer.write(request)
+            async with asyncio.timeout(10):
+                answer: dict[str, Any] = json.loads(await reader.readline())
+                return answer
+        finally:
+            writer.close()
+
+    def status(self) -> dict[str, Any]:
+        """`agent status --json`."""
+        told = subprocess.run(
+            [sys.executable, "-m", "agent", "status", "--json"],
+            env=self.environment(),
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            timeout=20,
+        )
+        status: dict[str, Any] = json.loads(told.stdout)
+        return status
+
+    def close(self) -> None:
+        for process in [*self.programs, *([self.agent] if self.agent else [])]:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()

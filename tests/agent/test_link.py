@@ -1,0 +1,135 @@
+"""The connection: kept, made again, never fought for."""
+
+import asyncio
+import time
+
+import pytest
+
+from agent import wire
+from tests.agent.control import Connection, Control
+from tests.agent.stage import Stage, eventually
+
+
+async def test_a_ping_is_answered(link: Connection) -> None:
+    await link.send(wire.Ping())
+    await link.expect(wire.Pong)
+
+
+async def test_the_agent_connects_again_after_the_server_was_away(
+    stage: Stage, link: Connection, control: Control
+) -> None:
+    held = stage.assignment()
+    await link.send(wire.Desired(frame=1, assignments=[held]))
+    await link.state(held.uid, "in_force")
+    await control.stop()
+    await asyncio.sleep(0.5)
+    slot = stage.slot(held)
+    assert slot is not None
+    assert slot.is_open
+    await control.start()
+    again = await control.connection()
+    observed = await again.expect(wire.Observed)
+    assert [one.uid for one in observed.assignments] == [held.uid]
+
+
+async def test_pauses_between_tries_grow_and_are_never_in_step(stage: Stage, control: Control) -> None:
+    control.close_codes = [wire.CLOSE_BUSY] * 5
+    stage.start(GPUCLOUD_BACKOFF_CAP_SECONDS="1")
+    await control.connection(20)
+    gaps = [after - before for before, after in zip(control.attempts, control.attempts[1:], strict=False)]
+    assert 0.2 < gaps[0] < 0.8
+    assert all(0.5 <= gap < 1.4 for gap in gaps[1:])
+    assert len({round(gap, 2) for gap in gaps[1:]}) > 1
+
+
+async def test_a_refused_credential_ends_the_agent_with_a_cure(stage: Stage, control: Control) -> None:
+    control.close_codes = [wire.CLOSE_UNAUTHORISED]
+    stage.start()
+    assert await stage.ended() == 4
+    assert "credential-refused" in stage.log_text()
+    assert "agent.json" in stage.log_text()
+
+
+async def test_an_agent_that_was_taken_over_stays_away_for_long(stage: Stage, control: Control) -> None:
+    control.close_codes = [wire.CLOSE_SUPERSEDED]
+    stage.start(GPUCLOUD_BACKOFF_CAP_SECONDS="0.2")
+    await control.connection()
+    assert control.attempts[1] - control.attempts[0] >= 1.6  # eight caps
+    assert "superseded" in stage.log_text()
+
+
+async def test_usage_is_sent_again_until_it_is_acknowledged(link: Connection, control: Control) -> None:
+    first = await link.expect(wire.Usage)
+    third = await link.expect(wire.Usage, lambda frame: frame.seq == first.seq + 2)
+    await link.send(wire.Ack(seq=first.seq + 1))
+    await link.send(wire.Ping())
+    await link.expect(wire.Pong)
+    await link.socket.close(1001)
+    again = await control.connection()
+    resent = await again.expect(wire.Usage)
+    assert resent == third
+    await again.expect(wire.Usage, lambda frame: frame.seq > third.seq)
+
+
+async def test_sequence_numbers_grow_across_a_killed_agent(stage: Stage, link: Connection, control: Control) -> None:
+    last = await link.expect(wire.Usage)
+    await stage.kill()
+    stage.start()
+    again = await control.connection()
+    assert (await again.expect(wire.Usage)).seq > last.seq
+
+
+async def test_usage_names_every_gpu_once_a_second(link: Connection, stage: Stage) -> None:
+    first = await link.expect(wire.Usage)
+    second = await link.expect(wire.Usage, lambda frame: frame.seq > first.seq)
+    assert [gpu.uuid for gpu in first.gpus] == stage.gpus
+    assert 0.8 < second.at - first.at < 1.3
+    assert abs(second.at - time.time()) < 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        '{"v":1,"type":"desired","frame":9,"assignments":[{"uid":"x"}]}',
+        '{"v":1,"type":"desired","frame":9,"assignments":[],"surprise":1}',
+        '{"v":2,"type":"desired","frame":9,"assignments":[]}',
+        '{"v":1,"type":"desired","frame":-1,"assignments":[]}',
+        '{"v":1,"type":"novelty"}',
+    ],
+)
+async def test_a_malformed_frame_closes_the_connection_and_changes_nothing(
+    stage: Stage, link: Connection, control: Control, text: str
+) -> None:
+    held = stage.assignment()
+    await link.send(wire.Desired(frame=1, assignments=[held]))
+    await link.state(held.uid, "in_force")
+    await link.socket.send(text)
+    await link.closed.wait()
+    assert link.socket.close_code == wire.CLOSE_MALFORMED
+    again = await control.connection()
+    await again.state(held.uid, "in_force")
+    slot = stage.slot(held)
+    assert slot is not None
+    assert slot.is_open
+
+
+async def test_a_frame_of_two_megabytes_is_not_read(stage: Stage, link: Connection, control: Control) -> None:
+    await link.socket.send(" " * (2 << 20))
+    await link.closed.wait()
+    await control.connection()
+
+
+async def test_sigterm_ends_the_agent_at_once_and_leaves_the_pages(stage: Stage, link: Connection) -> None:
+    held = stage.assignment()
+    await link.send(wire.Desired(frame=1, assignments=[held]))
+    await link.state(held.uid, "in_force")
+    assert stage.agent is not None
+    started = time.monotonic()
+    stage.agent.terminate()
+    assert await stage.ended() == 0
+    assert time.monotonic() - started < 2
+    slot = stage.slot(held)
+    assert slot is not None
+    assert slot.is_open
+    await eventually(lambda: not (stage.run_dir / "agent.sock").exists())
