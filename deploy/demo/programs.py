@@ -32,20 +32,18 @@ class Commands:
     def __init__(self, state: State, *, port: int, database_url: str, redis_url: str) -> None:
         self.state, self.port = state, port
         self.address = f"http://{HOST}:{port}"
-        self.environment = {
-            **os.environ,
+        self.control_plane = {
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "SECRET_KEY": state.secret_key(),
             "DEBUG": "0",
             "ALLOWED_HOSTS": f"{HOST},localhost",
             "DJANGO_SETTINGS_MODULE": "gpucloud.settings",
-            "PYTHONUNBUFFERED": "1",
         }
 
     def manage(self, name: str, *arguments: str) -> Program:
         """A command of Django."""
-        return self._program(name, PYTHON, str(ROOT / "manage.py"), *arguments)
+        return self._program(name, PYTHON, str(ROOT / "manage.py"), *arguments, more=self.control_plane)
 
     def server(self) -> Program:
         uvicorn = (PYTHON, "-m", "uvicorn", "gpucloud.asgi:application", "--host", HOST, "--port", str(self.port))
@@ -55,7 +53,7 @@ class Commands:
             *("--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "3"),
             *("--ws", "websockets-sansio", "--ws-max-size", str(LARGEST_FRAME_BYTES)),
             # Each request's view has a thread of its own; a pool spares it a connection of its own.
-            more={"DATABASE_POOL_SIZE": "16"},
+            more=self.control_plane | {"DATABASE_POOL_SIZE": "16"},
         )
         return replace(program, ready=self._serves, ready_seconds=60.0)
 
@@ -64,11 +62,13 @@ class Commands:
 
     def worker(self) -> Program:
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-        return self._program("worker", *self._celery("worker"), "--concurrency", "2", *quiet)
+        command = (*self._celery("worker"), "--concurrency", "2", *quiet)
+        return self._program("worker", *command, more=self.control_plane)
 
     def beat(self) -> Program:
         schedule = str(self.state.root / "run" / "beat-schedule")
-        return self._program("beat", *self._celery("beat"), "--schedule", schedule, "--pidfile", "")
+        command = (*self._celery("beat"), "--schedule", schedule, "--pidfile", "")
+        return self._program("beat", *command, more=self.control_plane)
 
     def agent(self, node: Node) -> Program:
         directory = self.state.node(node.name)
@@ -94,12 +94,13 @@ class Commands:
     def _celery(self, role: str) -> tuple[str, ...]:
         return (PYTHON, "-m", "celery", "-A", "gpucloud", role, "--loglevel", "warning")
 
-    def _program(self, name: str, *command: str, more: dict[str, str] | None = None) -> Program:
+    def _program(self, name: str, *command: str, more: dict[str, str]) -> Program:
+        """Agents and tenants' programs get none of the control plane's variables: its secrets are among them."""
         return Program(
             name=name,
             command=command,
             log=self.state.log(name),
-            environment=self.environment | (more or {}),
+            environment={**os.environ, "PYTHONUNBUFFERED": "1", **more},
             directory=ROOT,
         )
 

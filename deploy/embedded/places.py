@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
@@ -15,14 +16,23 @@ class PlaceUnusable(Exception):
     """A directory exists but is not ours alone."""
 
 
-def private_directory(path: Path) -> Path:
-    """The directory, made if needed, owned by us and closed to everybody else."""
+def private_directory(path: Path, *, lent_to: int | None = None) -> Path:
+    """The directory, made if needed, owned by us and closed to everybody else.
+
+    It may belong to ``lent_to`` instead: root lends directories to the user that PostgreSQL runs as.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = path.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid not in {os.geteuid(), lent_to}:
         raise PlaceUnusable(f"{path} exists but is not a directory of user {os.geteuid()}")
     path.chmod(0o700)
     return path
+
+
+def nobody() -> tuple[int, int]:
+    """The user and group with the fewest rights."""
+    entry = pwd.getpwnam("nobody")
+    return entry.pw_uid, entry.pw_gid
 
 
 def socket_directory(state: Path) -> Path:
@@ -32,6 +42,6 @@ def socket_directory(state: Path) -> Path:
     """
     beside = state.resolve() / "run"
     if len(os.fsencode(beside)) + len(LONGEST_SOCKET_NAME) <= LONGEST_SOCKET_PATH:
-        return private_directory(beside)
+        return private_directory(beside, lent_to=nobody()[0] if os.geteuid() == 0 else None)
     digest = hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]
     return private_directory(Path(tempfile.gettempdir()) / f"gpucloud-{os.geteuid()}-{digest}")

@@ -8,7 +8,6 @@ which it sees itself as user 1000 (its files stay root's); where namespaces are 
 import functools
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from deploy.embedded.places import private_directory, socket_directory
+from deploy.embedded.places import nobody, private_directory, socket_directory
 from deploy.embedded.processes import Program, StartFailed
 
 USER = "gpucloud"
@@ -74,8 +73,7 @@ def _identity() -> tuple[tuple[str, ...], tuple[int, int] | None]:
         return (), None
     if _namespaces_open():
         return NAMESPACE, None
-    nobody = pwd.getpwnam("nobody")
-    return (), (nobody.pw_uid, nobody.pw_gid)
+    return (), nobody()
 
 
 def url(state: Path, *, database: str = DATABASE) -> str:

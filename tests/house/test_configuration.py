@@ -1,0 +1,99 @@
+"""What is said twice must be said the same: settings and .env.example, Makefile and help, pins and their reasons."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
+
+
+def example() -> list[tuple[str, str]]:
+    """The variables of .env.example, each with the comment above it."""
+    blocks = (ROOT / ".env.example").read_text().split("\n\n")
+    found = []
+    for block in blocks:
+        comment = " ".join(line.removeprefix("# ") for line in block.splitlines() if line.startswith("#"))
+        found += [(name, comment) for name in re.findall(r"^([A-Z_]+)=", block, re.MULTILINE)]
+    return found
+
+
+def settings_variables() -> set[str]:
+    source = (ROOT / "gpucloud" / "settings.py").read_text()
+    return set(re.findall(r"environment\.\w+\(\s*\"([A-Z_]+)\"", source))
+
+
+def compose_variables() -> set[str]:
+    return set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "docker-compose.yml").read_text()))
+
+
+def test_the_example_names_what_the_settings_and_compose_read_and_nothing_else() -> None:
+    assert {name for name, _ in example()} == settings_variables() | compose_variables()
+
+
+def test_compose_passes_on_everything_that_the_settings_read() -> None:
+    assert settings_variables() <= compose_variables()
+
+
+@pytest.mark.parametrize(("name", "comment"), example())
+def test_each_variable_has_a_sentence(name: str, comment: str) -> None:
+    assert len(comment) > 20, name
+
+
+@pytest.mark.parametrize("file", REQUIREMENTS)
+def test_each_requirement_is_pinned_and_has_a_reason(file: str) -> None:
+    for line in (ROOT / file).read_text().splitlines():
+        if line and not line.startswith("#"):
+            assert re.fullmatch(r"[\w.-]+(\[[\w,]+\])?==[\w.]+\s+# \S.{4,}", line), line
+
+
+def test_no_requirement_is_named_twice() -> None:
+    names = [
+        re.split(r"[\[=]", line)[0].lower()
+        for file in REQUIREMENTS
+        for line in (ROOT / file).read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_the_package_that_warns_at_every_start_is_not_listed() -> None:
+    # `import pynvml` comes from nvidia-ml-py; the package of that name is inactive.
+    assert not any("\npynvml" in (ROOT / file).read_text() for file in REQUIREMENTS)
+
+
+def test_make_lists_every_target_with_a_text() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE).group(1).split())  # type: ignore[union-attr]
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    listed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert targets == phony
+    assert set(re.findall(r"^  make ([a-z-]+) +\S", listed.stdout, re.MULTILINE)) == targets
+
+
+def test_compose_runs_every_process_of_the_platform() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert {"postgres", "valkey", "migrate", "web", "scheduler", "worker", "beat", "agent"} <= set(services)
+
+
+def test_compose_gives_an_agent_no_secret_of_the_control_plane() -> None:
+    agent = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["agent"]
+    assert not {"SECRET_KEY", "DATABASE_URL", "REDIS_URL"} & set(agent["environment"])
+
+
+def test_the_image_does_not_run_as_root() -> None:
+    users = re.findall(r"^USER (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert users == ["10001:10001"]
+
+
+def test_the_licence_is_there_in_full() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_changelog_has_a_place_for_what_comes() -> None:
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,95 @@
+"""The shape of the source: what one can hold in one's head, and where things may not go."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 40
+LINES_OF_A_TEMPLATE = 120
+NAMELESS = {"utils", "util", "helpers", "common", "manager", "misc"}
+# The NVML header is not ours; the OpenAPI document is made.
+NOT_OURS = ("static/vendor/", "docs/openapi.yaml")
+CORE = ROOT / "apps" / "scheduling" / "core"
+# Values and arithmetic; no clock, randomness, files, network or processes.
+PURE = {
+    "bisect", "collections", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq", "itertools", "math",
+    "operator", "statistics", "types", "typing", "typing_extensions", "__future__",
+}  # fmt: skip
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """The files that git knows, except those that are not ours; without git (an archive), nothing to check."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [name for name in listed.stdout.splitlines() if name.endswith(suffixes) and not name.startswith(NOT_OURS)]
+    return [ROOT / name for name in names if (ROOT / name).exists() and "/migrations/" not in name]
+
+
+def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_file_is_longer_than_can_be_read_at_once() -> None:
+    long = {
+        str(file.relative_to(ROOT)): count
+        for file in tracked(".py", ".c", ".h", ".js", ".css")
+        if (count := lines(file)) > LINES_OF_A_FILE
+    }
+    assert not long
+
+
+def test_no_template_is_longer_than_can_be_seen_at_once() -> None:
+    long = {
+        str(file.relative_to(ROOT)): count for file in tracked(".html") if (count := lines(file)) > LINES_OF_A_TEMPLATE
+    }
+    assert not long
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = {
+        f"{file.relative_to(ROOT)}:{function.lineno} {function.name}": length
+        for file in tracked(".py")
+        for function in functions(file)
+        if (length := (function.end_lineno or 0) - function.lineno + 1) > LINES_OF_A_FUNCTION
+    }
+    assert not long
+
+
+def test_no_module_is_named_after_nothing() -> None:
+    assert not [file for file in tracked(".py") if file.stem in NAMELESS or file.parent.name in NAMELESS]
+
+
+def lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("file", sorted(CORE.rglob("*.py")), ids=lambda file: file.name)
+def test_decisions_import_only_values_and_themselves(file: Path) -> None:
+    for module in imported(file):
+        assert module.split(".")[0] in PURE or module.startswith("apps.scheduling.core"), module
+
+
+def imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            yield node.module or ""
+
+
+def test_the_agent_runs_without_the_control_plane() -> None:
+    """Not only by its imports: importing it loads nothing of Django, even by way of a package."""
+    program = (
+        "import sys, agent.__main__\n"
+        "print([name for name in ('django', 'celery', 'channels', 'gpucloud', 'apps') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
