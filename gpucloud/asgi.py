@@ -1,29 +1,32 @@
 """The ASGI application: HTTP by Django behind the waiting door, websockets of agents and of pages."""
 
 import os
+from typing import Any
 
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
-django_application = get_asgi_application()
+django_application: Any = get_asgi_application()
 
 # Only after Django is set up: these import models.
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
-from django.urls import path, re_path  # noqa: E402
+from django.urls import path  # noqa: E402
 
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitingDoor  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 
-pages = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter([path("ws/live/", LiveConsumer.as_asgi())])))
+# The published types of Channels' routing do not know its own consumers.
+route: Any = path
+pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter([route("ws/live/", LiveConsumer.as_asgi())])))
 websockets = URLRouter(
     [
-        path("ws/agent/", AgentConsumer.as_asgi()),
-        path("ws/live/", pages),
-        re_path(r"", NoSuchSocket.as_asgi()),
+        route("ws/agent/", AgentConsumer.as_asgi()),
+        route("ws/live/", pages),
+        route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
 application = ProtocolTypeRouter({"http": WaitingDoor(django_application), "websocket": websockets})

@@ -85,9 +85,9 @@ USE_I18N = True
 USE_TZ = True
 
 STATIC_URL = "/static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
+# Where collectstatic puts the files, in an image; without it they are served from where they lie.
+STATIC_ROOT = environment.text("STATIC_ROOT", "") or None
 STATICFILES_DIRS = [BASE_DIR / "static"]
-# Without a collectstatic step the files are served from where they lie.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 
@@ -102,7 +102,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_PARSER_CLASSES": ["gpucloud.api.parsers.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "gpucloud.api.schema.Schema",
     "DEFAULT_FILTER_BACKENDS": ["gpucloud.api.filters.StrictFilterBackend"],
     "DEFAULT_PAGINATION_CLASS": "gpucloud.api.pagination.Newest",
     "EXCEPTION_HANDLER": "gpucloud.api.problems.exception_handler",

@@ -35,7 +35,7 @@ class BearerToken(authentication.BaseAuthentication):
 class Session(authentication.SessionAuthentication):
     """A page's session, with CSRF enforced."""
 
-    def authenticate(self, request: Request) -> tuple[principals.Principal, None] | None:  # type: ignore[override]
+    def authenticate(self, request: Request) -> tuple[principals.Principal, None] | None:
         """The session's person as a principal."""
         found = super().authenticate(request)
         return found and (principals.of_user(found[0], source_ip=source_of(request)), None)

@@ -66,7 +66,7 @@ def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
 
 
 def _once(key: str, request: Request, act: Callable[[], Response]) -> Response:
-    principal: Principal = request.user
+    principal = cast(Principal, request.user)
     digest = _digest(request)
     if not _lock(f"{principal.name}\n{key}"):
         raise KeyInFlight("Ask again in a second: the answer will be the first request's.", status=409)

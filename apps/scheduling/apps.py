@@ -12,7 +12,7 @@ class SchedulingConfig(AppConfig):
 
     def ready(self) -> None:
         """Tell the agents' gateway who knows what is wanted."""
-        from apps.nodes.gateway import registry
-        from apps.scheduling import gateway
+        from apps.nodes.gateway import registry  # noqa: PLC0415 - models, once apps are loaded
+        from apps.scheduling import gateway  # noqa: PLC0415 - likewise
 
         registry.register(gateway.Gateway())

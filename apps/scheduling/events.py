@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable
 
 from asgiref.sync import async_to_sync
-from channels.layers import get_channel_layer
+from channels.layers import BaseChannelLayer, get_channel_layer
 from django.db import connection, transaction
 from kombu.exceptions import OperationalError
 
@@ -30,14 +30,14 @@ def node_group(uid: uuid.UUID | str) -> str:
 
 
 def wake_scheduler(pool: Pool) -> None:
-    """NOTIFY, delivered by PostgreSQL when the transaction commits. Repair: the scheduler looks by itself every 10 s."""
+    """NOTIFY, delivered by PostgreSQL at the commit. Repair: the scheduler looks by itself every 10 s."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, %s)", [ROUNDS_CHANNEL, pool.name])
 
 
 def push_on_commit(node_ids: Iterable[int]) -> None:
     """Send these nodes their desired state after the commit. Repair: `repair_pushes`, and the agent's reconnect."""
-    from apps.scheduling import tasks
+    from apps.scheduling import tasks  # noqa: PLC0415 - tasks call services, which call this
 
     def push() -> None:
         for node_id in node_ids:
@@ -59,10 +59,16 @@ def claim_changed_on_commit(uid: uuid.UUID) -> None:
     transaction.on_commit(tell)
 
 
+def channel_layer() -> BaseChannelLayer:
+    """The configured layer; the settings always name one."""
+    layer = get_channel_layer()
+    assert layer is not None
+    return layer
+
+
 def send_to_group(group: str, message: dict[str, object]) -> None:
     """To a channel group; a channel layer that is away is logged, never raised."""
-    layer = get_channel_layer()
     try:
-        async_to_sync(layer.group_send)(group, message)
+        async_to_sync(channel_layer().group_send)(group, message)
     except Exception as error:  # noqa: BLE001 - redis and asyncio raise many kinds; a hint must not fail its sender
         logger.warning("no hint to %s: %s", group, error)

@@ -33,7 +33,9 @@ class Gateway:
     def usage(self, node: Node, frame: wire.Usage) -> None:
         """Store the frame, then show it to those who watch the node or one of its claims."""
         live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
-        rows = {str(row["uid"]): row for row in live.values("uid", "claim__uid", "gpu__uuid")}
+        rows: dict[str, dict[str, Any]] = {
+            str(row["uid"]): dict(row) for row in live.values("uid", "claim__uid", "gpu__uuid")
+        }
         samples.store(node=node, usage=frame, known=set(rows))
         known = [item for item in frame.assignments if item.uid in rows]
         shown = [_shown(item, rows[item.uid]) for item in known]

@@ -57,8 +57,8 @@ def _group(user: Any, query: dict[str, str]) -> str | None:
             claim = Claim.objects.visible_to(principal).filter(uid=query["claim"]).first()
         except ValidationError:
             return None
-        return claim and events.claim_group(claim.uid)
+        return events.claim_group(claim.uid) if claim else None
     if "node" in query and principal.is_operator:
         node = Node.objects.filter(name=query["node"]).first()
-        return node and events.node_group(node.uid)
+        return events.node_group(node.uid) if node else None
     return None

@@ -13,9 +13,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, HTTPScope
-from channels.layers import get_channel_layer
 
-from apps.scheduling.events import claim_group
+from apps.scheduling.events import channel_layer, claim_group
 from gpucloud.api.problems import problem
 
 CLAIMS = re.compile(r"^/api/v1/claims(/[0-9a-f-]{36}(/release)?)?/?$")
@@ -35,16 +34,15 @@ class WaitingDoor:
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         waits = scope["method"] in ("POST", "PATCH", "DELETE") and "wait" in query and CLAIMS.match(scope["path"])
         if not waits:
-            return await self.application(scope, receive, send)
-        text = query.pop("wait")
-        if not text.isdecimal() or int(text) > MAX_SECONDS:
-            return await _refuse(send)
-        inner: Any = {**scope, "query_string": urlencode(query).encode()}
-        answer = await self._ask(inner, receive)
-        uid = answer.claim_uid()
-        if uid is not None:
-            answer.follow(await self._settled(inner, uid, int(text)))
-        await answer.replay(send)
+            await self.application(scope, receive, send)
+        elif not (text := query.pop("wait")).isdecimal() or int(text) > MAX_SECONDS:
+            await _refuse(send)
+        else:
+            inner: Any = {**scope, "query_string": urlencode(query).encode()}
+            answer = await self._ask(inner, receive)
+            if uid := answer.claim_uid():
+                answer.follow(await self._settled(inner, uid, int(text)))
+            await answer.replay(send)
 
     async def _ask(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> "Answer":
         answer = Answer()
@@ -53,7 +51,7 @@ class WaitingDoor:
 
     async def _settled(self, scope: HTTPScope, uid: str, seconds: int) -> "Answer":
         """The claim once nothing more is to be waited for, or as it is at the end of the wait."""
-        layer = get_channel_layer()
+        layer = channel_layer()
         channel = await layer.new_channel()
         await layer.group_add(claim_group(uid), channel)
         deadline = asyncio.get_running_loop().time() + seconds
@@ -112,7 +110,7 @@ class Answer:
         claim = json.loads(self.body)
         if asked_for_end or claim["state"] in ("released", "failed"):
             return claim["state"] in ("released", "failed")
-        return claim["state"] == "active" and claim["observed_generation"] >= claim["generation"]
+        return bool(claim["state"] == "active" and claim["observed_generation"] >= claim["generation"])
 
     def follow(self, later: "Answer") -> None:
         """Keep the first answer's status and headers, and show the later state with its entity tag."""

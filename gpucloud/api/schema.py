@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from drf_spectacular.openapi import AutoSchema
+
 PROBLEM = {
     "type": "object",
     "description": "RFC 9457 problem details; further members are typed facts of this problem.",
     "required": ["type", "title", "status", "detail"],
     "properties": {
-        "type": {"type": "string", "examples": ["/problems/quota-exceeded"]},
+        "type": {"type": "string", "example": "/problems/quota-exceeded"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
@@ -41,3 +43,10 @@ def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
             for status, text in (READS if method == "get" else WRITES).items():
                 operation["responses"].setdefault(status, {"description": text, "content": content})
     return result
+
+
+class Schema(AutoSchema):
+    """Knows our list views, which are no view sets, by their attribute `lists`."""
+
+    def _is_list_view(self, serializer: Any = None) -> bool:
+        return self.method == "GET" and getattr(self.view, "lists", False)

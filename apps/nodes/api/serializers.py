@@ -67,7 +67,7 @@ class GpuSerializer(Strict):
     """A GPU and what is promised of it."""
 
     uuid = serializers.CharField(read_only=True)
-    node = serializers.SlugRelatedField[object](slug_field="name", read_only=True)
+    node = serializers.CharField(source="node.name", read_only=True)
     pool = serializers.CharField(source="node.pool.name", read_only=True)
     index = serializers.IntegerField(read_only=True)
     model = serializers.CharField(read_only=True)

@@ -1,6 +1,7 @@
 """A node's connection: decode, call one service, answer. Nothing malformed gets past the decoder."""
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from channels.db import database_sync_to_async
@@ -35,17 +36,15 @@ class AgentConsumer(AsyncWebsocketConsumer):
         """One frame."""
         if self.node is None:
             return
-        if text_data is None:
-            return await self.close(wire.CLOSE_MALFORMED, "binary frames are not part of the protocol")
-        if len(text_data) > wire.MAX_FRAME_BYTES:
-            return await self.close(wire.CLOSE_TOO_LARGE, "the frame is larger than 1 MiB")
         try:
-            frame = wire.decode_from_agent(text_data)
-        except wire.MalformedFrame as error:
-            logger.warning("node %s sent a malformed frame: %s", self.node.name, error)
-            return await self.close(wire.CLOSE_MALFORMED, str(error)[:100])
-        if not self.welcomed and not isinstance(frame, wire.Hello):
-            return await self.close(wire.CLOSE_MALFORMED, "the first frame must be a hello")
+            frame = _decode(text_data)
+            if not self.welcomed and not isinstance(frame, wire.Hello):
+                raise Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
+        except Refused as refusal:
+            logger.warning("node %s sent a frame that is refused: %s", self.node.name, refusal.why)
+            # A close frame has room for 123 bytes.
+            await self.close(refusal.code, refusal.why.encode()[:120].decode(errors="ignore"))
+            return
         await self._handle(self.node, frame)
 
     async def _handle(self, node: Node, frame: wire.FromAgent) -> None:
@@ -99,7 +98,26 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await self.channel_layer.group_discard(registry.group(self.node.uid), self.channel_name)
 
 
-def _bearer(headers: list[tuple[bytes, bytes]]) -> str:
+class Refused(Exception):
+    """A frame that ends the connection, with the close code that says so."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code, self.why = code, why
+
+
+def _decode(text: str | None) -> wire.FromAgent:
+    if text is None:
+        raise Refused(wire.CLOSE_MALFORMED, "binary frames are not part of the protocol")
+    if len(text) > wire.MAX_FRAME_BYTES:
+        raise Refused(wire.CLOSE_TOO_LARGE, "the frame is larger than 1 MiB")
+    try:
+        return wire.decode_from_agent(text)
+    except wire.MalformedFrame as error:
+        raise Refused(wire.CLOSE_MALFORMED, str(error)) from error
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
     for name, value in headers:
         if name == b"authorization":
             return value.decode("latin-1").removeprefix("Bearer ").strip()

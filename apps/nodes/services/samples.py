@@ -1,6 +1,6 @@
 """Storing what agents measure."""
 
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 
 from django.utils import timezone
@@ -9,7 +9,7 @@ from agent import wire
 from apps.nodes.models import Gpu, Node, Sample
 
 
-def store(*, node: Node, usage: wire.Usage, known: Set[str]) -> None:
+def store(*, node: Node, usage: wire.Usage, known: AbstractSet[str]) -> None:
     """Keep one frame: GPUs of this node only, assignments only where `known`.
 
     A frame that comes again is stored once.

@@ -91,8 +91,8 @@ class QuotaSerializer(Strict):
 class QuotaChangeSerializer(QuotaSerializer):
     """What can be changed of a quota."""
 
-    tenant = serializers.SlugRelatedField(slug_field="slug", read_only=True)  # type: ignore[assignment]
-    pool = serializers.SlugRelatedField(slug_field="name", read_only=True, allow_null=True)  # type: ignore[assignment]
+    tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
+    pool = serializers.CharField(source="pool.name", read_only=True, allow_null=True)  # type: ignore[assignment]
     resource = serializers.ChoiceField(choices=Resource.choices, read_only=True)
 
 

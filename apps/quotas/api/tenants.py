@@ -76,11 +76,11 @@ class MemberList(ListMixin):
 
     def get_queryset(self) -> Any:
         """Members of the tenant in the URL."""
-        tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=self.kwargs["slug"])
-        return Membership.objects.filter(tenant=tenant).select_related("user", "tenant")
+        return Membership.objects.filter(tenant__slug=self.kwargs.get("slug")).select_related("user", "tenant")
 
     def get(self, request: Request, slug: str) -> Response:
         """List a tenant's members."""
+        get_object_or_404(Tenant.objects.visible_to(self.principal), slug=slug)
         return self.listed(self.get_queryset())
 
     @idempotent

@@ -3,12 +3,13 @@
 The database decides the race. Each charge is one UPDATE whose WHERE clause is the check, so two requests cannot both
 take the last gigabyte; a CHECK constraint stands behind it. Rows are visited in primary-key order, so two requests
 cannot hold each other's. A charge is all or nothing: the first quota without room raises, and the transaction of the
-caller takes back what was taken before it. The row's version is left alone: it is the entity tag of what admins set, and
-would be stale all the time in a busy tenant.
+caller takes back what was taken before it. The row's version is left alone: it is the entity tag of what admins set,
+and would be stale all the time in a busy tenant.
 """
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from django.db import transaction
 from django.db.models import F, Q
@@ -23,6 +24,16 @@ from gpucloud.errors import Conflict
 
 # What a claim takes of each resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
 Amounts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """For whom something is charged, by whom, and for which claim."""
+
+    principal: Principal
+    tenant: Tenant
+    pool: Pool
+    claim_uid: uuid.UUID
 
 
 class QuotaExceeded(Conflict):
@@ -45,50 +56,50 @@ class QuotaExceeded(Conflict):
 
 
 @transaction.atomic
-def charge(*, principal: Principal, tenant: Tenant, pool: Pool, claim_uid: uuid.UUID, amounts: Amounts) -> None:
+def charge(whose: Whose, *, amounts: Amounts) -> None:
     """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded."""
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    quotas = list(_covering(tenant, pool, wanted))
+    quotas = list(_covering(whose, wanted))
     covered = {quota.resource for quota in quotas}
     for resource in ZERO_WITHOUT_ROW:
         if resource in wanted and resource not in covered:
-            raise QuotaExceeded(resource=resource, pool=pool.name, hard=0, used=0, requested=wanted[resource])
+            raise QuotaExceeded(resource=resource, pool=whose.pool.name, hard=0, used=0, requested=wanted[resource])
     for quota in quotas:
         amount = wanted[quota.resource]
         if not _take(quota, amount):
             quota.refresh_from_db(fields=["hard", "used"])
             raise QuotaExceeded(
                 resource=quota.resource,
-                pool=quota.pool and quota.pool.name,
+                pool=quota.pool.name if quota.pool else None,
                 hard=quota.hard or 0,
                 used=quota.used,
                 requested=amount,
             )
-        _enter(quota, LedgerEntry.Kind.CHARGE, amount, claim_uid, principal)
+        _enter(quota, LedgerEntry.Kind.CHARGE, amount, whose)
 
 
 @transaction.atomic
-def refund(*, principal: Principal, tenant: Tenant, pool: Pool, claim_uid: uuid.UUID, amounts: Amounts) -> None:
+def refund(whose: Whose, *, amounts: Amounts) -> None:
     """Give back what the claim's own ledger says it took, at most `amounts`.
 
     A quota that was made after the claim took nothing from it, and gets nothing back.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    for quota in _covering(tenant, pool, wanted):
-        held = _held(quota, claim_uid)
+    for quota in _covering(whose, wanted):
+        held = _held(quota, whose.claim_uid)
         if amount := min(wanted[quota.resource], held):
             ResourceQuota.objects.filter(pk=quota.pk).update(
                 used=F("used") - amount,
                 excess=Greatest(F("excess") - amount, 0),
                 updated_at=timezone.now(),
             )
-            _enter(quota, LedgerEntry.Kind.REFUND, -amount, claim_uid, principal)
+            _enter(quota, LedgerEntry.Kind.REFUND, -amount, whose)
 
 
-def _covering(tenant: Tenant, pool: Pool, amounts: Amounts) -> list[ResourceQuota]:
+def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
     """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order."""
     return list(
-        ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant, resource__in=amounts)
+        ResourceQuota.objects.filter(Q(pool=whose.pool) | Q(pool=None), tenant=whose.tenant, resource__in=amounts)
         .select_related("pool")
         .order_by("pk")
     )
@@ -101,14 +112,12 @@ def _take(quota: ResourceQuota, amount: int) -> bool:
 
 def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
     entries = LedgerEntry.objects.filter(
-        claim_uid=claim_uid, tenant_id=quota.tenant_id, pool_id=quota.pool_id, resource=quota.resource
+        claim_uid=claim_uid, tenant_id=quota.tenant_id, pool=quota.pool, resource=quota.resource
     )
     return sum(entries.values_list("amount", flat=True))
 
 
-def _enter(
-    quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, claim_uid: uuid.UUID, principal: Principal
-) -> None:
+def _enter(quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, whose: Whose) -> None:
     now = ResourceQuota.objects.values_list("used", "hard").get(pk=quota.pk)
     LedgerEntry.objects.create(
         tenant_id=quota.tenant_id,
@@ -118,6 +127,6 @@ def _enter(
         amount=amount,
         used=now[0],
         hard=now[1],
-        claim_uid=claim_uid,
-        actor=principal.name,
+        claim_uid=whose.claim_uid,
+        actor=whose.principal.name,
     )

@@ -43,7 +43,7 @@ class ClaimFilter(filters.FilterSet):
 class ClaimView(ApiView):
     """What claim views share."""
 
-    serializer_class = serializers.ClaimSerializer
+    serializer_class: Any = serializers.ClaimSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
 
@@ -126,7 +126,7 @@ class ClaimRelease(ClaimView):
 class ClaimEnv(ClaimView):
     """What a process needs to run under a claim."""
 
-    serializer_class = serializers.EnvSerializer
+    serializer_class: Any = serializers.EnvSerializer
     # The secret lets its holder use the claim: reading it is using it.
     read_scope = "claims:write"
 

@@ -40,10 +40,8 @@ def _is_news(row: Assignment, said: wire.Observation) -> bool:
 def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     claim = locked(claim)
     assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
-    given_back: list[tuple[int, int, int]] = []
-    for assignment in assignments:
-        if (observation := said.get(str(assignment.uid))) and assignment.state != AssignmentState.RELEASED:
-            given_back.append(_take_one(assignment, observation))
+    live = [item for item in assignments if item.state != AssignmentState.RELEASED and str(item.uid) in said]
+    given_back = [_take_one(assignment, said[str(assignment.uid)]) for assignment in live]
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
     freed = [item for item in given_back if item[1] or item[2]]

@@ -34,11 +34,11 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
 
 
 def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SYSTEM) -> None:
-    """Bring what the tenant's quotas bear for the claim to `target`. Raises QuotaExceeded. Saves nothing of the claim."""
+    """Bring what the tenant's quotas bear for the claim to `target`; the caller saves it. Raises QuotaExceeded."""
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
-    common = {"principal": principal, "tenant": claim.tenant, "pool": claim.pool, "claim_uid": claim.uid}
-    charging.charge(**common, amounts={resource: amount for resource, amount in more.items() if amount > 0})
-    charging.refund(**common, amounts={resource: -amount for resource, amount in more.items() if amount < 0})
+    whose = charging.Whose(principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid)
+    charging.charge(whose, amounts={resource: amount for resource, amount in more.items() if amount > 0})
+    charging.refund(whose, amounts={resource: -amount for resource, amount in more.items() if amount < 0})
     for resource, amount in target.items():
         setattr(claim, f"charged_{resource}", amount)
 

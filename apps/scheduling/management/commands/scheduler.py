@@ -82,7 +82,7 @@ class Command(BaseCommand):
 
 
 def _leads(listener: psycopg.Connection[Any], pool: Pool) -> bool:
-    """Take or keep the pool's lock on the listening session; re-taking one's own lock is free but counted, so ask first."""
+    """Take or keep the pool's lock on the listening session. One's own lock would be counted twice, so ask first."""
     digest = hashlib.sha256(f"gpucloud:scheduler:{pool.name}".encode()).digest()
     number = int.from_bytes(digest[:8], signed=True)
     held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1 "
