@@ -1,0 +1,150 @@
+/* How GPU time passes: see node.h. */
+#include "node.h"
+
+#include "pages.h"
+
+#include <errno.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+uint64_t sim_now(void)
+{
+    return pages_clock(CLOCK_MONOTONIC);
+}
+
+static int has_work(const struct sim_client *c)
+{
+    return c->pid && c->demand_ns > c->service_ns;
+}
+
+/* The next client with work after the current one; -1 when the GPU is idle. */
+static int next_client(const struct sim_gpu *gpu)
+{
+    for (uint32_t step = 1; step <= SIM_MAX_CLIENTS; step++) {
+        uint32_t i = (gpu->current + step) % SIM_MAX_CLIENTS;
+        if (has_work(&gpu->client[i]))
+            return (int)i;
+    }
+    return -1;
+}
+
+/* Note that the client had the GPU; a stretch that continues the last one lengthens it. */
+static void note(struct sim_client *c, uint64_t wall, uint64_t length)
+{
+    struct sim_stretch *last = &c->stretch[(c->stretches + SIM_STRETCHES - 1) % SIM_STRETCHES];
+    if (c->stretches && last->wall_ns + last->length_ns == wall) {
+        last->length_ns += length;
+    } else {
+        c->stretch[c->stretches % SIM_STRETCHES] = (struct sim_stretch){wall, c->service_ns, length};
+        c->stretches++;
+    }
+    c->service_ns += length;
+}
+
+static void run_until(struct sim_gpu *gpu, uint64_t now)
+{
+    while (gpu->advanced_ns < now) {
+        struct sim_client *c = &gpu->client[gpu->current % SIM_MAX_CLIENTS];
+        if (!has_work(c) || gpu->slice_left_ns == 0) {
+            int next = next_client(gpu);
+            if (next < 0) {
+                gpu->advanced_ns = now;
+                return;
+            }
+            gpu->current = (uint32_t)next;
+            gpu->slice_left_ns = SIM_SLICE_NS;
+            c = &gpu->client[next];
+        }
+        uint64_t run = now - gpu->advanced_ns;
+        if (run > gpu->slice_left_ns)
+            run = gpu->slice_left_ns;
+        if (run > c->demand_ns - c->service_ns)
+            run = c->demand_ns - c->service_ns;
+        note(c, gpu->advanced_ns, run);
+        gpu->busy_ns += run;
+        gpu->slice_left_ns -= run;
+        gpu->advanced_ns += run;
+    }
+}
+
+static void take_samples(struct sim_gpu *gpu, uint64_t now)
+{
+    if (gpu->samples && now - gpu->sample[(gpu->samples - 1) % SIM_SAMPLES].wall_ns < SIM_SAMPLE_NS)
+        return;
+    uint32_t at = gpu->samples++ % SIM_SAMPLES;
+    gpu->sample[at] = (struct sim_sample){now, gpu->busy_ns};
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++)
+        if (gpu->client[i].pid)
+            gpu->client[i].sample[at] = (struct sim_sample){now, gpu->client[i].service_ns};
+}
+
+void sim_lock(struct sim_gpu *gpu)
+{
+    if (pthread_mutex_lock(&gpu->mutex) == EOWNERDEAD)
+        pthread_mutex_consistent(&gpu->mutex);
+    uint64_t now = sim_now();
+    /* A killed process's queued work goes with it: look for the dead now and then. */
+    if (now - gpu->checked_ns > 50000000ull)
+        sim_clear_dead(gpu);
+    run_until(gpu, now);
+    take_samples(gpu, now);
+}
+
+void sim_unlock(struct sim_gpu *gpu)
+{
+    pthread_mutex_unlock(&gpu->mutex);
+}
+
+uint64_t sim_wall_of(const struct sim_client *c, uint64_t mark)
+{
+    if (c->service_ns < mark)
+        return 0;
+    uint64_t oldest = c->stretches > SIM_STRETCHES ? c->stretches - SIM_STRETCHES : 0;
+    for (uint64_t i = c->stretches; i-- > oldest;) {
+        const struct sim_stretch *s = &c->stretch[i % SIM_STRETCHES];
+        if (s->service_ns < mark)
+            return s->wall_ns + (mark - s->service_ns);
+    }
+    return c->stretch[oldest % SIM_STRETCHES].wall_ns;
+}
+
+static int is_alone(const struct sim_gpu *gpu, const struct sim_client *self)
+{
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++)
+        if (&gpu->client[i] != self && has_work(&gpu->client[i]))
+            return 0;
+    return 1;
+}
+
+void sim_wait(struct sim_gpu *gpu, struct sim_client *client, uint64_t mark)
+{
+    static _Thread_local int precise;
+    if (!precise)
+        precise = prctl(PR_SET_TIMERSLACK, 1000ul, 0, 0, 0) == 0;
+    for (;;) {
+        sim_lock(gpu);
+        uint64_t left = mark > client->service_ns ? mark - client->service_ns : 0;
+        int alone = is_alone(gpu, client);
+        sim_unlock(gpu);
+        if (!left)
+            return;
+        if (!alone && left > SIM_SLICE_NS / 2)
+            left = SIM_SLICE_NS / 2;
+        struct timespec ts = {(time_t)(left / 1000000000ull), (long)(left % 1000000000ull)};
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &ts, NULL);
+    }
+}
+
+unsigned sim_utilisation(const struct sim_gpu *gpu, int client)
+{
+    const struct sim_sample *samples = client < 0 ? gpu->sample : gpu->client[client].sample;
+    uint64_t busy = client < 0 ? gpu->busy_ns : gpu->client[client].service_ns;
+    uint64_t now = gpu->advanced_ns;
+    for (uint32_t back = 1; back <= SIM_SAMPLES && back <= gpu->samples; back++) {
+        const struct sim_sample *s = &samples[(gpu->samples - back) % SIM_SAMPLES];
+        if (!s->wall_ns || s->busy_ns > busy || now - s->wall_ns < 500000000ull)
+            continue;
+        return (unsigned)(((busy - s->busy_ns) * 100 + (now - s->wall_ns) / 2) / (now - s->wall_ns));
+    }
+    return 0;
+}

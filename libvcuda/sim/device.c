@@ -1,0 +1,173 @@
+/* Devices: what CUDA_VISIBLE_DEVICES leaves of the node's GPUs. */
+#include "process.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+pthread_mutex_t sim_process_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static struct sim_device devices[SIM_MAX_GPUS];
+static int device_count;
+static pid_t initialised_in;
+
+static int find_gpu(const struct sim_node *node, const char *word, size_t length)
+{
+    if (length && isdigit((unsigned char)*word)) {
+        unsigned long index = strtoul(word, NULL, 10);
+        return index < node->gpus ? (int)index : -1;
+    }
+    for (uint32_t i = 0; i < node->gpus && length > 4; i++) {
+        char text[48];
+        sim_uuid_text(node->gpu[i].uuid, text);
+        if (strncasecmp(text, word, length) == 0)
+            return (int)i;
+    }
+    return -1;
+}
+
+/* As the real driver reads it: the list ends at the first word that names no GPU. */
+static void find_devices(struct sim_node *node)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    device_count = 0;
+    for (uint32_t i = 0; !visible && i < node->gpus; i++)
+        devices[device_count++] = (struct sim_device){.gpu = &node->gpu[i], .index = i};
+    while (visible && *visible && device_count < SIM_MAX_GPUS) {
+        size_t length = strcspn(visible, ",");
+        int index = find_gpu(node, visible, length);
+        if (index < 0)
+            return;
+        devices[device_count++] = (struct sim_device){.gpu = &node->gpu[index], .index = (uint32_t)index};
+        visible += length + (visible[length] == ',');
+    }
+}
+
+CUresult cuInit(unsigned flags)
+{
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (initialised_in)
+        return initialised_in == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    struct sim_node *node = sim_node_open(NULL);
+    pthread_mutex_lock(&sim_process_mutex);
+    if (node && !initialised_in)
+        find_devices(node);
+    if (device_count)
+        initialised_in = getpid();
+    pthread_mutex_unlock(&sim_process_mutex);
+    return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+CUresult sim_ready(void)
+{
+    return initialised_in && initialised_in == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+struct sim_device *sim_device(CUdevice device)
+{
+    return device >= 0 && device < device_count ? &devices[device] : NULL;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+    CUresult ready = sim_ready();
+    if (!ready)
+        *count = device_count;
+    return ready;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    CUresult ready = sim_ready();
+    if (ready)
+        return ready;
+    if (!sim_device(ordinal))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int length, CUdevice device)
+{
+    struct sim_device *d = sim_device(device);
+    if (!d || length < 1)
+        return CUDA_ERROR_INVALID_DEVICE;
+    snprintf(name, (size_t)length, "%s", d->gpu->name);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+    struct sim_device *d = sim_device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    memcpy(uuid->bytes, d->gpu->uuid, 16);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    return cuDeviceGetUuid(uuid, device);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    struct sim_device *d = sim_device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *bytes = d->gpu->memory_bytes;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
+{
+    size_t whole;
+    CUresult result = cuDeviceTotalMem_v2(&whole, device);
+    if (!result)
+        *bytes = whole > UINT32_MAX ? UINT32_MAX : (unsigned)whole;
+    return result;
+}
+
+/* Attributes by number: 16 multiprocessors, 75/76 capability, 10 warp, 1 threads per block, 115 pools; else 1. */
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+    if (!sim_device(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    switch (attribute) {
+    case 1: *value = 1024; break;
+    case 10: *value = 32; break;
+    case 16: *value = 64; break;
+    case 75: *value = 8; break;
+    case 76: *value = 0; break;
+    default: *value = 1; break;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
+{
+    *major = 8;
+    *minor = 0;
+    return sim_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device)
+{
+    struct sim_device *d = sim_device(device);
+    if (!d || length < 13)
+        return CUDA_ERROR_INVALID_VALUE;
+    snprintf(id, (size_t)length, "0000:%02X:00.0", 0x10 + d->index);
+    return CUDA_SUCCESS;
+}

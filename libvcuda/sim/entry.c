@@ -1,0 +1,117 @@
+/* Finding functions by name and version, and the names of errors. */
+#include "process.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct symbol {
+    const char *name;
+    void *address;
+};
+
+/* Every function of driver.h, made at build time. Not dlsym: a preloaded library may stand before it. */
+static const struct symbol symbols[] = {
+#include "symbols.inc"
+};
+
+void *sim_find_symbol(const char *name)
+{
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
+        if (!strcmp(symbols[i].name, name))
+            return symbols[i].address;
+    return NULL;
+}
+
+/* The driver version from which an entry is handed out, where that is not simply the first of its number. */
+static int available_from(const char *name)
+{
+    static const struct { const char *name; int version; } later[] = {
+        {"cuCtxCreate_v3", 11040}, {"cuCtxCreate_v4", 12050}, {"cuCtxSynchronize_v2", 13000},
+        {"cuEventElapsedTime_v2", 12080}, {"cuGetProcAddress_v2", 12000}, {"cuDeviceGetUuid_v2", 11040},
+        {"cuDevicePrimaryCtxRelease_v2", 11000}, {"cuDevicePrimaryCtxReset_v2", 11000},
+    };
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        if (!strcmp(later[i].name, name))
+            return later[i].version;
+    return 0;
+}
+
+static void *find_version(const char *base, const char *suffix, int version)
+{
+    static const char *const numbers[] = {"_v4", "_v3", "_v2", ""};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char name[160];
+        snprintf(name, sizeof name, "%s%s", base, numbers[i]);
+        if (available_from(name) > version)
+            continue;
+        snprintf(name, sizeof name, "%s%s%s", base, numbers[i], suffix);
+        void *found = sim_find_symbol(name);
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
+CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
+{
+    if (!symbol || !function)
+        return CUDA_ERROR_INVALID_VALUE;
+    void *found = NULL;
+    if (flags & CU_GET_PROC_PER_THREAD) {
+        found = find_version(symbol, "_ptsz", version);
+        if (!found)
+            found = find_version(symbol, "_ptds", version);
+    }
+    if (!found)
+        found = find_version(symbol, "", version);
+    *function = found;
+    if (status)
+        *status = found ? 0 : 1;
+    return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
+{
+    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+}
+
+#define ERRORS(X)                                                                                              \
+    X(CUDA_SUCCESS, "no error") X(CUDA_ERROR_INVALID_VALUE, "invalid argument")                                \
+    X(CUDA_ERROR_OUT_OF_MEMORY, "out of memory") X(CUDA_ERROR_NOT_INITIALIZED, "initialization error")         \
+    X(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected") X(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal") \
+    X(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid") X(CUDA_ERROR_INVALID_CONTEXT, "invalid device context") \
+    X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle") X(CUDA_ERROR_NOT_FOUND, "named symbol not found")   \
+    X(CUDA_ERROR_NOT_READY, "device not ready") X(CUDA_ERROR_NOT_PERMITTED, "operation not permitted")         \
+    X(CUDA_ERROR_NOT_SUPPORTED, "operation not supported")                                                     \
+    X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing")               \
+    X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture")        \
+    X(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream")    \
+    X(CUDA_ERROR_UNKNOWN, "unknown error")
+
+static CUresult describe(CUresult error, const char **name, const char **text)
+{
+#define X(code, words)             \
+    case code:                     \
+        *name = #code;             \
+        *text = words;             \
+        return CUDA_SUCCESS;
+    switch (error) {
+        ERRORS(X)
+    default:
+        *name = *text = NULL;
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+#undef X
+}
+
+CUresult cuGetErrorName(CUresult error, const char **name)
+{
+    const char *text;
+    return describe(error, name, &text);
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text)
+{
+    const char *name;
+    return describe(error, &name, text);
+}

@@ -1,0 +1,130 @@
+/* Modules and kernel launches. Kernels are known by the names in the PTX text: one whose name ends in `_ns` takes as long
+ * as its first argument says, any other 10 µs. */
+#include "process.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_KERNEL_NS 10000
+
+static struct sim_function *parse_entry(const char *at)
+{
+    while (isspace((unsigned char)*at))
+        at++;
+    size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$");
+    struct sim_function *f = calloc(1, sizeof *f);
+    if (!f || !length || length >= sizeof f->name) {
+        free(f);
+        return NULL;
+    }
+    memcpy(f->name, at, length);
+    f->timed = length > 3 && !strcmp(f->name + length - 3, "_ns");
+    return f;
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values)
+{
+    (void)count, (void)options, (void)values;
+    if (!sim_current())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    const char *text = image;
+    if (!text || !strstr(text, ".version"))
+        return CUDA_ERROR_INVALID_IMAGE;
+    CUmodule made = calloc(1, sizeof *made);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (const char *at = strstr(text, ".entry "); at; at = strstr(at + 1, ".entry ")) {
+        struct sim_function *f = parse_entry(at + 7);
+        if (f) {
+            f->next = made->functions;
+            made->functions = f;
+        }
+    }
+    *module = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    for (struct sim_function *f = module->functions, *next; f; f = next) {
+        next = f->next;
+        free(f);
+    }
+    free(module);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    for (struct sim_function *f = module->functions; f; f = f->next)
+        if (!strcmp(f->name, name))
+            return *function = f, CUDA_SUCCESS;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
+{
+    (void)function;
+    *value = attribute == 0 ? 1024 : 0;
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction f, CUstream stream, void **params)
+{
+    struct sim_stream *s = sim_resolve(stream);
+    if (!s)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!f || (f->timed && !params))
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t ns = f->timed ? *(const uint64_t *)params[0] : DEFAULT_KERNEL_NS;
+    if (s->capture) {
+        s->graph->kernels++;
+        s->graph->total_ns += ns;
+        return CUDA_SUCCESS;
+    }
+    return sim_submit(s, ns);
+}
+
+#define SHAPE_UNUSED (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared_bytes
+
+CUresult cuLaunchKernel(CUfunction f, KERNEL_SHAPE, CUstream stream, void **params, void **extra)
+{
+    SHAPE_UNUSED, (void)extra;
+    return launch(f, stream, params);
+}
+
+CUresult cuLaunchKernel_ptsz(CUfunction f, KERNEL_SHAPE, CUstream stream, void **params, void **extra)
+{
+    SHAPE_UNUSED, (void)extra;
+    return launch(f, stream, params);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
+{
+    (void)extra;
+    return launch(f, config->stream, params);
+}
+
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
+{
+    (void)extra;
+    return launch(f, config->stream, params);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction f, KERNEL_SHAPE, CUstream stream, void **params)
+{
+    SHAPE_UNUSED;
+    return launch(f, stream, params);
+}
+
+CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, KERNEL_SHAPE, CUstream stream, void **params)
+{
+    SHAPE_UNUSED;
+    return launch(f, stream, params);
+}

@@ -1,0 +1,201 @@
+/* Device memory: plain, pitched, managed, host. Addresses are made up; managed and host memory is really there.
+ *
+ * Sizes are charged as the real allocator does: blocks over 1 MiB in granules of 2 MiB, smaller ones share granules.
+ */
+#include "memory.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define BUCKETS 16384
+
+static struct sim_block *blocks[BUCKETS];
+static CUdeviceptr next_address = 0x700000000000ull;
+
+static unsigned bucket_of(CUdeviceptr pointer)
+{
+    return (unsigned)((pointer >> 9) * 0x9e3779b97f4a7c15ull >> 50) % BUCKETS;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+CUdeviceptr sim_address(uint64_t bytes)
+{
+    return __atomic_fetch_add(&next_address, round_up(bytes, SIM_GRANULE), __ATOMIC_RELAXED);
+}
+
+int sim_block_add(const struct sim_block *block)
+{
+    struct sim_block *made = malloc(sizeof *made);
+    if (!made)
+        return 0;
+    *made = *block;
+    pthread_mutex_lock(&sim_process_mutex);
+    struct sim_block **head = &blocks[bucket_of(block->pointer)];
+    made->next = *head;
+    *head = made;
+    pthread_mutex_unlock(&sim_process_mutex);
+    return 1;
+}
+
+int sim_block_take(CUdeviceptr pointer, struct sim_block *out)
+{
+    pthread_mutex_lock(&sim_process_mutex);
+    struct sim_block **at = &blocks[bucket_of(pointer)];
+    while (*at && (*at)->pointer != pointer)
+        at = &(*at)->next;
+    struct sim_block *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&sim_process_mutex);
+    if (!found)
+        return 0;
+    *out = *found;
+    free(found);
+    return 1;
+}
+
+/* Small blocks are charged by what their sum takes in granules. */
+static CUresult charge_block(struct sim_device *device, uint64_t bytes, int sign)
+{
+    if (bytes > (1ull << 20))
+        return sim_charge(device, sign * (int64_t)round_up(bytes, SIM_GRANULE));
+    pthread_mutex_lock(&sim_process_mutex);
+    uint64_t before = round_up(device->small_bytes, SIM_GRANULE);
+    device->small_bytes += (uint64_t)sign * round_up(bytes, 512);
+    uint64_t after = round_up(device->small_bytes, SIM_GRANULE);
+    pthread_mutex_unlock(&sim_process_mutex);
+    CUresult result = after == before ? CUDA_SUCCESS : sim_charge(device, (int64_t)(after - before));
+    if (result)
+        __atomic_fetch_sub(&device->small_bytes, round_up(bytes, 512), __ATOMIC_RELAXED);
+    return result;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    CUcontext context = sim_current();
+    if (!context || !context->alive)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!pointer || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_capture_guard();
+    if (!result)
+        result = charge_block(context->device, bytes, 1);
+    if (result)
+        return result;
+    struct sim_block block = {.pointer = sim_address(bytes), .device = context->device, .bytes = bytes};
+    sim_block_add(&block);
+    *pointer = block.pointer;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    (void)element;
+    if (!pitch || !width || !height)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pitch = round_up(width, 512);
+    return cuMemAlloc_v2(pointer, *pitch * height);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    CUcontext context = sim_current();
+    if (!context || !pointer || !bytes)
+        return context ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = charge_block(context->device, bytes, 1);
+    if (result)
+        return result;
+    void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (host == MAP_FAILED) {
+        charge_block(context->device, bytes, -1);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    struct sim_block block = {.pointer = (CUdeviceptr)(uintptr_t)host, .device = context->device, .bytes = bytes, .host = 1};
+    sim_block_add(&block);
+    *pointer = block.pointer;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    struct sim_block block;
+    if (!pointer)
+        return CUDA_SUCCESS;
+    if (!sim_block_take(pointer, &block))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (block.pool)
+        return sim_pool_free(&block);
+    if (block.host)
+        munmap((void *)(uintptr_t)pointer, block.bytes);
+    return charge_block(block.device, block.bytes, -1);
+}
+
+static void memory_of(struct sim_device *device, size_t *free_bytes, size_t *total)
+{
+    sim_lock(device->gpu);
+    *total = device->gpu->memory_bytes;
+    *free_bytes = *total - sim_memory_used(device->gpu);
+    sim_unlock(device->gpu);
+}
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    size_t f, t;
+    CUcontext context = sim_current();
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    memory_of(context->device, &f, &t);
+    if (free_bytes)
+        *free_bytes = f;
+    if (total)
+        *total = t;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total)
+{
+    size_t f, t;
+    CUresult result = cuMemGetInfo_v2(&f, &t);
+    if (!result) {
+        *free_bytes = f > UINT32_MAX ? UINT32_MAX : (unsigned)f;
+        *total = t > UINT32_MAX ? UINT32_MAX : (unsigned)t;
+    }
+    return result;
+}
+
+CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    *pointer = calloc(1, bytes);
+    return *pointer ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
+{
+    return cuMemHostAlloc(pointer, bytes, 0);
+}
+
+CUresult cuMemFreeHost(void *pointer)
+{
+    free(pointer);
+    return CUDA_SUCCESS;
+}
+
+/* Copies and fills move nothing: they wait for earlier work, as the real ones do. */
+#define COPY(name, ...)                                   \
+    CUresult name(__VA_ARGS__)                            \
+    {                                                     \
+        (void)to, (void)bytes;                            \
+        return cuStreamSynchronize(NULL);                 \
+    }
+COPY(cuMemcpyHtoD_v2, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
+COPY(cuMemcpyHtoD_v2_ptds, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
+COPY(cuMemcpyDtoH_v2, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
+COPY(cuMemcpyDtoH_v2_ptds, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
+COPY(cuMemsetD8_v2, CUdeviceptr to, unsigned char value __attribute__((unused)), size_t bytes)
+COPY(cuMemsetD8_v2_ptds, CUdeviceptr to, unsigned char value __attribute__((unused)), size_t bytes)

@@ -1,0 +1,21 @@
+/* Blocks of simulated device memory. */
+#ifndef SIM_MEMORY_H
+#define SIM_MEMORY_H
+
+#include "process.h"
+
+struct sim_block {
+    CUdeviceptr pointer;
+    struct sim_device *device;
+    uint64_t bytes;
+    int host;          /* managed: really mapped */
+    CUmemoryPool pool; /* NULL: plain */
+    struct sim_block *next;
+};
+
+CUdeviceptr sim_address(uint64_t bytes);
+int sim_block_add(const struct sim_block *block);
+int sim_block_take(CUdeviceptr pointer, struct sim_block *out); /* 0: no such block */
+CUresult sim_pool_free(const struct sim_block *block);
+
+#endif

@@ -1,0 +1,124 @@
+/* The virtual node's file, and who lives on it. */
+#include "node.h"
+
+#include "file.h"
+#include "pages.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdull;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
+/* A UUID from the node's name and the index, so that a node made anew is the same node. */
+static void make_uuid(uint8_t uuid[16], const char *name, uint32_t index)
+{
+    uint64_t hash = 0x9e3779b97f4a7c15ull + index;
+    for (const char *c = name; *c; c++)
+        hash = mix(hash ^ (uint8_t)*c);
+    uint64_t words[2] = {mix(hash), mix(hash + 0x632be59bd9b4e019ull)};
+    memcpy(uuid, words, 16);
+    uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x40);
+    uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
+}
+
+static void make_gpu(struct sim_gpu *gpu, const char *node, uint32_t index, uint64_t memory_bytes, const char *model)
+{
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&gpu->mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    make_uuid(gpu->uuid, node, index);
+    snprintf(gpu->name, sizeof gpu->name, "%s", model);
+    gpu->memory_bytes = memory_bytes;
+    gpu->advanced_ns = sim_now();
+}
+
+int sim_node_create(const char *path, const char *name, uint32_t gpus, uint64_t memory_bytes, const char *model)
+{
+    struct sim_node *node = calloc(1, sizeof *node);
+    if (!node)
+        return -ENOMEM;
+    node->magic = SIM_MAGIC;
+    node->version = 1;
+    node->gpus = gpus;
+    snprintf(node->name, sizeof node->name, "%s", name);
+    for (uint32_t i = 0; i < gpus; i++)
+        make_gpu(&node->gpu[i], name, i, memory_bytes, model);
+    int error = page_file_make(path, node, sizeof *node, 0600);
+    free(node);
+    return error;
+}
+
+struct sim_node *sim_node_open(const char *path)
+{
+    static struct sim_node *shared;
+    struct sim_node *seen = __atomic_load_n(&shared, __ATOMIC_ACQUIRE);
+    if (!path && seen)
+        return seen;
+    const char *file = path ? path : getenv(SIM_NODE_ENV);
+    void *map;
+    if (!file || page_file_map(file, sizeof(struct sim_node), 1, &map) != 0)
+        return NULL;
+    struct sim_node *node = map;
+    if (node->magic != SIM_MAGIC || node->version != 1 || node->gpus > SIM_MAX_GPUS)
+        return NULL;
+    if (!path)
+        __atomic_store_n(&shared, node, __ATOMIC_RELEASE);
+    return node;
+}
+
+void sim_uuid_text(const uint8_t u[16], char text[48])
+{
+    snprintf(text, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3],
+             u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+}
+
+void sim_clear_dead(struct sim_gpu *gpu)
+{
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
+        struct sim_client *c = &gpu->client[i];
+        if (!c->pid || pages_start_time(c->pid) == c->start_time)
+            continue;
+        memset(c, 0, sizeof *c);
+    }
+    gpu->checked_ns = sim_now();
+}
+
+struct sim_client *sim_client_take(struct sim_gpu *gpu)
+{
+    uint32_t pid = (uint32_t)getpid();
+    sim_clear_dead(gpu);
+    struct sim_client *unused = NULL;
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
+        if (gpu->client[i].pid == pid)
+            return &gpu->client[i];
+        if (!gpu->client[i].pid && !unused)
+            unused = &gpu->client[i];
+    }
+    if (unused) {
+        memset(unused, 0, sizeof *unused);
+        unused->start_time = pages_start_time(pid);
+        unused->pid = pid;
+    }
+    return unused;
+}
+
+uint64_t sim_memory_used(const struct sim_gpu *gpu)
+{
+    uint64_t used = 0;
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++)
+        used += gpu->client[i].pid ? gpu->client[i].memory_bytes : 0;
+    return used;
+}

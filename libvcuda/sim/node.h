@@ -1,0 +1,92 @@
+/* The virtual node: one file, mapped by every process that uses the simulated driver, holding its GPUs.
+ *
+ * Kernels cost no processor time: their end is computed from the clock. Each process has a *service clock* per GPU that
+ * counts the GPU time it was given, in slices of 2 ms, round robin between processes with work, as real GPUs do it. A
+ * kernel's end is a mark on that clock. Whoever calls first after some time advances the GPU's state to now (under the
+ * GPU's mutex), and notes per process which stretches of wall time it was given, so that an event's mark can be told in
+ * wall time later on. Work of one process on several streams overlaps.
+ *
+ * The mutex is robust: a process killed inside leaves a state that is at worst a slice off.
+ */
+#ifndef SIM_NODE_H
+#define SIM_NODE_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#define SIM_MAGIC 0x314d495355504347ull
+#define SIM_MAX_GPUS 16
+#define SIM_MAX_CLIENTS 64
+#define SIM_STRETCHES 256
+#define SIM_SAMPLES 32
+#define SIM_NODE_ENV "GPUCLOUD_SIM_NODE"
+/* A real H200's round robin, measured: 2.09 ms. */
+#define SIM_SLICE_NS 2000000ull
+#define SIM_SAMPLE_NS 50000000ull
+#define SIM_GRANULE (2ull << 20)
+
+struct sim_stretch {
+    uint64_t wall_ns, service_ns, length_ns;
+};
+
+struct sim_sample {
+    uint64_t wall_ns, busy_ns;
+};
+
+/* A process on a GPU. */
+struct sim_client {
+    uint32_t pid;
+    uint32_t contexts;
+    uint64_t start_time;
+    uint64_t memory_bytes;
+    uint64_t service_ns; /* GPU time given so far */
+    uint64_t demand_ns;  /* the service clock's value at which all launched work is done */
+    uint64_t stretches;  /* how many were ever noted; the last SIM_STRETCHES are kept */
+    struct sim_stretch stretch[SIM_STRETCHES];
+    struct sim_sample sample[SIM_SAMPLES];
+};
+
+struct sim_gpu {
+    uint8_t uuid[16];
+    char name[64];
+    uint64_t memory_bytes;
+    pthread_mutex_t mutex;
+    uint64_t advanced_ns; /* CLOCK_MONOTONIC up to which the state below is true */
+    uint64_t slice_left_ns;
+    uint32_t current;
+    uint32_t samples;
+    uint64_t busy_ns;
+    uint64_t checked_ns; /* when clients were last looked for dead ones */
+    struct sim_sample sample[SIM_SAMPLES];
+    struct sim_client client[SIM_MAX_CLIENTS];
+};
+
+struct sim_node {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t gpus;
+    char name[64];
+    struct sim_gpu gpu[SIM_MAX_GPUS];
+};
+
+/* Make a node's file; 0 or -errno. */
+int sim_node_create(const char *path, const char *name, uint32_t gpus, uint64_t memory_bytes, const char *model);
+/* Map it; NULL where it is missing or damaged. `path` NULL: the environment's, mapped once. */
+struct sim_node *sim_node_open(const char *path);
+
+uint64_t sim_now(void);
+void sim_lock(struct sim_gpu *gpu); /* and advance to now */
+void sim_unlock(struct sim_gpu *gpu);
+/* The calling process's client, taken where missing; NULL when all are taken. Locked. */
+struct sim_client *sim_client_take(struct sim_gpu *gpu);
+/* Wall time at which the client's service clock passed `mark`; 0 if it has not. Locked. */
+uint64_t sim_wall_of(const struct sim_client *client, uint64_t mark);
+/* Sleep until the mark is passed. Not locked. */
+void sim_wait(struct sim_gpu *gpu, struct sim_client *client, uint64_t mark);
+uint64_t sim_memory_used(const struct sim_gpu *gpu); /* locked */
+void sim_clear_dead(struct sim_gpu *gpu);            /* locked */
+/* Percent of the last half second; index of a client, or -1 for the whole GPU. Locked. */
+unsigned sim_utilisation(const struct sim_gpu *gpu, int client);
+void sim_uuid_text(const uint8_t uuid[16], char text[48]); /* "GPU-..." */
+
+#endif

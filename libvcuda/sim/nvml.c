@@ -1,0 +1,183 @@
+/* The simulated NVML: the same virtual node, seen from outside. */
+#include "nvidia_ml.h"
+
+#include "node.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+static unsigned initialised;
+static struct sim_node *node;
+
+nvmlReturn_t nvmlInit_v2(void)
+{
+    node = sim_node_open(NULL);
+    if (!node)
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    initialised++;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlInit(void)
+{
+    return nvmlInit_v2();
+}
+
+nvmlReturn_t nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    return nvmlInit_v2();
+}
+
+nvmlReturn_t nvmlShutdown(void)
+{
+    if (!initialised)
+        return NVML_ERROR_UNINITIALIZED;
+    initialised--;
+    return NVML_SUCCESS;
+}
+
+const char *nvmlErrorString(nvmlReturn_t result)
+{
+    switch (result) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    default: return "Unknown Error";
+    }
+}
+
+static nvmlReturn_t give_text(char *to, unsigned length, const char *text)
+{
+    if (!initialised)
+        return NVML_ERROR_UNINITIALIZED;
+    if (!to || strlen(text) >= length)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(to, text);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned length)
+{
+    return give_text(text, length, "580.00.00-sim");
+}
+
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *text, unsigned length)
+{
+    return give_text(text, length, "13.580.00.00-sim");
+}
+
+nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    *version = 13000;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+    return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
+{
+    if (!initialised)
+        return NVML_ERROR_UNINITIALIZED;
+    *count = node->gpus;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCount(unsigned *count)
+{
+    return nvmlDeviceGetCount_v2(count);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
+{
+    if (!initialised)
+        return NVML_ERROR_UNINITIALIZED;
+    if (index >= node->gpus)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *device = &node->gpu[index];
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device)
+{
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    for (unsigned i = 0; initialised && i < node->gpus; i++) {
+        char text[48];
+        sim_uuid_text(node->gpu[i].uuid, text);
+        if (strcasecmp(text, uuid) == 0)
+            return nvmlDeviceGetHandleByIndex_v2(i, device);
+    }
+    return initialised ? NVML_ERROR_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
+}
+
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
+{
+    *index = (unsigned)(device - node->gpu);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *index)
+{
+    return nvmlDeviceGetIndex(device, index);
+}
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
+{
+    char uuid[48];
+    sim_uuid_text(device->uuid, uuid);
+    return give_text(text, length, uuid);
+}
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
+{
+    return give_text(text, length, device->name);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
+{
+    unsigned index;
+    nvmlDeviceGetIndex(device, &index);
+    *info = (nvmlPciInfo_t){.bus = 0x10 + index, .device_id = 0x233510de};
+    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", info->bus & 0xffu);
+    snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "0000:%02X:00.0", info->bus & 0xffu);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    (void)device;
+    *major = 8;
+    *minor = 0;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+    (void)device, (void)current, (void)pending;
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active)
+{
+    (void)device, (void)link, (void)active;
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* Pairs of GPUs share a switch (10), the rest a host bridge (30). */
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *level)
+{
+    *level = a == b ? 0 : (a - node->gpu) / 2 == (b - node->gpu) / 2 ? 10 : 30;
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,177 @@
+/* Stream-ordered allocations: a pool reserves device memory in blocks of 32 MiB and gives it back, above its release
+ * threshold, when the program synchronises. */
+#include "memory.h"
+
+#include <stdlib.h>
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static CUmemoryPool make_pool(struct sim_device *device)
+{
+    CUmemoryPool pool = calloc(1, sizeof *pool);
+    if (pool)
+        pool->device = device;
+    return pool;
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    struct sim_device *d = sim_device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!d->default_pool)
+        d->default_pool = make_pool(d);
+    *pool = d->default_pool;
+    return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    struct sim_device *d = sim_device(device);
+    if (d && d->pool)
+        return *pool = d->pool, CUDA_SUCCESS;
+    return cuDeviceGetDefaultMemPool(pool, device);
+}
+
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+    struct sim_device *d = sim_device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    d->pool = pool;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUpoolProps *props)
+{
+    struct sim_device *d = props ? sim_device(props->location.id) : NULL;
+    if (!d)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pool = make_pool(d);
+    return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void trim(CUmemoryPool pool, uint64_t keep)
+{
+    uint64_t want = round_up(pool->used, SIM_POOL_BLOCK);
+    if (want < keep)
+        want = keep;
+    if (pool->reserved > want) {
+        sim_charge(pool->device, (int64_t)(want - pool->reserved));
+        pool->reserved = want;
+    }
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    pool->used = 0;
+    trim(pool, 0);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    trim(pool, keep);
+    return CUDA_SUCCESS;
+}
+
+/* Only the device's current and default pools: that is enough for the behaviour to be seen. */
+void sim_trim_pools(struct sim_device *device)
+{
+    if (device->default_pool)
+        trim(device->default_pool, device->default_pool->threshold);
+    if (device->pool && device->pool != device->default_pool)
+        trim(device->pool, device->pool->threshold);
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
+{
+    uint64_t *out = value;
+    switch (attribute) {
+    case CU_POOL_RELEASE_THRESHOLD: *out = pool->threshold; break;
+    case CU_POOL_RESERVED_CURRENT: *out = pool->reserved; break;
+    case CU_POOL_USED_CURRENT: *out = pool->used; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
+{
+    if (attribute != CU_POOL_RELEASE_THRESHOLD)
+        return CUDA_ERROR_INVALID_VALUE;
+    pool->threshold = *(uint64_t *)value;
+    return CUDA_SUCCESS;
+}
+
+static CUresult reserve(CUmemoryPool pool, uint64_t used)
+{
+    if (used <= pool->reserved)
+        return CUDA_SUCCESS;
+    uint64_t want = round_up(used, SIM_POOL_BLOCK);
+    CUresult result = sim_charge(pool->device, (int64_t)(want - pool->reserved));
+    if (result) {
+        want = round_up(used, SIM_GRANULE);
+        result = sim_charge(pool->device, (int64_t)(want - pool->reserved));
+    }
+    if (!result)
+        pool->reserved = want;
+    return result;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    if (!sim_resolve(stream) || !pool)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!pointer || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t size = round_up(bytes, 512);
+    CUresult result = reserve(pool, pool->used + size);
+    if (result)
+        return result;
+    pool->used += size;
+    struct sim_block block = {.pointer = sim_address(bytes), .device = pool->device, .bytes = size, .pool = pool};
+    sim_block_add(&block);
+    *pointer = block.pointer;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return cuMemAllocFromPoolAsync(pointer, bytes, pool, stream);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
+{
+    CUmemoryPool pool;
+    CUdevice device;
+    CUresult result = cuCtxGetDevice(&device);
+    if (!result)
+        result = cuDeviceGetMemPool(&pool, device);
+    return result ? result : cuMemAllocFromPoolAsync(pointer, bytes, pool, stream);
+}
+
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream)
+{
+    return cuMemAllocAsync(pointer, bytes, stream);
+}
+
+CUresult sim_pool_free(const struct sim_block *block)
+{
+    block->pool->used -= block->bytes;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+    (void)stream;
+    return cuMemFree_v2(pointer);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
+{
+    return cuMemFreeAsync(pointer, stream);
+}

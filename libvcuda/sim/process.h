@@ -1,0 +1,100 @@
+/* What the simulated driver keeps inside one process. One mutex guards it all; it is never held while waiting. */
+#ifndef SIM_PROCESS_H
+#define SIM_PROCESS_H
+
+#include "driver.h"
+#include "node.h"
+
+/* What a context costs on a real H200 with driver 580 is 518 MiB; a virtual GPU is smaller. */
+#define SIM_CONTEXT_BYTES (128ull << 20)
+#define SIM_POOL_BLOCK (32ull << 20)
+/* A real stream takes about this many launches before launching blocks. */
+#define SIM_QUEUE 1024
+
+struct sim_device {
+    struct sim_gpu *gpu;
+    uint32_t index; /* on the node */
+    struct sim_client *client;
+    CUcontext primary;
+    unsigned primary_refs;
+    CUmemoryPool pool, default_pool;
+    uint64_t small_bytes; /* blocks of at most 1 MiB, which share granules */
+};
+
+struct sim_stream {
+    CUcontext context;
+    uint64_t tail; /* service mark at which all its work is done */
+    uint64_t mark[SIM_QUEUE];
+    uint64_t launched;
+    int capture; /* CU_CAPTURE_* status */
+    int capture_mode;
+    unsigned capture_thread;
+    CUgraph graph;
+    struct sim_stream *next;
+};
+
+struct sim_context {
+    struct sim_device *device;
+    int alive;
+    struct sim_stream null_stream;
+    struct sim_stream *streams;
+};
+
+struct sim_event {
+    int recorded, captured;
+    CUcontext context;
+    uint64_t mark;
+    uint64_t wall_ns; /* 0 until known */
+    struct sim_event *next_pending;
+};
+
+struct sim_graph {
+    uint64_t kernels;
+    uint64_t total_ns;
+    int owned_by_user;
+};
+
+struct sim_graph_exec {
+    uint64_t total_ns;
+};
+
+struct sim_pool {
+    struct sim_device *device;
+    uint64_t used, reserved, threshold;
+};
+
+struct sim_array {
+    struct sim_device *device;
+    uint64_t charge;
+};
+
+struct sim_function {
+    char name[128];
+    int timed; /* its first argument is its duration in nanoseconds */
+    struct sim_function *next;
+};
+
+struct sim_module {
+    struct sim_function *functions;
+};
+
+extern pthread_mutex_t sim_process_mutex;
+
+CUresult sim_ready(void);                       /* cuInit was called in this process */
+struct sim_device *sim_device(CUdevice device); /* NULL: no such device */
+CUcontext sim_current(void);
+/* The stream that a handle means, in the current context; NULL: no context. */
+struct sim_stream *sim_resolve(CUstream stream);
+/* Take or give back device memory of a GPU; OUT_OF_MEMORY. */
+CUresult sim_charge(struct sim_device *device, int64_t bytes);
+/* An API that waits or allocates breaks a capture in progress (unless the thread is relaxed), as the real driver's does. */
+CUresult sim_capture_guard(void);
+/* Queue `ns` of work, waiting for room in the queue. */
+CUresult sim_submit(struct sim_stream *stream, uint64_t ns);
+void sim_settle_events(void);                    /* note the time of every event that has happened; takes the mutex */
+void sim_forget_context_events(CUcontext context);
+void sim_trim_pools(struct sim_device *device);
+unsigned sim_thread(void);
+void *sim_find_symbol(const char *name);
+
+#endif

@@ -1,0 +1,91 @@
+/* simnode: makes and shows virtual nodes for the simulated driver. */
+#include "node.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] =
+    "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--model MODEL]\n"
+    "       simnode show PATH\n\n"
+    "Makes (or shows) the file of a virtual node with simulated GPUs. Programs use it with\n"
+    "LD_LIBRARY_PATH=.../build/sim and GPUCLOUD_SIM_NODE=PATH. The GPUs' UUIDs follow from the name.\n"
+    "  --name NAME     sim-1      --gpus N      4 (at most 16)\n"
+    "  --memory SIZE   24GiB      --model MODEL 'NVIDIA SIM-24'\n";
+
+static uint64_t parse_size(const char *text)
+{
+    char *unit;
+    uint64_t n = strtoull(text, &unit, 10);
+    switch (*unit) {
+    case 'T': case 't': return n << 40;
+    case 'G': case 'g': return n << 30;
+    case 'M': case 'm': return n << 20;
+    case 'K': case 'k': return n << 10;
+    default: return n;
+    }
+}
+
+static int show(const char *path)
+{
+    struct sim_node *node = sim_node_open(path);
+    if (!node) {
+        fprintf(stderr, "simnode: %s is no virtual node\n", path);
+        return 1;
+    }
+    printf("%s: %u GPUs\n", node->name, node->gpus);
+    for (uint32_t i = 0; i < node->gpus; i++) {
+        struct sim_gpu *gpu = &node->gpu[i];
+        char uuid[48];
+        sim_uuid_text(gpu->uuid, uuid);
+        sim_lock(gpu);
+        sim_clear_dead(gpu);
+        printf("%u %s %s %llu/%llu MiB %u%%\n", i, uuid, gpu->name, (unsigned long long)sim_memory_used(gpu) >> 20,
+               (unsigned long long)gpu->memory_bytes >> 20, sim_utilisation(gpu, -1));
+        for (int c = 0; c < SIM_MAX_CLIENTS; c++)
+            if (gpu->client[c].pid)
+                printf("  pid %u %llu MiB %u%%\n", gpu->client[c].pid,
+                       (unsigned long long)gpu->client[c].memory_bytes >> 20, sim_utilisation(gpu, c));
+        sim_unlock(gpu);
+    }
+    return 0;
+}
+
+static int create(const char *path, int argc, char **argv)
+{
+    static const struct option options[] = {{"name", 1, NULL, 'n'}, {"gpus", 1, NULL, 'g'}, {"memory", 1, NULL, 'm'},
+                                            {"model", 1, NULL, 'o'}, {NULL, 0, NULL, 0}};
+    const char *name = "sim-1", *model = "NVIDIA SIM-24";
+    unsigned long gpus = 4;
+    uint64_t memory = 24ull << 30;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
+        switch (c) {
+        case 'n': name = optarg; break;
+        case 'g': gpus = strtoul(optarg, NULL, 10); break;
+        case 'm': memory = parse_size(optarg); break;
+        case 'o': model = optarg; break;
+        default: fputs(usage, stderr); return 2;
+        }
+    if (gpus < 1 || gpus > SIM_MAX_GPUS || memory < (64ull << 20)) {
+        fputs("simnode: 1 to 16 GPUs of at least 64 MiB\n", stderr);
+        return 2;
+    }
+    int error = sim_node_create(path, name, (uint32_t)gpus, memory, model);
+    if (error)
+        fprintf(stderr, "simnode: %s: %s\n", path, strerror(-error));
+    return error ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
+        return fputs(usage, stdout) < 0;
+    if (argc >= 3 && !strcmp(argv[1], "create"))
+        return create(argv[2], argc - 2, argv + 2);
+    if (argc == 3 && !strcmp(argv[1], "show"))
+        return show(argv[2]);
+    fputs(usage, stderr);
+    return 2;
+}

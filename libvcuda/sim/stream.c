@@ -1,0 +1,269 @@
+/* Streams and events: see node.h for how time passes. */
+#include "process.h"
+
+#include <stdlib.h>
+
+static struct sim_event *pending;
+static uint64_t settled_at;
+
+struct sim_stream *sim_resolve(CUstream stream)
+{
+    CUcontext context = sim_current();
+    if (stream > CU_STREAM_PER_THREAD)
+        return stream;
+    return context && context->alive ? &context->null_stream : NULL;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    (void)flags;
+    CUcontext context = sim_current();
+    if (!context || !stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUstream made = calloc(1, sizeof *made);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->context = context;
+    *stream = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+    (void)priority;
+    return cuStreamCreate(stream, flags);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    if (stream <= CU_STREAM_PER_THREAD)
+        return CUDA_ERROR_INVALID_HANDLE;
+    free(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_submit(struct sim_stream *s, uint64_t ns)
+{
+    struct sim_device *device = s->context->device;
+    if (s->launched >= SIM_QUEUE)
+        sim_wait(device->gpu, device->client, s->mark[s->launched % SIM_QUEUE]);
+    sim_lock(device->gpu);
+    struct sim_client *c = device->client;
+    uint64_t start = s->tail > c->service_ns ? s->tail : c->service_ns;
+    s->tail = start + ns;
+    s->mark[s->launched++ % SIM_QUEUE] = s->tail;
+    if (s->tail > c->demand_ns)
+        c->demand_ns = s->tail;
+    int settle = c->stretches - settled_at > SIM_STRETCHES / 4;
+    if (settle)
+        settled_at = c->stretches;
+    sim_unlock(device->gpu);
+    if (settle)
+        sim_settle_events();
+    return CUDA_SUCCESS;
+}
+
+static CUresult wait_stream(CUstream stream)
+{
+    struct sim_stream *s = sim_resolve(stream);
+    if (!s)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = s->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : sim_capture_guard();
+    if (result)
+        return result;
+    sim_wait(s->context->device->gpu, s->context->device->client, s->tail);
+    sim_trim_pools(s->context->device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+    return wait_stream(stream);
+}
+
+CUresult cuStreamSynchronize_ptsz(CUstream stream)
+{
+    return wait_stream(stream);
+}
+
+CUresult cuStreamQuery(CUstream stream)
+{
+    struct sim_stream *s = sim_resolve(stream);
+    if (!s)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    struct sim_device *device = s->context->device;
+    sim_lock(device->gpu);
+    int done = device->client->service_ns >= s->tail;
+    sim_unlock(device->gpu);
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamQuery_ptsz(CUstream stream)
+{
+    return cuStreamQuery(stream);
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    if (!context || !context->alive)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = sim_capture_guard();
+    if (result)
+        return result;
+    struct sim_device *device = context->device;
+    sim_lock(device->gpu);
+    uint64_t mark = device->client->demand_ns;
+    sim_unlock(device->gpu);
+    sim_wait(device->gpu, device->client, mark);
+    sim_trim_pools(device);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    return cuCtxSynchronize_v2(sim_current());
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned flags)
+{
+    (void)flags;
+    if (!sim_current())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *event = calloc(1, sizeof **event);
+    return *event ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Note the time of an event whose mark has passed; 1 if it has. */
+static int settle(struct sim_event *e)
+{
+    if (!e->wall_ns) {
+        struct sim_device *device = e->context->device;
+        sim_lock(device->gpu);
+        e->wall_ns = sim_wall_of(device->client, e->mark);
+        sim_unlock(device->gpu);
+    }
+    return e->wall_ns != 0;
+}
+
+void sim_settle_events(void)
+{
+    pthread_mutex_lock(&sim_process_mutex);
+    for (struct sim_event **at = &pending; *at;) {
+        if (settle(*at))
+            *at = (*at)->next_pending;
+        else
+            at = &(*at)->next_pending;
+    }
+    pthread_mutex_unlock(&sim_process_mutex);
+}
+
+static void unlink_pending(const struct sim_event *event)
+{
+    struct sim_event **at = &pending;
+    while (*at && *at != event)
+        at = &(*at)->next_pending;
+    if (*at)
+        *at = event->next_pending;
+}
+
+void sim_forget_context_events(CUcontext context)
+{
+    pthread_mutex_lock(&sim_process_mutex);
+    for (struct sim_event **at = &pending; *at;) {
+        if ((*at)->context != context) {
+            at = &(*at)->next_pending;
+            continue;
+        }
+        (*at)->wall_ns = sim_now();
+        *at = (*at)->next_pending;
+    }
+    pthread_mutex_unlock(&sim_process_mutex);
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    pthread_mutex_lock(&sim_process_mutex);
+    unlink_pending(event);
+    pthread_mutex_unlock(&sim_process_mutex);
+    free(event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    struct sim_stream *s = sim_resolve(stream);
+    if (!s)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&sim_process_mutex);
+    unlink_pending(event);
+    event->context = s->context;
+    event->recorded = 1;
+    event->captured = s->capture != CU_CAPTURE_NONE;
+    event->wall_ns = 0;
+    if (!event->captured) {
+        struct sim_device *device = s->context->device;
+        sim_lock(device->gpu);
+        event->mark = s->tail;
+        if (s->tail <= device->client->service_ns)
+            event->wall_ns = device->gpu->advanced_ns;
+        sim_unlock(device->gpu);
+        if (!event->wall_ns) {
+            event->next_pending = pending;
+            pending = event;
+        }
+    }
+    pthread_mutex_unlock(&sim_process_mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
+{
+    return cuEventRecord(event, stream);
+}
+
+static CUresult event_state(CUevent event)
+{
+    if (event->captured)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (!event->recorded)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&sim_process_mutex);
+    int done = settle(event);
+    if (done)
+        unlink_pending(event);
+    pthread_mutex_unlock(&sim_process_mutex);
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    CUresult result = sim_capture_guard();
+    return result ? result : event_state(event);
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    CUresult result = sim_capture_guard();
+    if (result)
+        return result;
+    while ((result = event_state(event)) == CUDA_ERROR_NOT_READY)
+        sim_wait(event->context->device->gpu, event->context->device->client, event->mark);
+    return result;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    if (!start->recorded || !end->recorded)
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = event_state(start);
+    if (!result)
+        result = event_state(end);
+    if (!result)
+        *milliseconds = (float)((double)(int64_t)(end->wall_ns - start->wall_ns) / 1e6);
+    return result;
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    return cuEventElapsedTime(milliseconds, start, end);
+}

@@ -1,0 +1,73 @@
+/* The driver's functions and the spin kernel: see cuda_api.h. */
+#include "cuda_api.h"
+
+#include <dlfcn.h>
+
+struct cuda_api cuda;
+
+/* Spins until the GPU's own clock has moved by `ns`. The simulated driver knows it by its name (`_ns`: the first argument
+ * is its duration). sm_70 and PTX 6.3: every driver of CUDA 10 or newer takes it. */
+static const char spin_ptx[] = ".version 6.3\n"
+                               ".target sm_70\n"
+                               ".address_size 64\n"
+                               ".visible .entry spin_ns(.param .u64 duration)\n"
+                               "{\n"
+                               "    .reg .pred %again;\n"
+                               "    .reg .u64 %want, %begin, %now, %passed;\n"
+                               "    ld.param.u64 %want, [duration];\n"
+                               "    mov.u64 %begin, %globaltimer;\n"
+                               "spin:\n"
+                               "    mov.u64 %now, %globaltimer;\n"
+                               "    sub.u64 %passed, %now, %begin;\n"
+                               "    setp.lt.u64 %again, %passed, %want;\n"
+                               "    @%again bra spin;\n"
+                               "    ret;\n"
+                               "}\n";
+
+const char *cuda_api_load(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library)
+        return "libcuda.so.1";
+#define FIND(name)                                        \
+    cuda.name = (__typeof__(cuda.name))dlsym(library, #name); \
+    if (!cuda.name)                                       \
+        return #name;
+    CUDA_FUNCTIONS(FIND)
+#undef FIND
+    return NULL;
+}
+
+const char *cuda_error_name(CUresult error)
+{
+    const char *name = NULL;
+    cuda.cuGetErrorName(error, &name);
+    return name ? name : "unknown";
+}
+
+CUresult cuda_api_start(int ordinal, CUfunction *spin, const char **where)
+{
+    CUdevice device;
+    CUcontext context;
+    CUmodule module;
+    CUresult error;
+#define STEP(call, ...)                    \
+    *where = #call;                        \
+    error = cuda.call(__VA_ARGS__);        \
+    if (error)                             \
+        return error;
+    STEP(cuInit, 0)
+    STEP(cuDeviceGet, &device, ordinal)
+    STEP(cuDevicePrimaryCtxRetain, &context, device)
+    STEP(cuCtxSetCurrent, context)
+    STEP(cuModuleLoadData, &module, spin_ptx)
+    STEP(cuModuleGetFunction, spin, module, "spin_ns")
+#undef STEP
+    return CUDA_SUCCESS;
+}
+
+CUresult cuda_spin(CUfunction spin, unsigned grid, uint64_t ns, CUstream stream)
+{
+    void *params[] = {&ns};
+    return cuda.cuLaunchKernel(spin, grid, 1, 1, 32, 1, 1, 0, stream, params, NULL);
+}
