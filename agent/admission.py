@@ -28,6 +28,11 @@ def admit(node: Node, library: Library, *, claim_uid: str, secret: str, caller: 
     refusal = _not_in_force(node, wanted)
     if refusal is not None:
         return refusal
+    if not library.path.is_file():
+        # ld.so would only warn, and the program would run without limits.
+        return Refusal(
+            code="failed", detail=f"The library that holds programs to their limits is not at {library.path}."
+        )
     holding = node.holdings[claim_uid]
     refusal = _give_page(holding, caller)
     if refusal is not None:

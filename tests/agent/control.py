@@ -137,7 +137,8 @@ class Control:
                 await self._pass_on(head, reader, writer)
             else:
                 await self._answer(head, reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # The agent left, or the server stops: either way this connection is over.
             pass
         finally:
             writer.close()

@@ -167,6 +167,13 @@ class Stage:
         out, error = await asyncio.to_thread(program.communicate, timeout=30)
         return program.returncode, out.decode(), error.decode()
 
+    def library_without_shim(self) -> Path:
+        """Where libvcuda.so would be, in a directory that has only the pages library."""
+        directory = self.state_dir.parent / "library"
+        directory.mkdir()
+        (directory / "libvcuda-pages.so").symlink_to(BUILD / "libvcuda-pages.so")
+        return directory / "libvcuda.so"
+
     async def ask(self, request: bytes) -> dict[str, Any]:
         """One raw request to agent.sock."""
         reader, writer = await asyncio.open_unix_connection(self.run_dir / "agent.sock")

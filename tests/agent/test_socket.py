@@ -1,0 +1,99 @@
+"""agent.sock: who may come in, and what a bad request is told."""
+
+import asyncio
+import json
+import os
+
+import pytest
+
+from agent import wire
+from tests.agent.control import Connection
+from tests.agent.stage import SECRET, Stage
+from tests.agent.test_reconcile import changed, put
+
+
+async def held_claim(stage: Stage, link: Connection) -> wire.Assignment:
+    held = stage.assignment()
+    await put(link, 1, held)
+    return held
+
+
+def line(**facts: object) -> bytes:
+    return json.dumps(facts).encode() + b"\n"
+
+
+async def test_the_secret_opens_the_claim(stage: Stage, link: Connection) -> None:
+    held = await held_claim(stage, link)
+    answer = await stage.ask(line(claim=held.claim_uid, secret=SECRET))
+    assert answer["answer"] == "environment"
+    assert answer["set"]["GPUCLOUD_CLAIM_DIR"] == str(stage.claim_dir(held))
+    assert answer["set"]["CUDA_VISIBLE_DEVICES"] == held.gpu_uuid
+    assert answer["set"]["NVIDIA_VISIBLE_DEVICES"] == held.gpu_uuid
+    assert answer["set"]["GPUCLOUD_SIM_NODE"] == str(stage.node_file)
+    assert answer["append"]["LD_PRELOAD"].endswith("libvcuda.so")
+    assert answer["prepend"]["LD_LIBRARY_PATH"].endswith("sim")
+    registered = json.loads((stage.run_dir / "processes.json").read_text())
+    assert [pid for pid, _ in registered[held.claim_uid]] == [os.getpid()]
+
+
+@pytest.mark.parametrize(
+    ("request_text", "code"),
+    [
+        (b"not json\n", "bad-request"),
+        (b"[]\n", "bad-request"),
+        (b"\n", "bad-request"),
+        (b"\xff\xfe\n", "bad-request"),
+        (b"{}\n", "bad-request"),
+        (line(claim="../../etc", secret="x"), "bad-request"),
+        (line(claim=5, secret="x"), "bad-request"),
+        (line(claim="7c9e6679-7425-40de-944b-e07fc1f90ae7", secret="x", surprise=1), "bad-request"),
+        (line(claim="7c9e6679-7425-40de-944b-e07fc1f90ae7", secret="x" * 600), "bad-request"),
+        (line(claim="7c9e6679-7425-40de-944b-e07fc1f90ae7"), "bad-request"),
+        (line(claim="7c9e6679-7425-40de-944b-e07fc1f90ae7", secret="x"), "unknown-claim"),
+        (b"x" * 100_000 + b"\n", "too-large"),
+        (b"[" * 4000 + b"\n", "bad-request"),
+    ],
+)
+async def test_a_bad_request_is_told_why_and_changes_nothing(
+    stage: Stage, link: Connection, request_text: bytes, code: str
+) -> None:
+    held = await held_claim(stage, link)
+    answer = await stage.ask(request_text)
+    assert (answer["answer"], answer["code"]) == ("refusal", code)
+    assert answer["detail"]
+    assert not (stage.run_dir / "processes.json").exists()
+    good = await stage.ask(line(claim=held.claim_uid, secret=SECRET))
+    assert good["answer"] == "environment"
+
+
+async def test_a_wrong_secret_opens_nothing(stage: Stage, link: Connection) -> None:
+    held = await held_claim(stage, link)
+    answer = await stage.ask(line(claim=held.claim_uid, secret="another"))
+    assert answer["code"] == "wrong-secret"
+    assert SECRET not in stage.log_text()
+    assert not (stage.run_dir / "processes.json").exists()
+
+
+async def test_a_released_claim_lets_nobody_in(stage: Stage, link: Connection) -> None:
+    held = await held_claim(stage, link)
+    await link.send(wire.Desired(frame=2, assignments=[changed(held, present=False)]))
+    await link.state(held.uid, "released")
+    answer = await stage.ask(line(claim=held.claim_uid, secret=SECRET))
+    assert answer["code"] == "releasing"
+
+
+async def test_a_silent_caller_does_not_keep_others_out(stage: Stage, link: Connection) -> None:
+    held = await held_claim(stage, link)
+    silent = [await asyncio.open_unix_connection(stage.run_dir / "agent.sock") for _ in range(20)]
+    answer = await stage.ask(line(claim=held.claim_uid, secret=SECRET))
+    assert answer["answer"] == "environment"
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_status_tells_what_is_held(stage: Stage, link: Connection) -> None:
+    held = await held_claim(stage, link)
+    status = await asyncio.to_thread(stage.status)
+    assert status["node"] == "sim-1"
+    assert status["connected"] is True
+    assert [(row["claim"], row["state"]) for row in status["assignments"]] == [(held.claim_uid, "in_force")]
