@@ -17,6 +17,8 @@ from pathlib import Path
 
 TETHER = Path(__file__).with_name("tether.py")
 TAIL_LINES = 25
+# Checked at each start only: the programs keep their files open.
+LARGE_LOG_BYTES = 10 << 20
 
 
 class StartFailed(Exception):
@@ -56,7 +58,7 @@ class Program:
 def start(program: Program) -> subprocess.Popen[bytes]:
     """Start the program without waiting for it. Its output is appended to its log."""
     program.prepare()
-    program.log.parent.mkdir(parents=True, exist_ok=True)
+    make_room(program.log)
     user = "-" if program.user is None else f"{program.user[0]}:{program.user[1]}"
     tethered = [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), str(int(program.orphan_signal)), user, "--"]
     with program.log.open("ab") as log:
@@ -69,6 +71,13 @@ def start(program: Program) -> subprocess.Popen[bytes]:
             cwd=program.directory,
             start_new_session=True,
         )
+
+
+def make_room(log: Path) -> None:
+    """Make the log's directory; a log that has grown large becomes the old one, in place of an older."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and log.stat().st_size > LARGE_LOG_BYTES:
+        log.replace(log.with_suffix(".old.log"))
 
 
 def wait_ready(program: Program, process: subprocess.Popen[bytes]) -> None:
