@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-import kombu
 import psycopg
 import pytest
 import redis
 from celery import Celery
 from channels_redis.core import RedisChannelLayer
 from django.core.cache.backends.redis import RedisCache
+from kombu.connection import Connection
 
 from deploy import embedded
 
@@ -50,7 +50,7 @@ def test_redis_takes_a_number_after_a_slash_for_a_part_of_the_path(running: embe
 
 
 def test_kombu_has_a_scheme_of_its_own(socket: Path) -> None:
-    with kombu.Connection(f"redis+socket://{socket}?virtual_host=3") as broker:
+    with Connection(f"redis+socket://{socket}?virtual_host=3") as broker:
         connection = broker.default_channel.client.connection_pool.connection_kwargs
         assert broker.default_channel.client.ping()
     assert (connection["path"], connection["db"]) == (str(socket), 3)
@@ -58,7 +58,7 @@ def test_kombu_has_a_scheme_of_its_own(socket: Path) -> None:
 
 def test_kombu_does_not_know_the_scheme_of_redis(running: embedded.Services) -> None:
     with pytest.raises(KeyError, match="No such transport"):
-        kombu.Connection(running.redis_url).connect()
+        Connection(running.redis_url).connect()
 
 
 def test_celery_keeps_results_there_too(socket: Path) -> None:
