@@ -3,9 +3,11 @@
 Everything here is a hint that may be lost; the truth is in the database, and each hint has its repair.
 """
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from asgiref.sync import async_to_sync
 from channels.layers import BaseChannelLayer, get_channel_layer
@@ -13,6 +15,9 @@ from django.db import connection, transaction
 from kombu.exceptions import OperationalError
 
 from apps.quotas.models import Pool
+
+if TYPE_CHECKING:
+    from apps.scheduling.models import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +32,11 @@ def claim_group(uid: uuid.UUID | str) -> str:
 def node_group(uid: uuid.UUID | str) -> str:
     """The channel group of those who watch a node."""
     return f"watch.node.{uid}"
+
+
+def claims_group(tenant_id: int | None) -> str:
+    """The channel group of those who watch all of a tenant's claims; None: every tenant's."""
+    return f"watch.claims.{tenant_id or 'all'}"
 
 
 def wake_scheduler(pool: Pool) -> None:
@@ -50,11 +60,13 @@ def push_on_commit(node_ids: Iterable[int]) -> None:
     transaction.on_commit(push)
 
 
-def claim_changed_on_commit(uid: uuid.UUID) -> None:
-    """Tell who waits for this claim that it changed. Repair: they read again every second."""
+def claim_changed_on_commit(claim: "Claim") -> None:
+    """Tell who waits for this claim or watches it that it changed. Repair: they read again by themselves."""
+    groups = [claim_group(claim.uid), claims_group(claim.tenant_id), claims_group(None)]
+    message: dict[str, object] = {"type": "claim.changed", "uid": str(claim.uid)}
 
     def tell() -> None:
-        send_to_group(claim_group(uid), {"type": "claim.changed", "uid": str(uid)})
+        _send(groups, message)
 
     transaction.on_commit(tell)
 
@@ -68,7 +80,15 @@ def channel_layer() -> BaseChannelLayer:
 
 def send_to_group(group: str, message: dict[str, object]) -> None:
     """To a channel group; a channel layer that is away is logged, never raised."""
+    _send([group], message)
+
+
+def _send(groups: list[str], message: dict[str, object]) -> None:
+    async def send() -> None:
+        layer = channel_layer()
+        await asyncio.gather(*(layer.group_send(group, message) for group in groups))
+
     try:
-        async_to_sync(channel_layer().group_send)(group, message)
+        async_to_sync(send)()
     except Exception as error:  # noqa: BLE001 - redis and asyncio raise many kinds; a hint must not fail its sender
-        logger.warning("no hint to %s: %s", group, error)
+        logger.warning("no hint to %s: %s", groups[0], error)

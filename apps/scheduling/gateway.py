@@ -40,7 +40,8 @@ class Gateway:
         known = [item for item in frame.assignments if item.uid in rows]
         shown = [_shown(item, rows[item.uid]) for item in known]
         gpus = [msgspec.to_builtins(gpu) for gpu in frame.gpus]
-        base = {"type": "live.usage", "seq": frame.seq, "at": frame.at}
+        # Sequence numbers are the node's own: a page that watches a claim on two nodes counts them apart.
+        base = {"type": "live.usage", "node": node.name, "seq": frame.seq, "at": frame.at}
         events.send_to_group(events.node_group(node.uid), {**base, "gpus": gpus, "assignments": shown})
         for claim_uid in {str(row["claim__uid"]) for row in rows.values()}:
             mine = [item for item in shown if item["claim"] == claim_uid]

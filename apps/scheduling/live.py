@@ -1,6 +1,7 @@
 """/ws/live/: what a page watches. Telemetry goes to charts; every other event is thin and makes the page ask again.
 
-The page names one claim or one node in the query; whether its session may see that is asked before anything is sent.
+The page names one claim, one node, or `claims=all` in the query; what its session may see of that is asked before
+anything is sent.
 """
 
 import json
@@ -22,22 +23,22 @@ CLOSE_DENIED = 4403
 class LiveConsumer(AsyncWebsocketConsumer):
     """One open page."""
 
-    group: str | None = None
+    watched: tuple[str, ...] = ()
 
     async def connect(self) -> None:
         """Join what the session may see; else close with 4403."""
         await self.accept()
         query = {name: values[0] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
-        self.group = await database_sync_to_async(_group)(self.scope.get("user"), query)
-        if self.group is None:
+        self.watched = await database_sync_to_async(_groups)(self.scope.get("user"), query)
+        if not self.watched:
             await self.close(CLOSE_DENIED, "not signed in, or not yours")
-            return
-        await self.channel_layer.group_add(self.group, self.channel_name)
+        for group in self.watched:
+            await self.channel_layer.group_add(group, self.channel_name)
 
     async def disconnect(self, code: int) -> None:
         """Leave."""
-        if self.group is not None:
-            await self.channel_layer.group_discard(self.group, self.channel_name)
+        for group in self.watched:
+            await self.channel_layer.group_discard(group, self.channel_name)
 
     async def live_usage(self, message: dict[str, Any]) -> None:
         """A second of telemetry."""
@@ -48,17 +49,20 @@ class LiveConsumer(AsyncWebsocketConsumer):
         await self.send(json.dumps({"type": "changed", "uid": message["uid"]}))
 
 
-def _group(user: Any, query: dict[str, str]) -> str | None:
+def _groups(user: Any, query: dict[str, str]) -> tuple[str, ...]:
+    """The groups that this session may watch; none where it may not."""
     if user is None or not user.is_authenticated:
-        return None
+        return ()
     principal = principals.of_user(user)
     if "claim" in query:
         try:
             claim = Claim.objects.visible_to(principal).filter(uid=query["claim"]).first()
         except ValidationError:
-            return None
-        return events.claim_group(claim.uid) if claim else None
+            return ()
+        return (events.claim_group(claim.uid),) if claim else ()
     if "node" in query and principal.is_operator:
         node = Node.objects.filter(name=query["node"]).first()
-        return events.node_group(node.uid) if node else None
-    return None
+        return (events.node_group(node.uid), events.claims_group(None)) if node else ()
+    if query.get("claims") == "all":
+        return tuple(events.claims_group(tenant) for tenant in ([None] if principal.is_operator else principal.roles))
+    return ()

@@ -65,6 +65,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
         after={"name": claim.name, "pool": pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
     )
     events.wake_scheduler(pool)
+    events.claim_changed_on_commit(claim)
     return claim
 
 

@@ -56,4 +56,4 @@ def move(claim: Claim, state: str, **values: object) -> None:
         values["released_at"] = now
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
     claim.change(state=claim.state, timeline=claim.timeline, **charged, **values)
-    events.claim_changed_on_commit(claim.uid)
+    events.claim_changed_on_commit(claim)

@@ -1,0 +1,40 @@
+"""How a state looks: a word, an icon and a tone, never a colour alone."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Tone = Literal["good", "busy", "warn", "bad", "quiet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`icon` names a symbol of the sprite, `tone` a class of the style sheet."""
+
+    word: str
+    icon: str
+    tone: Tone
+
+
+LOOKS: Final = {
+    # Of claims and of assignments.
+    "pending": Look("Pending", "hourglass", "busy"),
+    "queued": Look("Queued", "clock", "warn"),
+    "assigned": Look("Assigned", "loader-2", "busy"),
+    "active": Look("Active", "circle-check", "good"),
+    "suspended": Look("Suspended", "player-pause", "quiet"),
+    "releasing": Look("Releasing", "arrow-back-up", "busy"),
+    "released": Look("Released", "circle-dashed", "quiet"),
+    "failed": Look("Failed", "circle-x", "bad"),
+    "in_force": Look("In force", "circle-check", "good"),
+    "over_limit": Look("Over its limit", "alert-triangle", "bad"),
+    # Of nodes.
+    "ready": Look("Ready", "circle-check", "good"),
+    "cordoned": Look("Cordoned", "ban", "warn"),
+    "lost": Look("Lost", "plug-connected-x", "bad"),
+    "awaiting-agent": Look("Awaiting its agent", "hourglass", "warn"),
+}
+
+
+def look(state: str) -> Look:
+    """The look of a state; an unknown one shows its own name."""
+    return LOOKS.get(state) or Look(state.replace("_", " ").capitalize(), "circle-dashed", "quiet")

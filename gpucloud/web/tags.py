@@ -1,0 +1,94 @@
+"""Template tags and filters of every page; built in, so that no template loads them."""
+
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from gpucloud.web.looks import look
+
+register = template.Library()
+
+SPRITE = "vendor/icons-3.51.0.svg"
+GIB = 1024
+# The largest unit that leaves at least one whole: (seconds, letter).
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+@register.simple_tag
+def icon(name: str, extra: str = "") -> SafeString:
+    """An icon of the sprite; the word beside it says the same, so screen readers skip it."""
+    return format_html(
+        '<svg class="icon {}" aria-hidden="true" focusable="false"><use href="{}#{}"></use></svg>',
+        extra,
+        static(SPRITE),
+        name,
+    )
+
+
+@register.simple_tag
+def state(name: str) -> SafeString:
+    """A state as word, icon and colour."""
+    shown = look(name)
+    return format_html(
+        '<span class="state tone-{}" data-state="{}">{}{}</span>', shown.tone, name, icon(shown.icon), shown.word
+    )
+
+
+@register.simple_tag
+def ago(moment: datetime | None, never: str = "never") -> SafeString | str:
+    """How long ago; a script keeps it true while the page is open."""
+    if moment is None:
+        return never
+    seconds = max(0.0, (timezone.now() - moment).total_seconds())
+    full = timezone.localtime(moment).strftime("%Y-%m-%d %H:%M:%S %Z")
+    return format_html(
+        '<time datetime="{}" title="{}" data-ago="{}">{} ago</time>',
+        moment.isoformat(),
+        full,
+        f"{seconds:.1f}",
+        duration(seconds),
+    )
+
+
+@register.filter
+def duration(seconds: float) -> str:
+    """`84 ms`, `12 s`, `3 min`, `2 h`, `5 d`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    size, unit = next((size, unit) for size, unit in UNITS if seconds >= size)
+    return f"{seconds / size:.0f} {unit}"
+
+
+@register.filter
+def mib(value: float | None) -> str:
+    """Mebibytes for people: `512 MiB`, `1.5 GiB`."""
+    if value is None:
+        return "–"
+    if value >= GIB:
+        return f"{value / GIB:.1f}".removesuffix(".0") + " GiB"
+    return f"{value:.0f} MiB"
+
+
+@register.filter
+def percent(value: float | None) -> str:
+    """`42 %`, or a dash where nothing was measured."""
+    return "–" if value is None else f"{value:.0f} %"
+
+
+@register.filter
+def amount(value: int | None, resource: str) -> str:
+    """An amount of a quota's resource; null is unlimited."""
+    if value is None:
+        return "unlimited"
+    return {"core_percent": f"{value} %", "memory_mib": mib(value)}.get(resource, str(value))
+
+
+@register.inclusion_tag("parts/bar.html")
+def bar(parts: Any, label: str, ceiling: float | None = None) -> dict[str, Any]:
+    """A horizontal bar from 0 to 100 with one segment per part (`start`, `width`, `tone`); `label` says it in words."""
+    return {"parts": parts, "label": label, "ceiling": ceiling}
