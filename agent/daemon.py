@@ -103,6 +103,8 @@ class Daemon:
         held = self._node.desired
         if not first and held is not None and desired.frame <= held.frame:
             log.info("stale-frame-ignored", frame=desired.frame, held=held.frame)
+            # Whoever sends an old frame again has not heard what is in force.
+            self._outbox.mark_observed()
             return
         try:
             # Before the pages: an agent killed in between must not bring back what was wanted before.
@@ -181,7 +183,7 @@ class Daemon:
 
     async def _watch(self) -> None:
         while True:
-            await _pause(self._look_now, self._node.pause_seconds)
+            await _pause(self._look_now, self._node.pause_seconds(now=time.monotonic()))
             now = time.monotonic()
             self._node.step(now=now)
             self._node.heartbeat()

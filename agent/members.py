@@ -1,5 +1,8 @@
 """The processes of one claim: who is believed to be one, who is dead, how they are ended.
 
+Three ways to be one: to stand in the usage page, to have come in through agent.sock, to have inherited the claim's
+directory in the environment.
+
 A usage page is written by the tenant. A pid in it is believed only if that process maps the page: a forged slot must
 not make the agent signal a stranger.
 """
@@ -26,6 +29,9 @@ class Members:
         self._proven: dict[Attached, Process] = {}
         self._strangers: set[Attached] = set()
         self._signalled: dict[Process, signal.Signals] = {}
+        # Those that only their environment gives away: children of members that have not touched a GPU yet. Left alone
+        # they would start on a GPU after the claim's pages are gone.
+        self._kin: set[Process] = set()
 
     def refresh(self, rows: list[Attached]) -> list[Attached]:
         """Take the page's rows; returns those whose process is dead, to be cleared."""
@@ -51,7 +57,12 @@ class Members:
     def living(self) -> list[Process]:
         """Every process of the claim that lives."""
         attached = {process for process in self._proven.values() if processes.alive(process)}
-        return sorted(attached | self._registry.living(self._claim_uid))
+        kin = {process for process in self._kin if processes.alive(process)}
+        return sorted(attached | kin | self._registry.living(self._claim_uid))
+
+    def know_kin(self, kin: set[Process]) -> None:
+        """Those that were started with the claim's directory in their environment."""
+        self._kin = kin
 
     def send(self, number: signal.Signals) -> list[Process]:
         """Send the signal to each living process that has not had it; returns who got it now."""

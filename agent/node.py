@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from agent import wire
+from agent import processes, wire
 from agent.holding import Holding, gpu_key
 from agent.pages import LimitSlot, PageError, PagesLibrary
 from agent.registry import Registry
@@ -81,24 +81,29 @@ class Node:
 
     def end_processes(self, *, now: float) -> list[Killed]:
         """Signal the processes of ending claims; returns whom SIGKILL reached now."""
+        ending = [holding for holding in self.holdings.values() if holding.ending_since is not None]
+        if not ending:
+            return []
         killed = []
-        for holding in list(self.holdings.values()):
-            if holding.ending_since is None:
-                continue
+        # Looked for each time: the last process may have started another just before it ended.
+        kin = processes.carrying("GPUCLOUD_CLAIM_DIR")
+        for holding in ending:
+            holding.members.know_kin(kin.get(str(holding.directory), set()))
             victims = holding.end(now=now, grace_seconds=self._grace_seconds)
             killed += [Killed(holding.claim_uid, process.pid) for process in victims]
             if not holding.members.living():
                 self._finish(holding)
         return killed
 
-    @property
-    def pause_seconds(self) -> float:
+    def pause_seconds(self, *, now: float) -> float:
         """How long the next look may wait: shorter while someone waits for what only a look can see."""
-        if any(holding.ending_since is not None for holding in self.holdings.values()):
+        holdings = self.holdings.values()
+        # What SIGKILL does not end within a second sits in the kernel, maybe for long.
+        patience = self._grace_seconds + 1.0
+        if any(one.ending_since is not None and now - one.ending_since < patience for one in holdings):
             return ENDING_SECONDS
-        for holding in self.holdings.values():
-            if any(not slot.is_open or self._over(holding, slot) for slot in holding.slots.values()):
-                return FALLING_SECONDS
+        if any(not slot.is_open or self._over(one, slot) for one in holdings for slot in one.slots.values()):
+            return FALLING_SECONDS
         return STEADY_SECONDS
 
     def heartbeat(self) -> None:
@@ -116,10 +121,8 @@ class Node:
             told.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
         for wanted in self.desired.assignments if self.desired else ():
             reason = self._failures.get(wanted.uid)
-            if not wanted.present:
-                told.setdefault(
-                    wanted.uid, wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
-                )
+            if not wanted.present and (wanted.uid not in told or wanted.uid in self._released):
+                told[wanted.uid] = wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
             elif reason is not None:
                 told[wanted.uid] = wire.Observation(
                     uid=wanted.uid, generation=wanted.generation, state="failed", reason=reason
@@ -197,6 +200,9 @@ class Node:
             failures[wanted.uid] = str(error)
             return False
         if changed:
+            # After the write: what is told as used under the new limit must not be older than the limit itself, or the
+            # server would give memory back that was allocated in between.
+            holding.refresh()
             log.info("in-force", assignment=wanted.uid, generation=wanted.generation)
         return changed
 

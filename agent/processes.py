@@ -75,6 +75,25 @@ def maps(process: Process, inode: int, name: str) -> bool:
     return False
 
 
+def carrying(name: str) -> dict[str, set[Process]]:
+    """The living processes that were started with this environment variable, by its value; one walk through /proc."""
+    prefix = f"{name}=".encode()
+    found: dict[str, set[Process]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = b"\0" + (entry / "environ").read_bytes()
+        except OSError:
+            # Gone, or another user's: not one that this agent started.
+            continue
+        _, name_found, rest = environment.partition(b"\0" + prefix)
+        process = find(int(entry.name)) if name_found else None
+        if process is not None:
+            found.setdefault(os.fsdecode(rest.partition(b"\0")[0]), set()).add(process)
+    return found
+
+
 def own_namespace() -> int:
     """The inode of our pid namespace, as libvcuda writes it into its slots (32 bits)."""
     return Path("/proc/self/ns/pid").stat().st_ino & 0xFFFFFFFF

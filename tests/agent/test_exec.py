@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from agent import wire
+from agent import processes, wire
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, SECRET, Stage
 from tests.agent.test_reconcile import changed, put
@@ -135,6 +135,16 @@ async def test_a_release_ends_a_program_that_never_touched_a_gpu(
     await link.send(wire.Desired(frame=2, assignments=[changed(held, present=False)]))
     await link.state(held.uid, "released")
     assert await asyncio.to_thread(program.wait, 10) == -signal.SIGTERM
+
+
+async def test_a_release_ends_what_a_program_left_behind(stage: Stage, link: Connection, held: wire.Assignment) -> None:
+    program = stage.exec(held.claim_uid, "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
+    orphan = int(await asyncio.to_thread(program.stdout.readline))
+    assert await asyncio.to_thread(program.wait, 10) == 0
+    assert processes.find(orphan) is not None
+    await link.send(wire.Desired(frame=2, assignments=[changed(held, present=False)]))
+    await link.state(held.uid, "released")
+    assert processes.find(orphan) is None
 
 
 async def test_nothing_starts_where_the_limiting_library_is_missing(stage: Stage, control: Control) -> None:

@@ -61,13 +61,14 @@ async def test_a_change_is_written_into_the_same_page(stage: Stage, link: Connec
     assert (stage.claim_dir(held) / "limits").stat().st_ino == inode
 
 
-async def test_a_stale_frame_is_ignored(stage: Stage, link: Connection) -> None:
+async def test_a_stale_frame_is_ignored_and_answered_with_what_is_in_force(stage: Stage, link: Connection) -> None:
     held = stage.assignment()
     await put(link, 5, held)
-    await link.send(wire.Desired(frame=5, assignments=[]))
-    await link.send(wire.Desired(frame=4, assignments=[]))
-    await link.send(wire.Ping())
-    await link.expect(wire.Pong)
+    for frame in (5, 4):
+        link.forget()
+        await link.send(wire.Desired(frame=frame, assignments=[]))
+        # Who sends it has not heard what is in force: it is told again.
+        assert (await link.expect(wire.Observed)).frame == 5
     slot = stage.slot(held)
     assert slot is not None
     assert slot.is_open
