@@ -1,8 +1,13 @@
 """What every test shares, with or without Django."""
 
 import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.platform import Platform
 
 # The names under which distributions install it.
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -30,3 +35,13 @@ def chromium_path() -> str:
     if path is None:
         pytest.skip("no browser")
     return path
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[Platform]:
+    """A whole platform, as `make demo` starts it; for tests marked ``serial``, which share it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gpucloud-platform-") as directory,
+        Platform(Path(directory) / "demo") as it,
+    ):
+        yield it

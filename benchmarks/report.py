@@ -1,0 +1,42 @@
+"""How a benchmark speaks: a table, then one line of JSON with the same rows."""
+
+import json
+import os
+import platform as machine
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of the values lies (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
+
+
+def print_report(name: str, rows: Sequence[Row]) -> None:
+    """Print both forms; every row has the same fields."""
+    columns = list(rows[0])
+    cells = [[_text(row[column]) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(line[at]) for line in cells)) for at, column in enumerate(columns)]
+    print()
+    for line in [columns, *cells]:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    print()
+    print(json.dumps({"bench": name, "machine": description(), "rows": list(rows)}), flush=True)
+
+
+def description() -> str:
+    """Processor, number of cores, kernel and Python: what a figure cannot do without."""
+    cpu = machine.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return f"{cpu}, {os.cpu_count()} cores, Linux {machine.release()}, Python {machine.python_version()}"
+
+
+def _text(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,181 @@
+"""A whole platform for tests and benchmarks: what `make demo` starts, on a port and in a directory of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tests.processes import alive
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_SECONDS = 120.0
+STOP_SECONDS = 40.0
+# The supervisor's longest back-off, and a start on a busy machine.
+RESTART_SECONDS = 45.0
+# The platform brings its own services, whatever the tests around it use.
+NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_PREFIX", "SECRET_KEY", "ALLOWED_HOSTS", "DATABASE_POOL_SIZE")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer: its status, its body as JSON (text where it is none), its headers in lower case."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+
+class Platform:
+    """A running demo. Use as a context manager; `stop` is polite, and everything dies with this process anyway."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = state.with_name(state.name + ".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start, or resume what an earlier start left. Raises AssertionError with the log where it does not come up."""
+        environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+        environment |= {"DEMO_DIR": str(self.state), "PORT": str(self.port), "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "deploy.demo", "--with-parent"]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        until(lambda: self._ready() or self._died(), seconds=READY_SECONDS, what="the platform to be ready")
+
+    def _ready(self) -> bool:
+        return f"ready: {self.url}" in self.log.read_text()
+
+    def _died(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()
+        return False
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(STOP_SECONDS)
+            self._process = None
+
+    @property
+    def token(self) -> str:
+        """The operator's."""
+        return (self.state / "operator.token").read_text().strip()
+
+    def pid(self, name: str) -> int:
+        """Of a part: server, worker, scheduler, beat, agent-sim-1, …; waits while it is being started again."""
+
+        def running() -> int | None:
+            pids: dict[str, int] = json.loads((self.state / "pids.json").read_text())
+            return pids[name] if name in pids and alive(pids[name]) else None
+
+        number: int = until(running, seconds=RESTART_SECONDS, what=f"{name} to run")
+        return number
+
+    def kill(self, name: str) -> int:
+        """SIGKILL a part; the supervisor starts it again. Returns the pid that was killed."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def call(
+        self, method: str, path: str, body: Json | None = None, *, token: str | None = None, **headers: str
+    ) -> Answer:
+        """One request to the API, below /api/v1/."""
+        request = urllib.request.Request(  # noqa: S310 - the address is ours
+            f"{self.url}/api/v1/{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {token or self.token}",
+                "Content-Type": "application/json",
+                **{name.replace("_", "-"): value for name, value in headers.items()},
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+                return _answer(answer.status, answer.read(), dict(answer.headers))
+        except urllib.error.HTTPError as refused:
+            return _answer(refused.code, refused.read(), dict(refused.headers))
+
+    def granted(self, method: str, path: str, body: Json | None = None, **headers: str) -> Any:
+        """The body of a request that must succeed."""
+        answer = self.call(method, path, body, **headers)
+        assert 200 <= answer.status < 300, answer
+        return answer.body
+
+    def new_tenant(self, slug: str, *, core: int = 400, memory_mib: int = 98304) -> str:
+        """A tenant with quotas over all pools."""
+        self.granted("POST", "tenants/", {"slug": slug})
+        for resource, hard in {"core_percent": core, "memory_mib": memory_mib}.items():
+            self.granted("POST", "quotas/", {"tenant": slug, "resource": resource, "hard": hard})
+        return slug
+
+    def used(self, slug: str) -> dict[str, int]:
+        """What a tenant's quotas bear, by resource."""
+        return {quota["resource"]: quota["used"] for quota in self.granted("GET", f"quotas/?tenant={slug}")["results"]}
+
+    def gpu(self, uuid: str) -> Json:
+        """A GPU and what is promised of it."""
+        body: Json = self.granted("GET", f"gpus/{uuid}/")
+        return body
+
+    def run(self, claim_uid: str, *command: str, log: Path) -> subprocess.Popen[bytes]:
+        """Start a command under a claim, as a user on the node would."""
+        environment = os.environ | {"GPUCLOUD_URL": self.url, "GPUCLOUD_TOKEN": self.token, "PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "agent", "exec", claim_uid, "--", *command],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+
+def _answer(status: int, raw: bytes, headers: dict[str, str]) -> Answer:
+    try:
+        body = json.loads(raw) if raw else None
+    except ValueError:
+        body = raw.decode(errors="replace")
+    return Answer(status, body, {name.lower(): value for name, value in headers.items()})
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody uses at this moment."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port: int = trial.getsockname()[1]
+        return port
+
+
+def until(condition: Any, *, seconds: float, what: str, every: float = 0.05) -> Any:
+    """The first true value of `condition`, asked again and again; AssertionError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if value := condition():
+            return value
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(every)
