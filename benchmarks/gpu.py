@@ -24,7 +24,6 @@ GPULOAD = str(ROOT / "libvcuda" / "build" / "gpuload")
 LIMITS = (100, 25, 50, 75, 100)
 SETTLE_SECONDS, WINDOW_SECONDS = 2.0, 10.0
 MEMORY_MIB = 4096
-GROW_STEP = "256MiB"
 
 
 def main() -> None:
@@ -87,27 +86,23 @@ def _at_limit(platform: Platform, path: str, echo: Echo, log: Path, limit: int) 
 
 
 def memory(platform: Platform, directory: Path) -> Row:
-    """Allocate until refused, twice: by a program that grows, and by one that asks for everything at once."""
+    """The largest block, to the MiB, that a program can allocate under the limit, and how one MiB more is refused."""
     body = {"tenant": "bench", "name": "memory", "core_request": 50, "memory_mib": MEMORY_MIB}
     claim = platform.granted("POST", "claims/?wait=60", body)
-    log = directory / "memory.log"
-    held = 0
-    for mib in range(0, MEMORY_MIB + 1, 64):
-        program = platform.run(
-            claim["uid"], GPULOAD, "--kernel-us", "0", "--memory", f"{mib}MiB", "--seconds", "0.2", log=log
-        )
-        program.wait(60)
-        if "OUT_OF_MEMORY" in log.read_text():
-            break
-        held = mib
-    refusal = next((line for line in log.read_text().splitlines() if "CUDA_ERROR" in line), "none")
+    fits, refused, words = 0, MEMORY_MIB + 1, ""
+    while refused - fits > 1:
+        mib = (fits + refused) // 2
+        answer = _refusal(platform, claim["uid"], mib, directory / "memory.log")
+        fits, refused, words = (fits, mib, answer) if answer else (mib, refused, words)
     platform.granted("DELETE", f"claims/{claim['uid']}/?wait=40")
-    return {
-        "limit MiB": MEMORY_MIB,
-        "allocated MiB": held,
-        "context and rest MiB": MEMORY_MIB - held,
-        "refusal": refusal.strip(),
-    }
+    return {"limit MiB": MEMORY_MIB, "allocated MiB": fits, "context MiB": MEMORY_MIB - fits, "one more": words}
+
+
+def _refusal(platform: Platform, claim: str, mib: int, log: Path) -> str:
+    """What the program says when it cannot have so much; empty when it can."""
+    options = ("--kernel-us", "0", "--memory", f"{mib}MiB", "--seconds", "0.1")
+    platform.run(claim, GPULOAD, *options, log=log).wait(60)
+    return next((word for word in log.read_text().split() if word.startswith("CUDA_ERROR")), "")
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
