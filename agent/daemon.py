@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 # A driver that is installed or comes back later is found without a restart of the agent.
 NVML_RETRY_SECONDS = 30.0
+# Without the persistence daemon, a machine of eight GPUs takes 10 to 20 s for its first answer.
+NVML_SECONDS = 30.0
 
 
 class Daemon:
@@ -165,21 +167,28 @@ class Daemon:
             gpus=list(self._inventory.gpus),
         )
 
-    async def _take_inventory(self) -> None:
+    async def _take_inventory(self) -> bool:
+        """Look at the GPUs; True if NVML answered."""
         before = self._inventory
-        self._inventory = await self._in_nvml_thread(self._nvml.inventory)
+        try:
+            async with asyncio.timeout(NVML_SECONDS):
+                self._inventory = await self._in_nvml_thread(self._nvml.inventory)
+        except TimeoutError:
+            # What was known of the GPUs still holds; a hung driver must not keep limits from moving.
+            words = f"NVML has not answered within {NVML_SECONDS:g} s"
+            self._inventory = before._replace(problem=words)
         self._node.know_gpus(frozenset(gpu.uuid for gpu in self._inventory.gpus), self._inventory.problem)
         if self._inventory.problem is not None and self._inventory.problem != before.problem:
             log.error("no-gpus", reason=self._inventory.problem)
+        return self._inventory.problem is None
 
     async def _look_for_nvml(self) -> None:
         while True:
             await asyncio.sleep(NVML_RETRY_SECONDS)
-            if self._inventory.problem is not None:
-                await self._take_inventory()
-                if self._inventory.gpus and self._link is not None:
-                    log.info("gpus-found", gpus=len(self._inventory.gpus))
-                    await self._link.renew()
+            missing = self._inventory.problem is not None
+            if missing and await self._take_inventory() and self._link is not None:
+                log.info("gpus-found", gpus=len(self._inventory.gpus))
+                await self._link.renew()
 
     async def _watch(self) -> None:
         while True:

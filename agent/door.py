@@ -94,7 +94,11 @@ class Door:
             request = msgspec.json.decode(line, type=Request)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             return Refusal(code="bad-request", detail=f"The request is not valid: {error}")
-        return self._answer(request, caller)
+        try:
+            return self._answer(request, caller)
+        except OSError as error:
+            log.warning("request-failed", reason=str(error))
+            return Refusal(code="failed", detail=f"The agent could not do it: {error}.")
 
 
 def _caller(writer: asyncio.StreamWriter) -> Caller | None:

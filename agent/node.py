@@ -45,6 +45,8 @@ class Node:
         self._gpu_problem: str | None = None
         # Why an assignment is not in force, by its uid.
         self._failures: dict[str, str] = {}
+        # Claims whose pages an earlier agent left and this one cannot read (another version's, say), and why.
+        self._unreadable: dict[str, str] = {}
         # Released here and no longer wanted there; told until the next desired state.
         self._released: dict[str, int] = {}
 
@@ -56,6 +58,7 @@ class Node:
             try:
                 holding = self._open(directory.name)
             except PageError as error:
+                self._unreadable[directory.name] = str(error)
                 log.warning("claim-not-adopted", claim=directory.name, reason=str(error))
                 continue
             holding.refresh()
@@ -120,12 +123,11 @@ class Node:
         for uid, generation in self._released.items():
             told.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
         for wanted in self.desired.assignments if self.desired else ():
-            reason = self._failures.get(wanted.uid)
             if not wanted.present and (wanted.uid not in told or wanted.uid in self._released):
-                told[wanted.uid] = wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
-            elif reason is not None:
+                told[wanted.uid] = self._observe_gone(wanted)
+            elif wanted.uid in self._failures:
                 told[wanted.uid] = wire.Observation(
-                    uid=wanted.uid, generation=wanted.generation, state="failed", reason=reason
+                    uid=wanted.uid, generation=wanted.generation, state="failed", reason=self._failures[wanted.uid]
                 )
         return wire.Observed(
             frame=self.desired.frame if self.desired else 0, assignments=[told[uid] for uid in sorted(told)]
@@ -217,6 +219,12 @@ class Node:
         holding.remove()
         del self.holdings[holding.claim_uid]
         log.info("claim-released", claim=holding.claim_uid)
+
+    def _observe_gone(self, wanted: wire.Assignment) -> wire.Observation:
+        # Its programs may still run; to call it released would promise the GPU twice.
+        reason = self._unreadable.get(wanted.claim_uid)
+        state: wire.AssignmentState = "released" if reason is None else "releasing"
+        return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, reason=reason)
 
     def _over(self, holding: Holding, slot: LimitSlot) -> bool:
         return holding.memory_bytes(slot.assignment_uid) > slot.memory_bytes

@@ -44,7 +44,11 @@ class Sequence:
         number = self._next
         if number >= self._reserved:
             self._reserved = number + SEQUENCE_BLOCK
-            statefile.write(self._path, self._reserved)
+            try:
+                statefile.write(self._path, self._reserved)
+            except OSError as error:
+                # Then the clock alone keeps them growing.
+                log.warning("sequence-not-stored", reason=str(error))
         self._next += 1
         return number
 

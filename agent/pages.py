@@ -6,6 +6,7 @@ which a dead process's slot is cleared.
 """
 
 import ctypes
+import errno
 import json
 import os
 from ctypes import POINTER, c_char_p, c_int, c_uint8, c_uint32, c_uint64, c_void_p
@@ -234,9 +235,11 @@ class UsagePage:
         self.path = directory / "usage"
         page = c_void_p()
         result = library.calls.vcuda_usage_create(os.fsencode(self.path), ctypes.byref(page))
-        if result < 0:
+        if result < 0 and result != -errno.EBADMSG:
             raise PageError(f"cannot make {self.path}: {os.strerror(-result)}")
-        library.calls.vcuda_usage_unmap(page)
+        if result >= 0:
+            library.calls.vcuda_usage_unmap(page)
+        # A page that its tenant has damaged is taken as it is: its claim must still be ended one day.
         self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def read(self) -> bool:

@@ -28,7 +28,7 @@ class Registry:
             self._claims[claim] = {Process(*pair) for pair in pairs}
 
     def add(self, claim_uid: str, process: Process) -> None:
-        """Remember the process, on disk before this returns."""
+        """Remember the process, on disk before this returns. Raises OSError."""
         self._claims.setdefault(claim_uid, set()).add(process)
         self._store()
 
@@ -40,13 +40,20 @@ class Registry:
         living = {process for process in registered if processes.alive(process)}
         if living != registered:
             self._claims[claim_uid] = living
-            self._store()
+            self._try_store()
         return living
 
     def drop(self, claim_uid: str) -> None:
         """The claim has ended."""
         if self._claims.pop(claim_uid, None) is not None:
+            self._try_store()
+
+    def _try_store(self) -> None:
+        # A list with dead processes in it does no harm: whoever reads it looks whether they live.
+        try:
             self._store()
+        except OSError as error:
+            log.warning("registry-not-stored", reason=str(error))
 
     def _store(self) -> None:
         statefile.write(self._path, {claim: sorted(members) for claim, members in self._claims.items() if members})

@@ -19,7 +19,8 @@ def write(path: Path, content: object, *, durable: bool = False) -> None:
     `durable` also waits for the disk, for what a power cut must not take away (a credential). The rest is repaired
     by the server after a power cut, and waiting for the disk would cost every resize milliseconds.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # One name, so that kills leave one such file at most.
+    temporary = path.with_name(f".{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:

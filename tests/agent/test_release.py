@@ -172,6 +172,35 @@ async def test_a_usage_page_that_was_cut_does_not_end_the_agent(
     assert stage.agent.poll() is None
 
 
+async def test_a_restarted_agent_ends_a_claim_whose_usage_page_was_damaged(
+    stage: Stage, link: Connection, held: wire.Assignment, control: Control
+) -> None:
+    program = stage.exec(held.claim_uid, "sh", "-c", "echo up; exec sleep 600")
+    await asyncio.to_thread(program.stdout.readline)
+    (stage.run_dir / "processes.json").unlink()
+    await stage.kill()
+    (stage.claim_dir(held) / "usage").write_bytes(b"not a page")
+    stage.start()
+    again = await control.connection()
+    await again.send(wire.Desired(frame=2, assignments=[changed(held, present=False, generation=2)]))
+    await again.state(held.uid, "released", 2)
+    assert await asyncio.to_thread(program.wait, 10) == -signal.SIGTERM
+
+
+async def test_a_claim_whose_limits_cannot_be_read_is_never_called_released(
+    stage: Stage, link: Connection, held: wire.Assignment, control: Control
+) -> None:
+    await stage.kill()
+    limits = stage.claim_dir(held) / "limits"
+    limits.unlink()
+    limits.write_bytes(b"another version's page")
+    stage.start()
+    again = await control.connection()
+    await again.state(held.uid, "failed")
+    await again.send(wire.Desired(frame=2, assignments=[changed(held, present=False, generation=2)]))
+    assert "limits" in ((await again.state(held.uid, "releasing", 2)).reason or "")
+
+
 def test_a_reused_pid_is_another_process() -> None:
     me = processes.find(os.getpid())
     assert me is not None
