@@ -1,5 +1,6 @@
 """/claims/ and /assignments/."""
 
+from collections.abc import Callable
 from typing import Any
 
 from django.db.models import Prefetch
@@ -19,12 +20,15 @@ from apps.scheduling.api import serializers
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims import create_claim, release_claim
 from apps.scheduling.services.environment import claim_environment, shell_lines
+from apps.scheduling.services.rehearsal import rehearse
 from apps.scheduling.services.resize import resize_claim
 from gpucloud.api import etags
 
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
 )
+
+DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what would happen and change nothing.")
 
 
 class ClaimFilter(filters.FilterSet):
@@ -59,6 +63,18 @@ class ClaimView(ApiView):
         headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/claims/{row.uid}/"}
         return Response(body, status=status, headers=headers)
 
+    def rehearsed(self, act: Callable[[], Claim]) -> Response:
+        """What would happen."""
+        return Response(rehearse(act, lambda claim: dict(self.shown(claim).data)))
+
+
+def dry_run(request: Request) -> bool:
+    """Whether only a preview is asked for. Raises ValidationError for anything but true and false."""
+    text = request.query_params.get("dry_run", "false").lower()
+    if text not in ("true", "false"):
+        raise ValidationError({"dry_run": ["Must be true or false."]})
+    return text == "true"
+
 
 class ClaimList(ClaimView, ListMixin):
     """Claims: what tenants ask for."""
@@ -69,13 +85,17 @@ class ClaimList(ClaimView, ListMixin):
         """List claims, newest first; released ones stay as history."""
         return self.listed(self.get_queryset())
 
-    @extend_schema(parameters=[WAIT])
+    @extend_schema(parameters=[WAIT, DRY_RUN])
     @idempotent
     def post(self, request: Request) -> Response:
         """Ask for pieces of GPUs. The quota is charged at once; a round then places the claim."""
         values = self.parsed(request)
         values["pool"] = values["pool"] or default_pool()
-        return self.shown(create_claim(principal=self.principal, **values), status=201)
+
+        def act() -> Claim:
+            return create_claim(principal=self.principal, **values)
+
+        return self.rehearsed(act) if dry_run(request) else self.shown(act(), status=201)
 
 
 def default_pool() -> Pool:
@@ -97,13 +117,17 @@ class ClaimDetail(ClaimView):
         """Show a claim."""
         return self.shown(self.find(uid))
 
-    @extend_schema(parameters=[WAIT], responses={200: serializers.ClaimSerializer})
+    @extend_schema(parameters=[WAIT, DRY_RUN], responses={200: serializers.ClaimSerializer})
     def patch(self, request: Request, uid: str) -> Response:
         """Change its limits, live: same process, no restart."""
         claim = self.find(uid)
         values = self.parsed(request, partial=True)
         versions = etags.if_match(request)
-        return self.shown(resize_claim(principal=self.principal, claim=claim, versions=versions, **values))
+
+        def act() -> Claim:
+            return resize_claim(principal=self.principal, claim=claim, versions=versions, **values)
+
+        return self.rehearsed(act) if dry_run(request) else self.shown(act())
 
     @extend_schema(parameters=[WAIT], responses={202: serializers.ClaimSerializer, 200: serializers.ClaimSerializer})
     def delete(self, request: Request, uid: str) -> Response:

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.scheduling.api import claims, rounds
+from apps.scheduling.api import claims, nodes, rounds
 
 urlpatterns = [
     path("claims/", claims.ClaimList.as_view()),
@@ -11,6 +11,7 @@ urlpatterns = [
     path("claims/<uuid:uid>/env/", claims.ClaimEnv.as_view()),
     path("assignments/", claims.AssignmentList.as_view()),
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
+    path("nodes/<slug:name>/forget/", nodes.NodeForget.as_view()),
     path("rounds/", rounds.RoundList.as_view()),
     path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),
     path("utilization/", rounds.Utilization.as_view()),

@@ -1,0 +1,51 @@
+"""Forgetting a lost node: an operator says that the machine will not come back with what it carried."""
+
+from django.db import transaction
+
+from apps.nodes.models import Node
+from apps.nodes.services import capacity
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.services import states
+from apps.scheduling.services.claims import locked
+from gpucloud.errors import Conflict
+
+
+class NodeOnline(Conflict):
+    """The node is there; what it carries can be released."""
+
+    code = "node-online"
+    title = "The node is not lost"
+
+
+@transaction.atomic
+def forget_node(*, principal: Principal, node: Node) -> Node:
+    """Give back everything that a lost node holds, and shut its agent out until it is enrolled again.
+
+    Only a node that nothing has been heard of can be forgotten: processes on it may still be running, and the operator
+    answers for that. Raises NodeOnline.
+    """
+    principal.require_operator()
+    if node.online:
+        raise NodeOnline(f"Node {node.name} is online: cordon it and release its claims.", node=node.name)
+    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk"):
+        _end(claim, principal)
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    node.gpus.update(present=False)
+    node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)
+    audit.record(principal=principal, action="node.forget", object_type="node", object_id=node.name)
+    return node
+
+
+def _end(claim: Claim, principal: Principal) -> None:
+    claim = locked(claim)
+    assignments = list(claim.assignments.exclude(state=AssignmentState.RELEASED).order_by("gpu_id"))
+    states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
+    for item in assignments:
+        capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
+        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")
+    states.move(claim, ClaimState.RELEASED)
+    events.wake_scheduler(claim.pool)

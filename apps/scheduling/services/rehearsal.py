@@ -1,0 +1,31 @@
+"""Dry runs: the real services in a transaction that is taken back, so a preview cannot differ from the act."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from django.db import transaction
+
+from apps.scheduling.core.placement import place
+from apps.scheduling.core.values import Placed
+from apps.scheduling.models import Claim
+from apps.scheduling.services.claims import request_of
+from apps.scheduling.services.fleet import read_fleet
+
+
+def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) -> dict[str, Any]:
+    """What the claim would be after `act`. Nothing is kept, nobody is told. Raises whatever `act` raises.
+
+    A claim that waits is tried on the pool as it is now, before anyone else in the queue: `state`, `reasons` and `gpus`
+    say where it would be.
+    """
+    with transaction.atomic():
+        claim = act()
+        shown = {**show(claim), "dry_run": True}
+        transaction.set_rollback(True)
+    if claim.waiting:
+        answer = place(read_fleet(claim.pool), request_of(claim))
+        shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
+        shown["gpus"] = list(answer.gpus) if isinstance(answer, Placed) else []
+        shown["reasons"] = [] if isinstance(answer, Placed) else [asdict(reason) for reason in answer.reasons]
+    return shown
