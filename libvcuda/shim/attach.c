@@ -1,0 +1,173 @@
+/* Joining the claim: pages, slot, cached limits, and what a fork changes. */
+#include "shim.h"
+
+#include <linux/futex.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef VCUDA_REQUIRE_FILE
+#define VCUDA_REQUIRE_FILE "/etc/gpucloud/require-limits"
+#endif
+#define MAX_DEVICES 64
+
+#include "meter.h"
+
+struct shim shim;
+static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
+static int8_t device_slot[MAX_DEVICES]; /* slot + 1; 0: not looked up */
+
+static int open_pages(const char *directory)
+{
+    char path[PATH_MAX];
+    struct vcuda_limits *limits;
+    if (snprintf(path, sizeof path, "%s/" VCUDA_LIMITS_FILE, directory) >= (int)sizeof path)
+        return 0;
+    if (vcuda_limits_open(path, 0, &limits) != 0)
+        return 0;
+    snprintf(path, sizeof path, "%s/" VCUDA_USAGE_FILE, directory);
+    if (vcuda_usage_open(path, 1, &shim.usage) != 0) {
+        vcuda_limits_unmap(limits);
+        return 0;
+    }
+    shim.limits = limits;
+    return 1;
+}
+
+static void in_child(void);
+
+int shim_mode_slow(void)
+{
+    pthread_mutex_lock(&attach_mutex);
+    if (shim.mode == SHIM_UNKNOWN) {
+        const char *directory = getenv(VCUDA_CLAIM_DIR_ENV);
+        int mode = directory && *directory && open_pages(directory) ? SHIM_ACTIVE : SHIM_INERT;
+        if (mode == SHIM_INERT && access(VCUDA_REQUIRE_FILE, F_OK) == 0)
+            mode = SHIM_REFUSED;
+        if (mode == SHIM_ACTIVE)
+            pthread_atfork(NULL, NULL, in_child);
+        __atomic_store_n(&shim.mode, mode, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&attach_mutex);
+    return shim.mode;
+}
+
+/* A forked child is a process of its own: it needs its own slot and watcher, and holds none of the parent's memory. */
+static void in_child(void)
+{
+    pthread_mutex_init(&attach_mutex, NULL);
+    shim.self = NULL;
+    shim.seen_gen = 0;
+    shim.captures = 0;
+    memset(shim.gpu, 0, sizeof shim.gpu);
+    memset(device_slot, 0, sizeof device_slot);
+    table_forget();
+    account_forget_pools();
+    meter_forget_all();
+    watcher_forget();
+}
+
+int shim_attach(void)
+{
+    if (__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE))
+        return 1;
+    pthread_mutex_lock(&attach_mutex);
+    if (!shim.self) {
+        int slot = pages_slot_take(shim.usage);
+        if (slot < 0 && vcuda_usage_reap_dead(shim.usage) > 0)
+            slot = pages_slot_take(shim.usage);
+        if (slot >= 0) {
+            shim.seen_gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) - 1;
+            __atomic_store_n(&shim.self, &shim.usage->process[slot], __ATOMIC_RELEASE);
+        }
+    }
+    pthread_mutex_unlock(&attach_mutex);
+    if (!shim.self)
+        return 0;
+    shim_refresh();
+    watcher_start();
+    return 1;
+}
+
+void shim_refresh_slow(void)
+{
+    uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
+    int whole = 1;
+    for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
+        struct vcuda_limit limit;
+        struct shim_gpu *gpu = &shim.gpu[i];
+        if (vcuda_limits_get(shim.limits, i, &limit) != 0) {
+            whole = 0; /* half-written by a killed agent: the last limits stay */
+            continue;
+        }
+        if (gpu->core_limit != limit.core_limit)
+            __atomic_store_n(&gpu->dry, 0, __ATOMIC_RELAXED);
+        if (limit.core_limit < 100 && gpu->core_limit >= 100)
+            __atomic_store_n(&gpu->limited_since_ns, shim_now(), __ATOMIC_RELAXED);
+        __atomic_store_n(&gpu->core_limit, limit.core_limit, __ATOMIC_RELAXED);
+        __atomic_store_n(&gpu->generation, limit.generation, __ATOMIC_RELAXED);
+        __atomic_store_n(&gpu->state, limit.state, __ATOMIC_RELEASE);
+    }
+    if (whole)
+        __atomic_store_n(&shim.seen_gen, gen, __ATOMIC_RELAXED);
+    struct vcuda_process *self = __atomic_load_n(&shim.self, __ATOMIC_ACQUIRE);
+    if (!self || !whole)
+        return;
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++)
+        __atomic_store_n(&self->gpu[i].observed_generation, shim.gpu[i].generation, __ATOMIC_RELEASE);
+    __atomic_store_n(&self->observed_gen, gen, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&shim.usage->echo, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &shim.usage->echo, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+int shim_slot_of_device(CUdevice device)
+{
+    if (device < 0 || device >= MAX_DEVICES)
+        return -1;
+    int known = __atomic_load_n(&device_slot[device], __ATOMIC_RELAXED);
+    if (known)
+        return known - 1;
+    CUuuid uuid;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    /* The second version names a MIG instance where the device is one. */
+    if (real.cuDeviceGetUuid_v2)
+        result = real.cuDeviceGetUuid_v2(&uuid, device);
+    else if (real.cuDeviceGetUuid)
+        result = real.cuDeviceGetUuid(&uuid, device);
+    for (uint32_t i = 0; !result && i < VCUDA_MAX_GPUS; i++) {
+        struct vcuda_limit limit;
+        if (vcuda_limits_get(shim.limits, i, &limit) == 0 && limit.state != VCUDA_SLOT_UNUSED &&
+            memcmp(limit.gpu_uuid, uuid.bytes, 16) == 0) {
+            __atomic_store_n(&device_slot[device], (int8_t)(i + 1), __ATOMIC_RELAXED);
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+int shim_slot_of_current(CUcontext *context)
+{
+    static _Thread_local struct { CUcontext context; unsigned epoch; int slot; } last;
+    CUcontext current = NULL;
+    if (real.cuCtxGetCurrent(&current) || !current)
+        return -2;
+    if (context)
+        *context = current;
+    unsigned epoch = __atomic_load_n(&shim.context_epoch, __ATOMIC_RELAXED);
+    if (last.context == current && last.epoch == epoch)
+        return last.slot;
+    CUdevice device;
+    if (real.cuCtxGetDevice(&device))
+        return -2;
+    int slot = shim_slot_of_device(device);
+    if (slot >= 0) {
+        last.context = current;
+        last.epoch = epoch;
+        last.slot = slot;
+    }
+    return slot;
+}

@@ -1,0 +1,104 @@
+/* Launches, waits and captures: thin doors to the meter. */
+#include "meter.h"
+
+#define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                         \
+    CUresult name params                                                                   \
+    {                                                                                      \
+        NEED_REAL(name);                                                                   \
+        struct meter_ticket ticket;                                                        \
+        CUresult result = meter_begin(&ticket, on, per_thread, (const void *)kernel, blocks); \
+        if (__builtin_expect(result != CUDA_SUCCESS, 0))                                   \
+            return result;                                                                 \
+        result = real.name call;                                                           \
+        meter_end(&ticket, result);                                                        \
+        return result;                                                                     \
+    }
+
+#define BLOCKS ((uint64_t)gx * gy * gz)
+#define SHAPE gx, gy, gz, bx, by, bz, shared_bytes
+#define KERNEL_PARAMS (CUfunction f, KERNEL_SHAPE, CUstream stream, void **params, void **extra)
+LAUNCH(cuLaunchKernel, 0, f, BLOCKS, stream, KERNEL_PARAMS, (f, SHAPE, stream, params, extra))
+LAUNCH(cuLaunchKernel_ptsz, 1, f, BLOCKS, stream, KERNEL_PARAMS, (f, SHAPE, stream, params, extra))
+
+#define COOPERATIVE_PARAMS (CUfunction f, KERNEL_SHAPE, CUstream stream, void **params)
+LAUNCH(cuLaunchCooperativeKernel, 0, f, BLOCKS, stream, COOPERATIVE_PARAMS, (f, SHAPE, stream, params))
+LAUNCH(cuLaunchCooperativeKernel_ptsz, 1, f, BLOCKS, stream, COOPERATIVE_PARAMS, (f, SHAPE, stream, params))
+
+#define EX_PARAMS (const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
+#define EX_BLOCKS (config ? (uint64_t)config->grid[0] * config->grid[1] * config->grid[2] : 0)
+#define EX_STREAM (config ? config->stream : NULL)
+LAUNCH(cuLaunchKernelEx, 0, f, EX_BLOCKS, EX_STREAM, EX_PARAMS, (config, f, params, extra))
+LAUNCH(cuLaunchKernelEx_ptsz, 1, f, EX_BLOCKS, EX_STREAM, EX_PARAMS, (config, f, params, extra))
+
+LAUNCH(cuGraphLaunch, 0, exec, 0, stream, (CUgraphExec exec, CUstream stream), (exec, stream))
+LAUNCH(cuGraphLaunch_ptsz, 1, exec, 0, stream, (CUgraphExec exec, CUstream stream), (exec, stream))
+
+#define WAIT_STREAM(name, per_thread)                                \
+    CUresult name(CUstream stream)                                   \
+    {                                                                \
+        NEED_REAL(name);                                             \
+        uint32_t seen = meter_before_wait(stream, per_thread);       \
+        CUresult result = real.name(stream);                         \
+        if (!result)                                                 \
+            meter_after_wait(stream, per_thread, seen);              \
+        return result;                                               \
+    }
+WAIT_STREAM(cuStreamSynchronize, 0)
+WAIT_STREAM(cuStreamSynchronize_ptsz, 1)
+
+CUresult cuCtxSynchronize(void)
+{
+    NEED_REAL(cuCtxSynchronize);
+    meter_before_wait_all();
+    return real.cuCtxSynchronize();
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    NEED_REAL(cuCtxSynchronize_v2);
+    meter_before_wait_all();
+    return real.cuCtxSynchronize_v2(context);
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    NEED_REAL(cuEventSynchronize);
+    meter_before_wait_all();
+    return real.cuEventSynchronize(event);
+}
+
+/* While the counter is above zero, streams are asked whether they capture before anything is put into them. A capture that
+ * is abandoned without an end leaves it too high, which costs 30 ns a launch and nothing else. */
+static CUresult begun(CUresult result)
+{
+    if (result)
+        __atomic_fetch_sub(&shim.captures, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+#define BEGIN(name, params, call)                                    \
+    CUresult name params                                             \
+    {                                                                \
+        NEED_REAL(name);                                             \
+        __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);     \
+        return begun(real.name call);                                \
+    }
+BEGIN(cuStreamBeginCapture_v2, (CUstream stream, int mode), (stream, mode))
+BEGIN(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, mode))
+#define TO_GRAPH (CUstream stream, CUgraph graph, const void *nodes, const void *edges, size_t count, int mode)
+BEGIN(cuStreamBeginCaptureToGraph, TO_GRAPH, (stream, graph, nodes, edges, count, mode))
+BEGIN(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, (stream, graph, nodes, edges, count, mode))
+
+#define END(name)                                                                        \
+    CUresult name(CUstream stream, CUgraph *graph)                                       \
+    {                                                                                    \
+        NEED_REAL(name);                                                                 \
+        CUresult result = real.name(stream, graph);                                      \
+        /* An invalidated capture has ended too; any other error means there was none. */ \
+        if ((!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&              \
+            __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0)                       \
+            __atomic_fetch_sub(&shim.captures, 1, __ATOMIC_SEQ_CST);                     \
+        return result;                                                                   \
+    }
+END(cuStreamEndCapture)
+END(cuStreamEndCapture_ptsz)

@@ -1,0 +1,186 @@
+/* Plain, pitched and managed memory, and arrays: reserve, call the driver, remember what the block cost. */
+#include "shim.h"
+
+struct taking {
+    int slot; /* < 0: not accounted */
+    uint64_t bytes, charged;
+};
+
+/* Take the cost of `bytes` from the current context's GPU. */
+static CUresult take(struct taking *t, uint64_t bytes)
+{
+    *t = (struct taking){.slot = -1, .bytes = bytes};
+    if (shim_mode() != SHIM_ACTIVE || bytes == 0)
+        return CUDA_SUCCESS;
+    int slot = shim_slot_of_current(NULL);
+    if (slot == -2)
+        return CUDA_SUCCESS; /* no context: the driver says so itself */
+    if (slot < 0 || !shim_attach())
+        return CUDA_ERROR_NOT_PERMITTED;
+    __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
+    t->charged = account_charge(slot, bytes, 1);
+    CUresult result = account_reserve(slot, t->charged);
+    if (result) {
+        account_charge(slot, bytes, -1);
+        __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
+        return result;
+    }
+    t->slot = slot;
+    return CUDA_SUCCESS;
+}
+
+static void give_back(int slot, uint64_t bytes, uint64_t charged)
+{
+    uint64_t refund = account_charge(slot, bytes, -1);
+    account_refund(slot, bytes > (1ull << 20) ? charged : refund);
+}
+
+/* The driver answered: keep the charge under the block's key, or give it back. */
+static CUresult settle(struct taking *t, CUresult result, uint64_t key)
+{
+    if (t->slot < 0)
+        return result;
+    struct charge charge = {.key = key, .bytes = t->bytes, .charged = t->charged, .slot = t->slot};
+    /* Without room to remember it, the charge stays for the process's life: too much is safe, too little is not. */
+    if (result)
+        give_back(t->slot, t->bytes, t->charged);
+    else
+        table_put(&charge);
+    __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+/* Forget the block before the driver frees it: afterwards another thread may get the same address. */
+static CUresult free_block(uint64_t key, struct charge *charge)
+{
+    __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
+    return table_take(key, charge) ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult freed(CUresult found, const struct charge *charge, CUresult result)
+{
+    if (!found && !result)
+        give_back(charge->slot, charge->bytes, charge->charged);
+    else if (!found)
+        table_put(charge);
+    __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    NEED_REAL(cuMemAlloc_v2);
+    struct taking t;
+    CUresult result = take(&t, bytes);
+    if (result)
+        return result;
+    result = real.cuMemAlloc_v2(pointer, bytes);
+    return settle(&t, result, result ? 0 : *pointer);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    NEED_REAL(cuMemAllocPitch_v2);
+    struct taking t;
+    /* Rows are padded to 512 bytes on every GPU so far; the pitch that comes back is checked against it. */
+    CUresult result = take(&t, (width + 511) / 512 * 512 * height);
+    if (result)
+        return result;
+    result = real.cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+    return settle(&t, result, result ? 0 : *pointer);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
+{
+    NEED_REAL(cuMemAllocManaged);
+    struct taking t;
+    CUresult result = take(&t, bytes);
+    if (result)
+        return result;
+    result = real.cuMemAllocManaged(pointer, bytes, flags);
+    return settle(&t, result, result ? 0 : *pointer);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    NEED_REAL(cuMemFree_v2);
+    struct charge charge;
+    if (shim_mode() != SHIM_ACTIVE)
+        return real.cuMemFree_v2(pointer);
+    CUresult found = free_block(pointer, &charge);
+    return freed(found, &charge, real.cuMemFree_v2(pointer));
+}
+
+static uint64_t element_bytes(unsigned format)
+{
+    switch (format) {
+    case 0x01: case 0x08: return 1;              /* 8-bit integers */
+    case 0x03: case 0x0a: case 0x20: return 4;   /* 32-bit integers, float */
+    default: return 2;                           /* 16-bit integers, half */
+    }
+}
+
+static uint64_t array_bytes(size_t width, size_t height, size_t depth, unsigned format, unsigned channels)
+{
+    return width * (height ? height : 1) * (depth ? depth : 1) * channels * element_bytes(format);
+}
+
+/* Arrays never share granules. */
+static uint64_t whole(uint64_t bytes)
+{
+    return bytes <= (1ull << 20) ? (1ull << 20) + 1 : bytes;
+}
+
+CUresult cuArrayCreate_v2(CUarray *array, const CUarrayDescriptor *d)
+{
+    NEED_REAL(cuArrayCreate_v2);
+    struct taking t;
+    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, 0, d->format, d->channels)) : 0);
+    if (result)
+        return result;
+    result = real.cuArrayCreate_v2(array, d);
+    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
+}
+
+CUresult cuArray3DCreate_v2(CUarray *array, const CUarray3DDescriptor *d)
+{
+    NEED_REAL(cuArray3DCreate_v2);
+    struct taking t;
+    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, d->depth, d->format, d->channels)) : 0);
+    if (result)
+        return result;
+    result = real.cuArray3DCreate_v2(array, d);
+    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
+}
+
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUarray3DDescriptor *d, unsigned levels)
+{
+    NEED_REAL(cuMipmappedArrayCreate);
+    struct taking t;
+    uint64_t bytes = d ? array_bytes(d->width, d->height, d->depth, d->format, d->channels) : 0;
+    CUresult result = take(&t, d ? whole(levels > 1 ? bytes + bytes / 3 : bytes) : 0);
+    if (result)
+        return result;
+    result = real.cuMipmappedArrayCreate(array, d, levels);
+    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
+}
+
+CUresult cuArrayDestroy(CUarray array)
+{
+    NEED_REAL(cuArrayDestroy);
+    struct charge charge;
+    if (shim_mode() != SHIM_ACTIVE)
+        return real.cuArrayDestroy(array);
+    CUresult found = free_block((uint64_t)(uintptr_t)array, &charge);
+    return freed(found, &charge, real.cuArrayDestroy(array));
+}
+
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    NEED_REAL(cuMipmappedArrayDestroy);
+    struct charge charge;
+    if (shim_mode() != SHIM_ACTIVE)
+        return real.cuMipmappedArrayDestroy(array);
+    CUresult found = free_block((uint64_t)(uintptr_t)array, &charge);
+    return freed(found, &charge, real.cuMipmappedArrayDestroy(array));
+}

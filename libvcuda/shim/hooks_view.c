@@ -1,0 +1,142 @@
+/* What programs see: the limit as the GPU's size, and the claim's use as the GPU's use. */
+#include "shim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Limit and use of a slot, clipped to what the GPU really has. 0 where no limit applies. */
+static int view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
+{
+    struct vcuda_limit limit;
+    if (slot < 0 || vcuda_limits_get(shim.limits, (uint32_t)slot, &limit) != 0 || limit.memory_bytes >= real_total)
+        return 0;
+    if (shim.self)
+        account_refresh_pools(slot);
+    *total = limit.memory_bytes;
+    *used = account_used(slot);
+    return 1;
+}
+
+static uint64_t room(uint64_t total, uint64_t used)
+{
+    return used < total ? total - used : 0;
+}
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    NEED_REAL(cuMemGetInfo_v2);
+    size_t real_free, real_total;
+    CUresult result = real.cuMemGetInfo_v2(&real_free, &real_total);
+    if (result)
+        return result;
+    uint64_t limit, used;
+    if (shim_mode() == SHIM_ACTIVE && view(shim_slot_of_current(NULL), real_total, &limit, &used)) {
+        /* Other tenants may have less left than our own limit allows. */
+        if (room(limit, used) < real_free)
+            real_free = room(limit, used);
+        real_total = limit;
+    }
+    if (free_bytes)
+        *free_bytes = real_free;
+    if (total)
+        *total = real_total;
+    return CUDA_SUCCESS;
+}
+
+static unsigned clip(size_t bytes)
+{
+    return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
+}
+
+CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total)
+{
+    size_t f, t;
+    CUresult result = cuMemGetInfo_v2(&f, &t);
+    if (!result && free_bytes)
+        *free_bytes = clip(f);
+    if (!result && total)
+        *total = clip(t);
+    return result;
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    NEED_REAL(cuDeviceTotalMem_v2);
+    CUresult result = real.cuDeviceTotalMem_v2(bytes, device);
+    struct vcuda_limit limit;
+    int slot = !result && shim_mode() == SHIM_ACTIVE ? shim_slot_of_device(device) : -1;
+    if (slot >= 0 && vcuda_limits_get(shim.limits, (uint32_t)slot, &limit) == 0 && limit.memory_bytes < *bytes)
+        *bytes = limit.memory_bytes;
+    return result;
+}
+
+CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
+{
+    size_t whole;
+    CUresult result = cuDeviceTotalMem_v2(&whole, device);
+    if (!result && bytes)
+        *bytes = clip(whole);
+    return result;
+}
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+static int parse_uuid(const char *text, uint8_t uuid[16])
+{
+    int n = 0;
+    text = strncmp(text, "GPU-", 4) == 0 || strncmp(text, "MIG-", 4) == 0 ? text + 4 : text;
+    for (; *text && n < 32; text++) {
+        int digit = hex(*text);
+        if (digit < 0)
+            continue;
+        uuid[n / 2] = (uint8_t)(n % 2 ? uuid[n / 2] << 4 | digit : digit);
+        n++;
+    }
+    return n == 32;
+}
+
+static int slot_of_nvml(nvmlDevice_t device)
+{
+    char text[96];
+    uint8_t uuid[16];
+    if (shim_mode() != SHIM_ACTIVE || !real_nvml.nvmlDeviceGetUUID)
+        return -1;
+    if (real_nvml.nvmlDeviceGetUUID(device, text, sizeof text) || !parse_uuid(text, uuid))
+        return -1;
+    for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
+        struct vcuda_limit limit;
+        if (vcuda_limits_get(shim.limits, i, &limit) == 0 && limit.state != VCUDA_SLOT_UNUSED &&
+            memcmp(limit.gpu_uuid, uuid, 16) == 0)
+            return (int)i;
+    }
+    return -1;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    if (!real_nvml_ready(1) || !real_nvml.nvmlDeviceGetMemoryInfo)
+        return NVML_ERROR_UNINITIALIZED;
+    nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, memory);
+    uint64_t limit, used;
+    if (!result && view(slot_of_nvml(device), memory->total, &limit, &used))
+        *memory = (nvmlMemory_t){limit, room(limit, used), used};
+    return result;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    if (!real_nvml_ready(1) || !real_nvml.nvmlDeviceGetMemoryInfo_v2)
+        return NVML_ERROR_UNINITIALIZED;
+    nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo_v2(device, memory);
+    uint64_t limit, used;
+    if (!result && view(slot_of_nvml(device), memory->total, &limit, &used)) {
+        memory->total = limit;
+        memory->reserved = 0;
+        memory->free = room(limit, used);
+        memory->used = used;
+    }
+    return result;
+}

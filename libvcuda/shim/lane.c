@@ -1,0 +1,136 @@
+/* Lanes: one per stream, found by the launching thread, filled by it, emptied by whoever retires. */
+#include "lane.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct meter_lane *lanes[LANES];
+uint32_t lane_count;
+
+static uint64_t thread_key(void)
+{
+    static _Thread_local char here;
+    return (uint64_t)(uintptr_t)&here;
+}
+
+/* The driver's names for the two default streams, made one name each. */
+CUstream lane_stream(CUstream stream, int per_thread)
+{
+    if (!stream && per_thread)
+        return CU_STREAM_PER_THREAD;
+    return stream == CU_STREAM_LEGACY ? NULL : stream;
+}
+
+static int is_of(const struct meter_lane *lane, CUcontext context, CUstream stream, uint64_t thread)
+{
+    return lane->context == context && lane->stream == stream && lane->thread == thread;
+}
+
+static struct meter_lane *find(CUcontext context, CUstream stream, uint64_t thread)
+{
+    uint32_t n = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+    for (uint32_t i = 0; i < n && i < LANES; i++) {
+        struct meter_lane *lane = __atomic_load_n(&lanes[i], __ATOMIC_ACQUIRE);
+        if (lane && is_of(lane, context, stream, thread))
+            return lane;
+    }
+    return NULL;
+}
+
+int lane_take(struct meter_lane *lane)
+{
+    return !__atomic_load_n(&lane->busy, __ATOMIC_RELAXED) && !__atomic_exchange_n(&lane->busy, 1, __ATOMIC_ACQUIRE);
+}
+
+void lane_leave(struct meter_lane *lane)
+{
+    __atomic_store_n(&lane->busy, 0, __ATOMIC_RELEASE);
+}
+
+/* A program that makes and destroys streams for ever must not fill the table: take over a lane with nothing in it. */
+static struct meter_lane *recycle(void)
+{
+    for (uint32_t i = 0; i < LANES; i++) {
+        struct meter_lane *lane = __atomic_load_n(&lanes[i], __ATOMIC_ACQUIRE);
+        if (!lane || !lane_take(lane))
+            continue;
+        if (!lane->open && lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE))
+            return lane;
+        lane_leave(lane);
+    }
+    return NULL;
+}
+
+static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thread, int slot)
+{
+    struct meter_lane *lane = NULL;
+    uint32_t n = __atomic_load_n(&lane_count, __ATOMIC_RELAXED);
+    int new = n < LANES;
+    if (new) {
+        lane = calloc(1, sizeof *lane);
+        if (lane)
+            lane->busy = 1;
+    } else {
+        lane = recycle();
+    }
+    if (!lane)
+        return NULL;
+    if (lane->context != context)
+        lane->last_end = NULL; /* an event of another context is of no use here */
+    lane->context = context;
+    lane->stream = stream;
+    lane->thread = thread;
+    lane->slot = slot;
+    lane->drained = 1;
+    if (new) {
+        uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
+        if (at >= LANES) {
+            free(lane);
+            return NULL;
+        }
+        __atomic_store_n(&lanes[at], lane, __ATOMIC_RELEASE);
+    }
+    lane_leave(lane);
+    return lane;
+}
+
+struct meter_lane *lane_of(CUcontext context, CUstream stream, int slot, int create)
+{
+    static _Thread_local struct meter_lane *last;
+    uint64_t thread = stream == CU_STREAM_PER_THREAD ? thread_key() : 0;
+    if (last && is_of(last, context, stream, thread))
+        return last;
+    struct meter_lane *lane = find(context, stream, thread);
+    if (!lane && create)
+        lane = make(context, stream, thread, slot);
+    if (lane)
+        last = lane;
+    return lane;
+}
+
+static void inflight_less(int slot, uint64_t ns)
+{
+    if (ns && shim.self)
+        __atomic_fetch_sub(&shim_usage(slot)->inflight_ns, ns, __ATOMIC_RELAXED);
+}
+
+/* Forget everything in it without asking the driver about its events: they are gone or about to be. */
+void lane_clear(struct meter_lane *lane)
+{
+    uint64_t predicted = lane->open ? lane->now.predicted_ns : 0;
+    for (uint32_t i = lane->tail; i != lane->head; i++)
+        predicted += lane->ring[i % METER_BURSTS].predicted_ns;
+    inflight_less(lane->slot, predicted + __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED));
+    lane->context = NULL;
+    lane->open = 0;
+    lane->tail = lane->head;
+    lane->last_end = NULL;
+    lane->drained = 1;
+}
+
+/* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */
+void lane_forget_all(void)
+{
+    memset(lanes, 0, sizeof lanes);
+    lane_count = 0;
+}

@@ -1,0 +1,180 @@
+/* From events to times.
+ *
+ * cuEventElapsedTime tells the distance of two events as a float of milliseconds, which after eight seconds is no better
+ * than a microsecond: so every context has an origin event that is renewed every four. The origin's own time is first taken
+ * to be when it was recorded; no event can be seen before it happens, so the least lag ever seen between an event's computed
+ * time and the moment of looking corrects it. Processes of one claim compare times, so they must agree on the clock.
+ *
+ * Two events with nothing between them are still a microsecond or two apart on a real GPU. That is measured a few times and
+ * taken off every burst that has a start event of its own; else a program of short kernels would be charged for our events.
+ */
+#include "meter.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ORIGINS 64
+#define RENEW_NS 4000000000ull
+#define OVERHEAD_LOOKS 16
+
+static struct origin *origins[ORIGINS];
+
+struct origin *origin_of(CUcontext context)
+{
+    for (int i = 0; i < ORIGINS; i++) {
+        struct origin *o = __atomic_load_n(&origins[i], __ATOMIC_ACQUIRE);
+        if (o && __atomic_load_n(&o->context, __ATOMIC_RELAXED) == context)
+            return o;
+        if (o)
+            continue;
+        struct origin *made = calloc(1, sizeof *made);
+        if (!made)
+            return NULL;
+        made->context = context;
+        made->least_lag_ns = 1e18;
+        made->overhead_ns = 1e18;
+        if (__atomic_compare_exchange_n(&origins[i], &o, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            return made;
+        free(made);
+        i--; /* another thread was first: look at what it put there */
+    }
+    return NULL;
+}
+
+static void guard(struct origin *o)
+{
+    while (__atomic_exchange_n(&o->guard, 1, __ATOMIC_ACQUIRE))
+        ;
+}
+
+CUevent origin_event(struct origin *o)
+{
+    CUevent event = NULL;
+    guard(o);
+    if (o->spares)
+        event = o->spare[--o->spares];
+    __atomic_store_n(&o->guard, 0, __ATOMIC_RELEASE);
+    if (!event && real.cuEventCreate(&event, 0))
+        return NULL;
+    return event;
+}
+
+void origin_return(struct origin *o, CUevent event)
+{
+    if (!event)
+        return;
+    guard(o);
+    int kept = o->spares < (int)(sizeof o->spare / sizeof *o->spare);
+    if (kept)
+        o->spare[o->spares++] = event;
+    __atomic_store_n(&o->guard, 0, __ATOMIC_RELEASE);
+    if (!kept)
+        real.cuEventDestroy_v2(event);
+}
+
+CUevent origin_record(struct origin *o, const struct meter_lane *lane)
+{
+    CUevent event = origin_event(o);
+    if (!event)
+        return NULL;
+    if (!real.cuEventRecord(event, lane->stream))
+        return event;
+    origin_return(o, event);
+    return NULL;
+}
+
+/* A burst begins: give it its start event, and what else is due. */
+void origin_begin(struct origin *o, struct meter_burst *burst, struct meter_lane *lane)
+{
+    uint64_t now = shim_now();
+    if (!o->renewed_ns || now - o->renewed_ns > RENEW_NS) {
+        burst->base = origin_record(o, lane);
+        if (!o->renewed_ns)
+            o->base_ns = (double)now;
+        o->renewed_ns = now;
+    }
+    if (!lane->drained)
+        return;
+    if (o->overheads < OVERHEAD_LOOKS) {
+        burst->zero = origin_record(o, lane);
+        o->overheads++;
+    }
+    burst->start = origin_record(o, lane);
+}
+
+void origin_discard(struct origin *o, struct meter_burst *burst)
+{
+    origin_return(o, burst->start);
+    origin_return(o, burst->zero);
+    origin_return(o, burst->base);
+    if (!o->base)
+        o->renewed_ns = 0;
+    burst->start = burst->zero = burst->base = NULL;
+}
+
+static int elapsed(CUevent from, CUevent to, double *ns)
+{
+    float milliseconds;
+    if (real.cuEventElapsedTime(&milliseconds, from, to))
+        return 0;
+    *ns = (double)milliseconds * 1e6;
+    return 1;
+}
+
+static void renew(struct origin *o, CUevent base)
+{
+    double moved;
+    if (o->base) {
+        if (!elapsed(o->base, base, &moved)) {
+            origin_return(o, base);
+            return;
+        }
+        o->base_ns += moved;
+        origin_return(o, o->base);
+        /* Clocks drift apart; a whole period without a smaller lag than this means that ours is behind. */
+        if (o->least_lag_ns < 1e17 && o->least_lag_ns > 20000)
+            o->base_ns += o->least_lag_ns - 20000;
+    }
+    o->base = base;
+    o->least_lag_ns = 1e18;
+}
+
+int origin_times(struct origin *o, const struct meter_burst *burst, CUevent start, double *start_ns, double *end_ns)
+{
+    double length, end, zero;
+    if (burst->zero && burst->start && elapsed(burst->zero, burst->start, &zero) && zero < o->overhead_ns)
+        o->overhead_ns = zero;
+    if (burst->base)
+        renew(o, burst->base);
+    if (!start || !o->base || !elapsed(start, burst->end, &length) || !elapsed(o->base, burst->end, &end))
+        return 0;
+    /* Five microseconds is already more than any GPU's: a greater figure was disturbed by another tenant's slice. */
+    if (burst->start && o->overhead_ns < 5000)
+        length -= length > o->overhead_ns ? o->overhead_ns : length;
+    end += o->base_ns;
+    double lag = (double)shim_now() - end;
+    if (lag < 0) {
+        o->base_ns += lag;
+        end += lag;
+        lag = 0;
+    }
+    if (lag < o->least_lag_ns)
+        o->least_lag_ns = lag;
+    *end_ns = end;
+    *start_ns = end - length;
+    return 1;
+}
+
+/* Its events are gone with it. NULL context: all. */
+void origin_forget(CUcontext context)
+{
+    for (int i = 0; i < ORIGINS; i++) {
+        struct origin *o = __atomic_load_n(&origins[i], __ATOMIC_ACQUIRE);
+        if (!o || (context && o->context != context))
+            continue;
+        CUcontext same = o->context;
+        memset(o, 0, sizeof *o);
+        o->context = context ? same : (CUcontext)(uintptr_t)-1;
+        o->least_lag_ns = o->overhead_ns = 1e18;
+    }
+}

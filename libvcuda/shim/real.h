@@ -1,0 +1,67 @@
+/* The real driver's functions: which we stand before, and which we only call. */
+#ifndef SHIM_REAL_H
+#define SHIM_REAL_H
+
+#include "driver.h"
+#include "nvidia_ml.h"
+
+/* Entries that programs get from us instead of the driver's. The shim defines a function of each name. */
+#define HOOKED_CUDA(X)                                                                                          \
+    X(cuInit) X(cuGetProcAddress) X(cuGetProcAddress_v2)                                                        \
+    X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2) X(cuMemGetInfo) X(cuMemGetInfo_v2)                               \
+    X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxRelease_v2)                    \
+    X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxReset_v2)                                                    \
+    X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy) X(cuCtxDestroy_v2)     \
+    X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged) X(cuMemFree_v2)                                 \
+    X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)       \
+    X(cuMemPoolDestroy) X(cuMemPoolTrimTo)                                                                      \
+    X(cuMemCreate) X(cuMemRelease) X(cuMemRetainAllocationHandle) X(cuMemMap) X(cuMemUnmap)                     \
+    X(cuArrayCreate_v2) X(cuArray3DCreate_v2) X(cuArrayDestroy)                                                 \
+    X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy)                                                        \
+    X(cuLaunchKernel) X(cuLaunchKernel_ptsz) X(cuLaunchKernelEx) X(cuLaunchKernelEx_ptsz)                       \
+    X(cuLaunchCooperativeKernel) X(cuLaunchCooperativeKernel_ptsz) X(cuGraphLaunch) X(cuGraphLaunch_ptsz)       \
+    X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)               \
+    X(cuEventSynchronize)                                                                                       \
+    X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamBeginCaptureToGraph)                   \
+    X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz)
+
+/* Entries that we only call. */
+#define CALLED_CUDA(X)                                                                                          \
+    X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxGetState) \
+    X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                \
+    X(cuEventElapsedTime) X(cuStreamIsCapturing)                                    \
+    X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
+    X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz)
+
+#define HOOKED_NVML(X) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)
+#define CALLED_NVML(X)                                                                                   \
+    X(nvmlInit_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetComputeRunningProcesses_v3)
+
+#define MEMBER(name) __typeof__(name) *name;
+struct real_cuda {
+    HOOKED_CUDA(MEMBER)
+    CALLED_CUDA(MEMBER)
+};
+struct real_nvml {
+    HOOKED_NVML(MEMBER)
+    CALLED_NVML(MEMBER)
+};
+#undef MEMBER
+
+extern struct real_cuda real;
+extern struct real_nvml real_nvml;
+
+/* Find the driver's functions, once; 0 where there is no driver. `load`: open the library where it is not open yet. */
+int real_cuda_ready(int load);
+int real_nvml_ready(int load);
+/* Our entry where `found` is one of the driver's that we stand before, else `found` itself. */
+void *real_hook_of(void *found);
+
+/* Every hook begins so: without a driver there is nothing to pass on to. */
+#define NEED_REAL(name)                                 \
+    do {                                                \
+        if (!real_cuda_ready(1) || !real.name)          \
+            return CUDA_ERROR_NO_DEVICE;                \
+    } while (0)
+
+#endif

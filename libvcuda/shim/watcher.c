@@ -1,0 +1,105 @@
+/* The watcher: one thread per process that hears changed limits, retires finished work, and now and then compares the
+ * account of memory with NVML's.
+ *
+ * It sleeps in a futex wait on the limits page's gen, so a change wakes it at once: it re-reads, and echoes the generation
+ * without waiting for a launch. Launches that wait for credit sleep on the same word and wake by themselves.
+ */
+#include "meter.h"
+
+#include <linux/futex.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define BUSY_NS 1000000ull
+#define IDLE_NS 100000000ull
+/* Stay quick for this long after the last launch, so that a loop that launches and waits does not pay for wake-ups. */
+#define LINGER_NS 50000000ull
+#define TRUE_UP_NS 250000000ull
+#define SWEEP_NS 50000000ull
+
+static int started;
+static int sleeping;
+static uint64_t poked;
+
+void watcher_poke(void)
+{
+    __atomic_fetch_add(&poked, 1, __ATOMIC_RELAXED);
+    /* Waking on the shared word also wakes others of the claim, who look and sleep again: rare enough. */
+    if (__atomic_load_n(&sleeping, __ATOMIC_RELAXED) && __atomic_exchange_n(&sleeping, 0, __ATOMIC_ACQ_REL))
+        syscall(SYS_futex, &shim.limits->gen, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+struct rounds {
+    uint64_t swept, trued, active, seen_pokes, seen_memory;
+};
+
+static void look_around(struct rounds *r, uint64_t now)
+{
+    uint64_t pokes = __atomic_load_n(&poked, __ATOMIC_RELAXED);
+    uint64_t memory = __atomic_load_n(&shim.memory_ended, __ATOMIC_RELAXED);
+    if (meter_retire() > 0 || pokes != r->seen_pokes)
+        r->active = now;
+    r->seen_pokes = pokes;
+    if (now - r->swept > SWEEP_NS) {
+        meter_sweep();
+        r->swept = now;
+    }
+    /* Something changed since, or eight times as long has passed (stacks and modules grow without an allocation). */
+    if (now - r->trued > TRUE_UP_NS && (memory != r->seen_memory || now - r->trued > 8 * TRUE_UP_NS)) {
+        r->seen_memory = memory;
+        r->trued = now;
+        account_true_up();
+    }
+}
+
+static void *watch(void *nothing)
+{
+    struct rounds r = {0};
+    int mode = CU_CAPTURE_RELAXED;
+    prctl(PR_SET_NAME, "vcuda", 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
+    /* This thread's event queries must not break anyone's stream capture. */
+    if (real.cuThreadExchangeStreamCaptureMode)
+        real.cuThreadExchangeStreamCaptureMode(&mode);
+    r.trued = shim_now();
+    while (!__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE)) {
+        uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
+        shim_refresh();
+        uint64_t now = shim_now();
+        look_around(&r, now);
+        int idle = now - r.active > LINGER_NS;
+        struct timespec ts = {0, idle ? (long)IDLE_NS : (long)BUSY_NS};
+        __atomic_store_n(&sleeping, idle, __ATOMIC_RELEASE);
+        syscall(SYS_futex, &shim.limits->gen, FUTEX_WAIT, gen, &ts, NULL, 0);
+    }
+    return nothing;
+}
+
+void watcher_start(void)
+{
+    if (__atomic_exchange_n(&started, 1, __ATOMIC_ACQ_REL))
+        return;
+    sigset_t all, old;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    /* The program's signals are the program's business. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, 256 << 10);
+    if (pthread_create(&thread, &attributes, watch, NULL) != 0)
+        __atomic_store_n(&started, 0, __ATOMIC_RELEASE);
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void watcher_forget(void)
+{
+    started = 0;
+    sleeping = 0;
+}
