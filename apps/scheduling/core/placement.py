@@ -2,7 +2,8 @@
 
 Filters run in a fixed order and each says how many GPUs it removed. Among the GPUs that fit, the fullest one after
 placing wins, so that large holes stay whole; several GPUs come from the one node whose chosen GPUs are then fullest.
-Ties fall to the node's name and the GPU's index, so that a replay agrees.
+Ties fall to the node's name, the GPU's index and its uuid (a replaced device has the index of the old one), so that a
+replay agrees.
 """
 
 from collections import defaultdict
@@ -29,7 +30,7 @@ def place(fleet: Iterable[GpuState], request: Request) -> Placed | Refused:
             reasons.append(Reason("gpus-on-one-node", len(fitting), detail))
         return Refused(tuple(reasons))
     best = min(choices, key=lambda gpus: [_left(gpu, request) for gpu in gpus])
-    return Placed(tuple(gpu.uuid for gpu in sorted(best, key=lambda gpu: gpu.index)))
+    return Placed(tuple(gpu.uuid for gpu in sorted(best, key=lambda gpu: (gpu.index, gpu.uuid))))
 
 
 def never_fits(fleet: Iterable[GpuState], request: Request) -> tuple[Reason, ...]:
@@ -39,13 +40,14 @@ def never_fits(fleet: Iterable[GpuState], request: Request) -> tuple[Reason, ...
     return answer.reasons if isinstance(answer, Refused) else ()
 
 
-def _left(gpu: GpuState, request: Request) -> tuple[int, int, str, int]:
+def _left(gpu: GpuState, request: Request) -> tuple[int, int, str, int, str]:
     """What stays free on the GPU; the smallest is the best fit."""
     return (
         gpu.core_free - request.core_request,
         gpu.memory_free_mib - request.memory_mib,
         gpu.node,
         gpu.index,
+        gpu.uuid,
     )
 
 

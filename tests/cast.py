@@ -1,0 +1,271 @@
+"""Who acts in the tests, and on which machines. Everything is made by the services that everybody uses.
+
+Olga is the operator; Anna, Max and Vera are admin, member and viewer of acme; Gus is the admin of globex, who must never
+see what is acme's. A machine here is a node whose agent does at once what it is told, or says what the test wants.
+"""
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from django.test import Client
+
+from agent import wire
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import nodes
+from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Tenant, User
+from apps.quotas.principals import SCOPES, SYSTEM, Principal, of_token
+from apps.quotas.services import quotas, tenants, tokens
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services import claims
+from apps.scheduling.services.desired import desired_state
+from apps.scheduling.services.observation import take_observed
+from apps.scheduling.services.rounds import run_round
+
+GIB: Final = 1024
+MIB_BYTES: Final = 1 << 20
+MODEL: Final = "NVIDIA A10"
+PROBLEM: Final = "application/problem+json"
+UNSAID: Final = object()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API said; `body` is None where it said nothing."""
+
+    status: int
+    headers: Any
+    raw: bytes
+    body: Any
+
+    @property
+    def code(self) -> str:
+        """The problem's code; fails where the answer is not a problem in the documented form."""
+        assert self.headers["Content-Type"] == PROBLEM, (self.status, self.raw[:300])
+        assert {"type", "title", "status", "detail"} <= set(self.body)
+        assert self.body["status"] == self.status
+        return str(self.body["type"]).removeprefix("/problems/")
+
+
+class Api:
+    """Somebody at the API, with a token or without one."""
+
+    def __init__(self, token: str | None = None, **extra: Any) -> None:
+        self.token = token
+        self.client = Client(raise_request_exception=False, **extra)
+
+    def call(self, method: str, path: str, body: Any = UNSAID, *, raw: bytes | None = None, **headers: str) -> Answer:
+        """One request below /api/v1/ (or anywhere, where the path begins with a slash)."""
+        if raw is None:
+            raw = b"" if body is UNSAID else json.dumps(body).encode()
+        kind = headers.pop("content_type", "application/json")
+        if self.token is not None:
+            headers.setdefault("Authorization", f"Bearer {self.token}")
+        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = path if path.startswith("/") else f"/api/v1/{path}"
+        answer = self.client.generic(method, url, raw, content_type=kind, headers=said)
+        is_json = "json" in answer.headers.get("Content-Type", "")
+        return Answer(
+            answer.status_code, answer.headers, answer.content, json.loads(answer.content) if is_json else None
+        )
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.call("GET", path, **headers)
+
+    def post(self, path: str, body: Any = UNSAID, **headers: str) -> Answer:
+        return self.call("POST", path, body, **headers)
+
+    def patch(self, path: str, body: Any = UNSAID, **headers: str) -> Answer:
+        return self.call("PATCH", path, body, **headers)
+
+    def delete(self, path: str, **headers: str) -> Answer:
+        return self.call("DELETE", path, **headers)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Everybody."""
+
+    acme: Tenant
+    globex: Tenant
+    pool: Pool
+    olga: Api
+    anna: Api
+    max: Api
+    vera: Api
+    gus: Api
+    nobody: Api
+    # Max, where a test calls a service instead of the API.
+    member: Principal
+
+
+def token_for(tenant: Tenant | None, role: str = "admin", *, user: User | None = None, **facts: Any) -> str:
+    """The text of a token."""
+    facts = {"scopes": SCOPES, **facts}
+    return tokens.create(principal=SYSTEM, name=f"{role}'s", tenant=tenant, role=role, user=user, **facts)[1]
+
+
+def make_cast() -> Cast:
+    """Two tenants without quotas, the pool `default`, and the people."""
+    acme = tenants.create_tenant(principal=SYSTEM, slug="acme", name="Acme")
+    globex = tenants.create_tenant(principal=SYSTEM, slug="globex", name="Globex")
+    people = {
+        name: User.objects.create(username=name, is_operator=name == "olga")
+        for name in ("olga", "anna", "max", "vera", "gus")
+    }
+    for name, role in {"anna": "admin", "max": "member", "vera": "viewer"}.items():
+        tenants.set_member(principal=SYSTEM, tenant=acme, user=people[name], role=role)
+    tenants.set_member(principal=SYSTEM, tenant=globex, user=people["gus"], role="admin")
+    maxs = token_for(acme, "member", user=people["max"])
+    token = tokens.find(maxs, source_ip=None)
+    assert token is not None
+    return Cast(
+        acme=acme,
+        globex=globex,
+        pool=tenants.create_pool(principal=SYSTEM, name="default"),
+        olga=Api(token_for(None, user=people["olga"])),
+        anna=Api(token_for(acme, "admin", user=people["anna"])),
+        max=Api(maxs),
+        vera=Api(token_for(acme, "viewer", user=people["vera"])),
+        gus=Api(token_for(globex, "admin", user=people["gus"])),
+        nobody=Api(),
+        member=of_token(token),
+    )
+
+
+@pytest.fixture
+def cast(db: None) -> Cast:
+    """The cast in a transaction of the test's own."""
+    return make_cast()
+
+
+@pytest.fixture
+def real_cast(transactional_db: None) -> Cast:
+    """The cast, committed: for tests with several connections."""
+    return make_cast()
+
+
+def give(tenant: Tenant, *, pool: Pool | None = None, **hard: int | None) -> dict[str, ResourceQuota]:
+    """Quotas by resource."""
+    return {
+        resource: quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=pool, resource=resource, hard=amount)
+        for resource, amount in hard.items()
+    }
+
+
+def give_plenty(*tenants_: Tenant) -> None:
+    """No limit at all."""
+    for tenant in tenants_:
+        give(tenant, core_percent=None, memory_mib=None)
+
+
+def gpu_uuid(node: str, index: int) -> str:
+    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node}-{index}')}"
+
+
+def hello(name: str, *, gpus: int = 4, memory_mib: int = 24 * GIB, model: str = MODEL) -> wire.Hello:
+    """What the agent of this machine says first."""
+    return wire.Hello(
+        agent_version="1",
+        driver_version="1",
+        hostname=name,
+        run_dir="/run/gpucloud",
+        library="/usr/lib/libvcuda.so",
+        simulated=True,
+        gpus=[
+            wire.Gpu(uuid=gpu_uuid(name, index), index=index, model=model, memory_bytes=memory_mib * MIB_BYTES)
+            for index in range(gpus)
+        ],
+    )
+
+
+class Machine:
+    """A node, and its agent as the test wants it."""
+
+    def __init__(self, name: str, pool: Pool, **facts: Any) -> None:
+        self.name = name
+        self.node, self.enrolment = nodes.create_node(principal=SYSTEM, name=name, pool=pool)
+        nodes.take_hello(node=self.node, hello=hello(name, **facts))
+        self.node.refresh_from_db()
+
+    def gpu(self, index: int = 0) -> Gpu:
+        return Gpu.objects.get(uuid=gpu_uuid(self.name, index))
+
+    def say(self, *observations: wire.Observation, frame: int | None = None) -> None:
+        """One `observed` frame."""
+        now = Node.objects.get(pk=self.node.pk).frame if frame is None else frame
+        take_observed(node=self.node, frame=wire.Observed(frame=now, assignments=list(observations)))
+
+    def obey(self, *, memory_bytes: int = 0) -> None:
+        """Do all that is wanted, and say so."""
+        self.say(*(done(wanted, memory_bytes=memory_bytes) for wanted in desired_state(self.node).assignments))
+
+
+def done(wanted: wire.Assignment, *, memory_bytes: int = 0) -> wire.Observation:
+    """What an agent says of an assignment that is as wanted."""
+    if not wanted.present:
+        return wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
+    state: wire.AssignmentState = "over_limit" if memory_bytes > wanted.memory_bytes else "in_force"
+    return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, memory_bytes=memory_bytes)
+
+
+def seen(assignment: Assignment, state: wire.AssignmentState = "in_force", **facts: Any) -> wire.Observation:
+    """An observation of this assignment, at its wanted generation unless told otherwise."""
+    facts.setdefault("generation", Assignment.objects.get(pk=assignment.pk).generation)
+    return wire.Observation(uid=str(assignment.uid), state=state, **facts)
+
+
+def ask(cast: Cast, *, tenant: Tenant | None = None, principal: Principal = SYSTEM, **asked: Any) -> Claim:
+    """A claim, through the service; small unless said."""
+    facts = {"name": "train", "core_request": 30, "memory_mib": 8 * GIB, "pool": cast.pool, **asked}
+    facts.setdefault("core_limit", facts["core_request"])
+    return claims.create_claim(principal=principal, tenant=tenant or cast.acme, **facts)
+
+
+def placed(cast: Cast, machine: Machine, **asked: Any) -> tuple[Claim, Assignment]:
+    """A claim that is active, and its first assignment."""
+    claim = ask(cast, **asked)
+    run_round(cast.pool)
+    machine.obey()
+    claim.refresh_from_db()
+    first = claim.assignments.order_by("pk").first()
+    assert first is not None
+    assert claim.state == "active", (claim.state, claim.reasons)
+    return claim, first
+
+
+def used(tenant: Tenant) -> dict[str, int]:
+    """What the tenant's overall quotas say is used, by resource."""
+    return dict(ResourceQuota.objects.filter(tenant=tenant, pool=None).values_list("resource", "used"))
+
+
+def assert_books_agree() -> None:
+    """Quotas, ledger, claims, assignments and GPUs tell one story."""
+    for quota in ResourceQuota.objects.all():
+        entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource)
+        assert sum(entries.values_list("amount", flat=True)) == quota.used
+    for gpu in Gpu.objects.all():
+        live = gpu.assignments.exclude(state="released")
+        assert sum(live.values_list("held_core", flat=True)) == gpu.core_used
+        assert sum(live.values_list("held_memory_mib", flat=True)) == gpu.memory_used_mib
+    for tenant in Tenant.objects.all():
+        overall = used(tenant)
+        for resource in set(overall) & set(Resource.values):
+            charged = Claim.objects.filter(tenant=tenant).values_list(f"charged_{resource}", flat=True)
+            assert sum(charged) == overall[resource]
+
+
+def everything(path: Api, url: str) -> Iterator[Any]:
+    """Every row of a list, page by page."""
+    while url:
+        answer = path.get(url)
+        assert answer.status == 200, answer.body
+        yield from answer.body["results"]
+        url = (answer.body["next"] or "").removeprefix("http://testserver")
+
+
+def uids(rows: Iterable[Claim]) -> list[str]:
+    return [str(row.uid) for row in rows]
