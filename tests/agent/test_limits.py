@@ -109,12 +109,14 @@ async def test_what_a_killed_program_held_is_free_within_a_second_or_two(
 async def test_programs_keep_their_limits_while_the_agent_is_dead_and_are_adopted(
     stage: Stage, link: Connection, held: wire.Assignment, control: Control
 ) -> None:
-    program = await load(stage, held, "--memory", "1GiB", "--grow", "4GiB", "--every", "0.2")
+    program = await load(stage, held, "--memory", "1GiB", "--grow", "4GiB", "--every", "0.05")
     await usage(link, held, lambda one: 40 < one.core_percent < 60)
     await stage.kill()
     # Still refused what is past its limit, with nobody there to say so.
-    lines = [json.loads(await asyncio.to_thread(program.stdout.readline)) for _ in range(12)]
-    assert lines
+    lines = [json.loads(await asyncio.to_thread(program.stdout.readline)) for _ in range(60)]
+    grown = [line["error_name"] for line in lines if line.get("event") == "grow"]
+    assert len(grown) > 40
+    assert set(grown) == {"CUDA_ERROR_OUT_OF_MEMORY"}
     assert program.poll() is None
     stage.start()
     again = await control.connection()

@@ -43,8 +43,6 @@ async def test_a_gpu_program_gets_sigterm_and_the_claim_is_released(
 ) -> None:
     program = await load(stage, held, "--memory", "1GiB")
     await release(link, held)
-    told = await link.state(held.uid, "releasing")
-    assert str(program.pid) in (told.reason or "")
     await link.state(held.uid, "released", 2)
     assert await asyncio.to_thread(program.wait, 10) == 0  # gpuload's own answer to SIGTERM
     assert not stage.claim_dir(held).exists()
@@ -57,7 +55,8 @@ async def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(
     await asyncio.to_thread(program.stdout.readline)
     started = time.monotonic()
     await release(link, held)
-    await link.state(held.uid, "releasing")
+    told = await link.state(held.uid, "releasing")
+    assert str(program.pid) in (told.reason or "")
     await link.state(held.uid, "released", 2)
     assert 0.9 < time.monotonic() - started < 4
     assert await asyncio.to_thread(program.wait, 10) == -signal.SIGKILL
