@@ -19,7 +19,7 @@ from deploy.embedded.processes import Program, StartFailed
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 15.0
-SETTLED_SECONDS = 20.0
+SETTLED_SECONDS = 5.0
 
 
 class StopRequested(Exception):
