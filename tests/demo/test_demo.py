@@ -1,132 +1,118 @@
 """`make demo`'s launcher, whole: it comes up, resumes, and leaves nothing behind however it ends."""
 
-import contextlib
-import http.client
 import json
-import os
 import re
 import signal
 import socket
 import stat
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.platform import STOP_SECONDS, Platform
 from tests.processes import alive, eventually
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-READY_SECONDS = 90.0
-STOP_SECONDS = 40.0
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
 
 
-class Demo:
-    """One launcher in a process of its own, on a port of its own."""
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
-        self.output = state.with_suffix(".out")
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Up and ready; ended at the end, if it is not by then."""
-        environment = {name: value for name, value in os.environ.items() if not name.endswith(("_URL", "_PREFIX"))}
-        environment |= {"DEMO_DIR": str(self.state), "PORT": str(self.port)}
-        command = [sys.executable, "-m", "deploy.demo"]
-        with self.output.open("wb") as out:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            done = eventually(lambda: self.ready() or process.poll() is not None, seconds=READY_SECONDS)
-            assert done and self.ready(), self.said()  # noqa: PT018
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(STOP_SECONDS)
-
-    def said(self) -> str:
-        return self.output.read_text()
-
-    def ready(self) -> bool:
-        return f"\nready: http://127.0.0.1:{self.port}\n" in self.said()
-
-    def pids(self) -> dict[str, int]:
-        pids: dict[str, int] = json.loads((self.state / "pids.json").read_text())
-        return pids
-
-    def get(self, path: str) -> tuple[int, object]:
-        """The operator's GET; the status and the parsed answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        token = (self.state / "operator.token").read_text().strip()
-        with contextlib.closing(connection):
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-
-    def claims(self) -> dict[str, str]:
-        """Uid to state."""
-        status, page = self.get("/api/v1/claims/")
-        assert status == 200
-        assert isinstance(page, dict)
-        return {claim["uid"]: claim["state"] for claim in page["results"]}
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """One for the tests that only look."""
+    with Platform(tmp_path_factory.mktemp("running") / "demo") as platform:
+        yield platform
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Demo:
-    return Demo(tmp_path / "demo")
+def platform(tmp_path: Path) -> Platform:
+    return Platform(tmp_path / "demo")
 
 
-def test_it_comes_up_and_a_second_start_resumes_it(demo: Demo) -> None:
-    with demo.running():
-        assert demo.get("/readyz")[0] == 200
-        secret = stat.S_IMODE((demo.state / "operator.token").stat().st_mode)
-        first = demo.claims()
-    assert secret == 0o600
-    assert re.search(r"sign in +operator / \S+", demo.said())
+def pids(platform: Platform) -> dict[str, int]:
+    """Everything that runs, but for the launcher."""
+    told: dict[str, int] = json.loads((platform.state / "pids.json").read_text())
+    return {name: pid for name, pid in told.items() if name != "launcher"}
+
+
+def launcher(platform: Platform) -> subprocess.Popen[bytes]:
+    assert platform._process is not None
+    return platform._process
+
+
+def claims(platform: Platform) -> dict[str, str]:
+    """Uid to state."""
+    return {claim["uid"]: claim["state"] for claim in platform.granted("GET", "claims/")["results"]}
+
+
+def programs_run(platform: Platform, count: int) -> bool:
+    """Whether so many seeded programs run, and still do a second later."""
+    before = {name: pid for name, pid in pids(platform).items() if name.startswith("program-")}
+    time.sleep(1)
+    return len(before) == count and all(map(alive, before.values()))
+
+
+def test_it_says_where_it_is_and_who_may_sign_in(running: Platform) -> None:
+    said = running.log.read_text()
+    assert f"ready: {running.url}" in said.splitlines()
+    assert re.search(r"sign in +operator / \S+", said)
+    for name in ("operator.token", "operator.password", "secret.key"):
+        assert stat.S_IMODE((running.state / name).stat().st_mode) == 0o600
+
+
+def test_agents_and_programs_get_none_of_the_control_planes_secrets(running: Platform) -> None:
+    secret = (running.state / "secret.key").read_text().strip().encode()
+    environments = {name: Path(f"/proc/{pid}/environ").read_bytes() for name, pid in pids(running).items()}
+    # The control: the server does get it, so this would be seen.
+    assert secret in environments["server"]
+    for name in environments:
+        if name.startswith(("agent-", "program-")):
+            assert secret not in environments[name], name
+            assert str(running.state / "postgres").encode() not in environments[name], name
+
+
+def test_a_second_launcher_on_the_same_state_is_refused(running: Platform) -> None:
+    other = Platform(running.state)
+    other.log = running.state.with_name("other.log")
+    with pytest.raises(AssertionError, match="another demo runs in"):
+        other.start()
+    assert claims(running)
+
+
+def test_it_comes_up_and_a_second_start_resumes_it(platform: Platform) -> None:
+    with platform:
+        first = claims(platform)
+        assert programs_run(platform, len(first))
     assert set(first.values()) == {"active"}
-    with demo.running():
-        assert eventually(lambda: demo.claims() == first, seconds=20)
-        programs = [name for name in demo.pids() if name.startswith("program-")]
-        assert len(programs) == len(first)
+    with platform:
+        assert eventually(lambda: claims(platform) == first, seconds=20)
+        assert eventually(lambda: programs_run(platform, len(first)), seconds=20)
 
 
-def test_stopping_it_ends_every_process_that_it_started(demo: Demo) -> None:
-    with demo.running() as launcher:
-        pids = demo.pids()
-        launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(STOP_SECONDS) == 0
-    assert not [name for name, pid in pids.items() if alive(pid)]
-    assert not (demo.state / "pids.json").exists()
+def test_stopping_it_ends_every_process_that_it_started(platform: Platform) -> None:
+    with platform:
+        started = pids(platform)
+        process = launcher(platform)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_SECONDS) == 0
+    assert not [name for name, pid in started.items() if alive(pid)]
+    assert not (platform.state / "pids.json").exists()
 
 
-def test_killing_it_ends_them_too_and_the_next_start_goes_on(demo: Demo) -> None:
-    with demo.running() as launcher:
-        pids = {name: pid for name, pid in demo.pids().items() if name != "launcher"}
-        launcher.kill()
-        launcher.wait()
-        assert eventually(lambda: not any(map(alive, pids.values())), seconds=10)
-    with demo.running():
-        assert demo.get("/readyz")[0] == 200
+def test_killing_it_ends_them_too_and_the_next_start_goes_on(platform: Platform) -> None:
+    with platform:
+        started = pids(platform)
+        launcher(platform).kill()
+        launcher(platform).wait()
+        assert eventually(lambda: not any(map(alive, started.values())), seconds=10)
+    with platform:
+        assert claims(platform)
 
 
-def test_a_port_that_is_taken_is_named(demo: Demo) -> None:
+def test_a_port_that_is_taken_is_named(platform: Platform) -> None:
     with socket.socket() as other:
-        other.bind(("127.0.0.1", demo.port))
+        other.bind(("127.0.0.1", platform.port))
         other.listen()
-        with pytest.raises(AssertionError, match=f"listens on 127.0.0.1:{demo.port}"), demo.running():
-            pass
-
-
-def test_a_second_launcher_on_the_same_state_is_refused(demo: Demo) -> None:
-    other = Demo(demo.state)
-    other.output = demo.state.with_suffix(".other")
-    with demo.running():
-        with pytest.raises(AssertionError, match="another demo runs in"), other.running():
-            pass
-        assert demo.get("/readyz")[0] == 200
+        with pytest.raises(AssertionError, match=f"listens on 127.0.0.1:{platform.port}"):
+            platform.start()
