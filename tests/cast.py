@@ -1,7 +1,7 @@
 """Who acts in the tests, and on which machines. Everything is made by the services that everybody uses.
 
-Olga is the operator; Anna, Max and Vera are admin, member and viewer of acme; Gus is the admin of globex, who must never
-see what is acme's. A machine here is a node whose agent does at once what it is told, or says what the test wants.
+Olga is the operator; Anna, Max and Vera are admin, member and viewer of acme; Gus is the admin of globex, who must
+never see what is acme's. A machine is a node whose agent does at once what it is told, or says what the test wants.
 """
 
 import json
@@ -242,11 +242,16 @@ def used(tenant: Tenant) -> dict[str, int]:
     return dict(ResourceQuota.objects.filter(tenant=tenant, pool=None).values_list("resource", "used"))
 
 
-def assert_books_agree() -> None:
-    """Quotas, ledger, claims, assignments and GPUs tell one story."""
+def assert_ledger_agrees() -> None:
+    """What quotas say is used is what their entries add up to."""
     for quota in ResourceQuota.objects.all():
         entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource)
         assert sum(entries.values_list("amount", flat=True)) == quota.used
+
+
+def assert_books_agree() -> None:
+    """Quotas, ledger, claims, assignments and GPUs tell one story."""
+    assert_ledger_agrees()
     for gpu in Gpu.objects.all():
         live = gpu.assignments.exclude(state="released")
         assert sum(live.values_list("held_core", flat=True)) == gpu.core_used

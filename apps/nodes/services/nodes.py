@@ -127,6 +127,8 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
 
     Raises GpuElsewhere, and changes nothing then.
     """
+    # GPUs before their node, in key order, as a round locks them.
+    list(Gpu.objects.select_for_update().filter(node=node).order_by("pk").values_list("pk"))
     node = Node.objects.select_for_update().get(pk=node.pk)
     said = {gpu.uuid: gpu for gpu in hello.gpus}
     if foreign := Gpu.objects.filter(uuid__in=said).exclude(node=node).select_related("node").first():

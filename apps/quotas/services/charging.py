@@ -96,6 +96,19 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
             _enter(quota, LedgerEntry.Kind.REFUND, -amount, whose)
 
 
+def lock(whose: Whose, *, amounts: Amounts) -> None:
+    """Lock every quota that covers these resources, in primary-key order.
+
+    For a transaction that charges some and refunds others: each pass is in order, the two together are not.
+    """
+    list(
+        ResourceQuota.objects.select_for_update()
+        .filter(Q(pool=whose.pool) | Q(pool=None), tenant=whose.tenant, resource__in=amounts)
+        .order_by("pk")
+        .values_list("pk")
+    )
+
+
 def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
     """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order."""
     return list(

@@ -37,8 +37,12 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
     """Bring what the tenant's quotas bear for the claim to `target`; the caller saves it. Raises QuotaExceeded."""
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
     whose = charging.Whose(principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid)
-    charging.charge(whose, amounts={resource: amount for resource, amount in more.items() if amount > 0})
-    charging.refund(whose, amounts={resource: -amount for resource, amount in more.items() if amount < 0})
+    taken = {resource: amount for resource, amount in more.items() if amount > 0}
+    returned = {resource: -amount for resource, amount in more.items() if amount < 0}
+    if taken and returned:
+        charging.lock(whose, amounts=taken | returned)
+    charging.charge(whose, amounts=taken)
+    charging.refund(whose, amounts=returned)
     for resource, amount in target.items():
         setattr(claim, f"charged_{resource}", amount)
 
