@@ -3,6 +3,10 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
+
+import pytest
 
 from agent import wire
 from tests.agent.control import Connection
@@ -94,3 +98,40 @@ async def test_status_tells_what_is_held(stage: Stage, link: Connection) -> None
     assert status["node"] == "sim-1"
     assert status["connected"] is True
     assert [(row["claim"], row["state"]) for row in status["assignments"]] == [(held.claim_uid, "in_force")]
+
+
+# Asks as another user, waits for a line on its input, ends.
+OTHER_USER = """
+import os, socket, sys
+os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(sys.argv[1])
+peer.sendall(sys.argv[3].encode())
+print(peer.makefile().readline(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+async def test_the_usage_page_becomes_the_callers_and_no_second_users(stage: Stage, link: Connection) -> None:
+    held = await held_claim(stage, link)
+
+    def ask_as(uid: int) -> tuple[subprocess.Popen[str], dict[str, object]]:
+        request = line(claim=held.claim_uid, secret=SECRET).decode()
+        command = [sys.executable, "-c", OTHER_USER, str(stage.run_dir / "agent.sock"), str(uid), request]
+        program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert program.stdout is not None
+        return program, json.loads(program.stdout.readline())
+
+    first, answer = await asyncio.to_thread(ask_as, 61001)
+    assert answer["answer"] == "environment"
+    facts = (stage.claim_dir(held) / "usage").stat()
+    assert (facts.st_uid, facts.st_mode & 0o777) == (61001, 0o600)
+    second, refusal = await asyncio.to_thread(ask_as, 61002)
+    assert refusal["code"] == "wrong-user"
+    for program in (first, second):
+        await asyncio.to_thread(program.communicate, "end\n")
+    third, answer = await asyncio.to_thread(ask_as, 61002)
+    assert answer["answer"] == "environment"
+    assert (stage.claim_dir(held) / "usage").stat().st_uid == 61002
+    await asyncio.to_thread(third.communicate, "end\n")
