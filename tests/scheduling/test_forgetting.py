@@ -1,0 +1,50 @@
+"""Forgetting a lost node gives back what it held, and keeps its agent out."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.nodes.services import nodes
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.services.forgetting import NodeOnline, forget_node
+from tests.cast import GIB, Cast, Machine, assert_books_agree, give, placed, used
+
+
+def lose(machine: Machine) -> Node:
+    """Let the machine fall silent."""
+    Node.objects.filter(pk=machine.node.pk).update(last_seen_at=timezone.now() - timedelta(minutes=5))
+    return Node.objects.get(pk=machine.node.pk)
+
+
+def test_a_lost_node_keeps_its_charges_until_it_is_forgotten(cast: Cast) -> None:
+    give(cast.acme, core_percent=100, memory_mib=16 * GIB)
+    machine = Machine("gpu1", cast.pool)
+    claim, _ = placed(cast, machine, core_request=30, memory_mib=8 * GIB)
+    lose(machine)
+    assert used(cast.acme) == {"core_percent": 30, "memory_mib": 8 * GIB}
+    assert cast.olga.post("nodes/gpu1/forget/").status == 200
+    assert used(cast.acme) == {"core_percent": 0, "memory_mib": 0}
+    assert cast.max.get(f"claims/{claim.uid}/").body["state"] == "released"
+    assert (machine.gpu(0).core_used, machine.gpu(0).memory_used_mib, machine.gpu(0).present) == (0, 0, False)
+    assert_books_agree()
+
+
+def test_a_node_that_is_heard_of_cannot_be_forgotten(cast: Cast) -> None:
+    machine = Machine("gpu1", cast.pool)
+    with pytest.raises(NodeOnline):
+        forget_node(principal=SYSTEM, node=machine.node)
+    assert cast.olga.post("nodes/gpu1/forget/").code == "node-online"
+    assert cast.max.post("nodes/gpu1/forget/").code == "role-missing"
+
+
+def test_a_forgotten_nodes_agent_is_refused_until_it_is_enrolled_again(cast: Cast) -> None:
+    machine = Machine("gpu1", cast.pool)
+    digest = "0" * 64
+    nodes.enrol(token=machine.enrolment, key_digest=digest)
+    forget_node(principal=SYSTEM, node=lose(machine))
+    node = Node.objects.get(pk=machine.node.pk)
+    assert (node.state, node.key_digest) == ("awaiting-agent", None)
+    _, token = nodes.renew_enrolment(principal=SYSTEM, node=node)
+    assert nodes.enrol(token=token, key_digest=digest).key_digest is not None
