@@ -27,6 +27,15 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     return defaults.page_not_found(request, exception)
 
 
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """What Django itself refuses, a foreign Host for one: problem details below /api/, a page elsewhere."""
+    if request.path.startswith("/api/"):
+        return problems.response(
+            400, "bad-request", "Bad Request", "The request is malformed, or its Host is not ours."
+        )
+    return defaults.bad_request(request, exception)
+
+
 def server_error(request: HttpRequest) -> HttpResponse:
     """Problem details below /api/, a page elsewhere."""
     if request.path.startswith("/api/"):
@@ -34,5 +43,6 @@ def server_error(request: HttpRequest) -> HttpResponse:
     return defaults.server_error(request)
 
 
+handler400 = "gpucloud.urls.bad_request"
 handler404 = "gpucloud.urls.not_found"
 handler500 = "gpucloud.urls.server_error"

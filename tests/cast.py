@@ -8,10 +8,12 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from agent import wire
 from apps.nodes.models import Gpu, Node
@@ -57,7 +59,7 @@ class Api:
         self.token = token
         self.client = Client(raise_request_exception=False, **extra)
 
-    def call(self, method: str, path: str, body: Any = UNSAID, *, raw: bytes | None = None, **headers: str) -> Answer:
+    def call(self, method: str, path: str, body: Any = UNSAID, *, raw: bytes | None = None, **headers: Any) -> Answer:
         """One request below /api/v1/ (or anywhere, where the path begins with a slash)."""
         if raw is None:
             raw = b"" if body is UNSAID else json.dumps(body).encode()
@@ -72,16 +74,16 @@ class Api:
             answer.status_code, answer.headers, answer.content, json.loads(answer.content) if is_json else None
         )
 
-    def get(self, path: str, **headers: str) -> Answer:
+    def get(self, path: str, **headers: Any) -> Answer:
         return self.call("GET", path, **headers)
 
-    def post(self, path: str, body: Any = UNSAID, **headers: str) -> Answer:
+    def post(self, path: str, body: Any = UNSAID, **headers: Any) -> Answer:
         return self.call("POST", path, body, **headers)
 
-    def patch(self, path: str, body: Any = UNSAID, **headers: str) -> Answer:
+    def patch(self, path: str, body: Any = UNSAID, **headers: Any) -> Answer:
         return self.call("PATCH", path, body, **headers)
 
-    def delete(self, path: str, **headers: str) -> Answer:
+    def delete(self, path: str, **headers: Any) -> Answer:
         return self.call("DELETE", path, **headers)
 
 
@@ -202,6 +204,11 @@ class Machine:
     def obey(self, *, memory_bytes: int = 0) -> None:
         """Do all that is wanted, and say so."""
         self.say(*(done(wanted, memory_bytes=memory_bytes) for wanted in desired_state(self.node).assignments))
+
+
+def lose(machine: Machine) -> None:
+    """Its agent has not been heard of for a minute."""
+    Node.objects.filter(pk=machine.node.pk).update(last_seen_at=timezone.now() - timedelta(minutes=1))
 
 
 def done(wanted: wire.Assignment, *, memory_bytes: int = 0) -> wire.Observation:

@@ -93,7 +93,8 @@ def _without_secrets(data: Any) -> Any:
 
 
 def _digest(request: Request) -> str:
-    text = json.dumps([request.method, request.path, request.data], sort_keys=True, default=str)
+    # Both forms of a route are one: `path_info` has its slash, `path` is as it came.
+    text = json.dumps([request.method, request.path_info, request.data], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

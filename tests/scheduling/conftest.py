@@ -1,5 +1,6 @@
-"""The cast, for this folder's tests."""
+"""The cast and the platform, for this folder's tests."""
 
 from tests.cast import cast, real_cast
+from tests.scheduling.routes import module_platform, platform
 
-__all__ = ["cast", "real_cast"]
+__all__ = ["cast", "module_platform", "platform", "real_cast"]

@@ -1,0 +1,170 @@
+"""Every route of the API, found by walking the URL resolver, with an object of acme's to ask each for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from apps.nodes.models import Gpu, Node, Sample
+from apps.quotas.api.views import ApiView
+from apps.quotas.models import (
+    AuditEvent,
+    IdempotencyRecord,
+    LedgerEntry,
+    Membership,
+    Pool,
+    ResourceQuota,
+    Tenant,
+    Token,
+    User,
+)
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tokens
+from apps.scheduling.models import Assignment, Claim, Round
+from tests.cast import Cast, Machine, give_plenty, lose, make_cast, placed
+
+# Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.
+SHARED = {
+    "pools/<slug:name>/",
+    "nodes/<slug:name>/",
+    "nodes/<slug:name>/enrolment/",
+    "nodes/<slug:name>/forget/",
+    "gpus/<slug:uuid>/",
+}
+OPERATORS = {"rounds/<int:pk>/"}
+# Its token is its idempotency: the same token with the same key may come again.
+NOT_IDEMPOTENT = {"nodes/enrol/"}
+WITHOUT_TOKEN = {"nodes/enrol/"}
+# A body that would be taken, by method and route, where it is not empty.
+BODIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("POST", "tenants/"): {"slug": "initech"},
+    ("PATCH", "tenants/<slug:slug>/"): {"weight": 2},
+    ("POST", "tenants/<slug:slug>/members/"): {"username": "max", "role": "viewer"},
+    ("POST", "pools/"): {"name": "shared"},
+    ("POST", "quotas/"): {"tenant": "acme", "resource": "vgpus", "hard": 10},
+    ("PATCH", "quotas/<int:pk>/"): {"hard": 10},
+    ("POST", "tokens/"): {"name": "ci", "tenant": "acme"},
+    ("POST", "nodes/"): {"name": "gpu9", "pool": "default"},
+    ("PATCH", "nodes/<slug:name>/"): {"cordoned": True},
+    ("POST", "nodes/enrol/"): {"token": "gpe_wrong", "key_digest": "0" * 64},
+    ("POST", "claims/"): {"tenant": "acme", "core_request": 10, "memory_mib": 100},
+    ("PATCH", "claims/<uuid:uid>/"): {"core_limit": 90},
+}
+
+
+@dataclass(frozen=True)
+class Route:
+    """One pattern below /api/v1/ and what serves it."""
+
+    pattern: str
+    view: type[ApiView]
+
+    @property
+    def methods(self) -> list[str]:
+        return [name.upper() for name in ("get", "post", "patch", "delete") if hasattr(self.view, name)]
+
+    @property
+    def has_object(self) -> bool:
+        return "<" in self.pattern
+
+    def body(self, method: str) -> dict[str, Any]:
+        return BODIES.get((method, self.pattern), {})
+
+
+def walk(patterns: list[Any], prefix: str = "") -> Iterator[Route]:
+    for item in patterns:
+        route = prefix + str(item.pattern)
+        if isinstance(item, URLResolver):
+            yield from walk(item.url_patterns, route)
+        elif isinstance(item, URLPattern) and route.startswith("api/v1/"):
+            view = getattr(item.callback, "view_class", None)
+            if view is not None and issubclass(view, ApiView):
+                yield Route(route.removeprefix("api/v1/"), view)
+
+
+ROUTES = list(walk(get_resolver().url_patterns))
+OPERATIONS = [(route, method) for route in ROUTES for method in route.methods]
+
+
+def name_of(value: object) -> str:
+    """For pytest's ids."""
+    return value.pattern if isinstance(value, Route) else str(value)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """An object of acme's, or of the platform, behind every route."""
+
+    cast: Cast
+    machine: Machine
+    claim: Claim
+    paths: dict[str, str]
+
+    def path(self, route: Route) -> str:
+        return self.paths.get(route.pattern, route.pattern)
+
+
+def make_platform(cast: Cast) -> Platform:
+    give_plenty(cast.acme, cast.globex)
+    machine = Machine("gpu1", cast.pool)
+    claim, assignment = placed(cast, machine)
+    lose(Machine("lost1", cast.pool, gpus=1))
+    quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
+    token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
+    done = Round.objects.first()
+    assert quota is not None
+    assert done is not None
+    paths = {
+        "tenants/<slug:slug>/": "tenants/acme/",
+        "tenants/<slug:slug>/members/": "tenants/acme/members/",
+        "tenants/<slug:slug>/members/<str:username>/": "tenants/acme/members/max/",
+        "pools/<slug:name>/": "pools/default/",
+        "quotas/<int:pk>/": f"quotas/{quota.pk}/",
+        "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
+        "tokens/<slug:key>/": f"tokens/{token.key}/",
+        "nodes/<slug:name>/": "nodes/gpu1/",
+        "nodes/<slug:name>/enrolment/": "nodes/gpu1/enrolment/",
+        "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
+        "gpus/<slug:uuid>/": f"gpus/{machine.gpu().uuid}/",
+        "claims/<uuid:uid>/": f"claims/{claim.uid}/",
+        "claims/<uuid:uid>/release/": f"claims/{claim.uid}/release/",
+        "claims/<uuid:uid>/env/": f"claims/{claim.uid}/env/",
+        "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
+        "rounds/<int:pk>/": f"rounds/{done.pk}/",
+    }
+    return Platform(cast, machine, claim, paths)
+
+
+@pytest.fixture(scope="module")
+def module_platform(django_db_setup: None, django_db_blocker: Any) -> Iterator[Platform]:
+    """Committed once for a module whose tests change it in transactions of their own only."""
+    with django_db_blocker.unblock():
+        platform = make_platform(make_cast())
+        connection.close()
+    yield platform
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        tables = ", ".join(model._meta.db_table for model in (*STORED, User))
+        cursor.execute(f"TRUNCATE {tables} CASCADE")
+    connection.close()
+
+
+@pytest.fixture
+def platform(module_platform: Platform, db: None) -> Platform:
+    return module_platform
+
+
+STORED = [
+    Assignment, AuditEvent, Claim, Gpu, IdempotencyRecord, LedgerEntry, Membership, Node, Pool, ResourceQuota, Round,
+    Sample, Tenant, Token,
+]  # fmt: skip
+
+
+def stored() -> dict[str, list[dict[str, Any]]]:
+    """All that is in the database, but for when a token was last used."""
+    rows = {model.__name__: list(model._default_manager.order_by("pk").values()) for model in STORED}
+    for row in rows["Token"]:
+        row.pop("last_used_at")
+    return rows

@@ -1,0 +1,215 @@
+"""What holds on every route: who is let in, what a repeated POST does, how errors look."""
+
+import pytest
+
+from tests.cast import Api, token_for
+from tests.scheduling.routes import (
+    NOT_IDEMPOTENT,
+    OPERATIONS,
+    OPERATORS,
+    ROUTES,
+    SHARED,
+    WITHOUT_TOKEN,
+    Platform,
+    Route,
+    name_of,
+    stored,
+)
+
+POSTS = [route for route in ROUTES if "POST" in route.methods]
+LISTS = [route for route in ROUTES if getattr(route.view, "lists", False)]
+every_operation = pytest.mark.parametrize(("route", "method"), OPERATIONS, ids=name_of)
+every_post = pytest.mark.parametrize("route", POSTS, ids=name_of)
+
+
+def test_every_route_with_an_object_has_one_to_be_asked_for(platform: Platform) -> None:
+    assert {route.pattern for route in ROUTES if route.has_object} == set(platform.paths)
+
+
+@every_operation
+def test_without_a_token_nobody_gets_in(platform: Platform, route: Route, method: str) -> None:
+    if route.pattern in WITHOUT_TOKEN:
+        return
+    before = stored()
+    answer = platform.cast.nobody.call(method, platform.path(route), route.body(method))
+    assert (answer.status, answer.code) == (401, "unauthenticated")
+    assert answer.headers["WWW-Authenticate"] == 'Bearer realm="gpucloud"'
+    assert stored() == before
+
+
+@every_operation
+def test_a_foreign_tenant_finds_nothing_and_changes_nothing(platform: Platform, route: Route, method: str) -> None:
+    if not route.has_object:
+        return
+    before = stored()
+    answer = platform.cast.gus.call(method, platform.path(route), route.body(method), If_Match="*")
+    if route.pattern in SHARED and method == "GET":
+        assert answer.status == 200
+    elif route.pattern in SHARED | OPERATORS:
+        assert (answer.status, answer.code) == (403, "role-missing")
+    else:
+        assert (answer.status, answer.code) == (404, "not-found")
+    assert stored() == before
+
+
+@pytest.mark.parametrize("route", LISTS, ids=name_of)
+def test_a_list_shows_a_foreign_tenant_nothing_of_acmes(platform: Platform, route: Route) -> None:
+    answer = platform.cast.gus.get(platform.path(route))
+    if answer.status == 200:
+        assert b"acme" not in answer.raw
+        assert str(platform.claim.uid).encode() not in answer.raw
+    else:
+        assert answer.status in (403, 404)
+
+
+@pytest.mark.parametrize("query", ["claim={claim}", "tenant=acme"])
+def test_utilisation_of_a_foreign_claim_or_tenant_is_not_found(platform: Platform, query: str) -> None:
+    answer = platform.cast.gus.get("utilization/?" + query.format(claim=platform.claim.uid))
+    assert answer.code == "not-found"
+
+
+def test_a_claim_for_a_foreign_tenant_is_refused_as_if_there_were_none(platform: Platform) -> None:
+    before = stored()
+    facts = {"core_request": 1, "memory_mib": 1}
+    foreign = platform.cast.gus.post("claims/", {"tenant": "acme", **facts})
+    absent = platform.cast.gus.post("claims/", {"tenant": "nowhere", **facts})
+    assert foreign.status == absent.status == 400
+    assert foreign.body["errors"]["tenant"][0].replace("acme", "") == absent.body["errors"]["tenant"][0].replace(
+        "nowhere", ""
+    )
+    assert stored() == before
+
+
+@every_operation
+def test_a_token_without_the_scope_is_told_which(platform: Platform, route: Route, method: str) -> None:
+    if route.pattern in {"me/", "audit/"} | WITHOUT_TOKEN:
+        return
+    before = stored()
+    narrow = Api(token_for(platform.cast.acme, "admin", scopes=["audit:read"]))
+    before = stored()
+    answer = narrow.call(method, platform.path(route), route.body(method))
+    assert (answer.status, answer.code) == (403, "scope-missing")
+    assert answer.body["scope"] in answer.body["detail"]
+    assert stored() == before
+
+
+@every_post
+def test_every_post_honours_idempotency_keys(route: Route) -> None:
+    assert route.pattern in NOT_IDEMPOTENT or route.view.post.idempotent  # type: ignore[attr-defined]
+
+
+@every_post
+def test_a_repeated_post_gets_the_first_answer_and_has_one_effect(platform: Platform, route: Route) -> None:
+    if route.pattern in NOT_IDEMPOTENT:
+        return
+    path, body = platform.path(route), route.body("POST")
+    first = platform.cast.olga.post(path, body, Idempotency_Key="key-1")
+    assert first.status in (200, 201, 202), first.body
+    after = stored()
+    again = platform.cast.olga.post(path, body, Idempotency_Key="key-1")
+    assert (again.status, again.headers["Idempotency-Replayed"]) == (first.status, "true")
+    assert {name: value for name, value in again.body.items() if value is not None or name not in SECRETS} == {
+        name: value for name, value in first.body.items() if name not in SECRETS
+    }
+    assert [again.headers.get(name) for name in ("ETag", "Location")] == [
+        first.headers.get(name) for name in ("ETag", "Location")
+    ]
+    assert stored() == after
+
+
+SECRETS = {"token", "enrolment_token", "command"}
+
+
+@every_post
+def test_a_key_that_comes_with_another_body_is_refused(platform: Platform, route: Route) -> None:
+    if route.pattern in NOT_IDEMPOTENT or not route.body("POST"):
+        return
+    path, body = platform.path(route), route.body("POST")
+    assert platform.cast.olga.post(path, body, Idempotency_Key="key-1").status == 201
+    after = stored()
+    answer = platform.cast.olga.post(path, {**body, "name": "other"}, Idempotency_Key="key-1")
+    assert (answer.status, answer.code) == (422, "idempotency-key-reused")
+    assert stored() == after
+
+
+def test_a_key_is_its_senders_own(platform: Platform) -> None:
+    body = {"tenant": "acme", "core_request": 1, "memory_mib": 1}
+    answers = [who.post("claims/", body, Idempotency_Key="k") for who in (platform.cast.max, platform.cast.anna)]
+    assert [answer.status for answer in answers] == [201, 201]
+    assert answers[0].body["uid"] != answers[1].body["uid"]
+
+
+def test_a_refused_post_is_not_remembered(platform: Platform) -> None:
+    body = {"tenant": "acme", "core_request": 1, "memory_mib": 10**6}
+    assert platform.cast.max.post("claims/", body, Idempotency_Key="k").status == 422
+    assert platform.cast.max.post("claims/", {**body, "memory_mib": 1}, Idempotency_Key="k").status == 201
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a\tb"])
+def test_a_senseless_key_is_refused(platform: Platform, key: str) -> None:
+    answer = platform.cast.max.post("claims/", ROUTES_BODY, Idempotency_Key=key)
+    assert answer.code == "invalid"
+
+
+ROUTES_BODY = {"tenant": "acme", "core_request": 1, "memory_mib": 1}
+
+
+def test_a_secret_is_not_shown_a_second_time(platform: Platform) -> None:
+    body = {"name": "ci", "tenant": "acme"}
+    first = platform.cast.anna.post("tokens/", body, Idempotency_Key="k")
+    again = platform.cast.anna.post("tokens/", body, Idempotency_Key="k")
+    assert first.body["token"].startswith("gpc_")
+    assert again.body["token"] is None
+    assert first.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize(
+    "path",
+    ["/api/", "/api/v1/", "/api/v2/claims/", "/api/v1/nothing/", "/api/v1/claims/not-a-uid/", "/api/v1/quotas/x/"],
+)
+def test_an_unknown_url_answers_as_everything_else(platform: Platform, method: str, path: str) -> None:
+    answer = platform.cast.olga.call(method, path)
+    assert (answer.status, answer.code) == (404, "not-found")
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=name_of)
+@pytest.mark.parametrize("method", ["PUT", "TRACE", "BREW"])
+def test_a_method_that_a_route_lacks_is_refused(platform: Platform, route: Route, method: str) -> None:
+    answer = platform.cast.olga.call(method, platform.path(route))
+    assert (answer.status, answer.code) == (405, "method-not-allowed")
+    assert set(route.methods) <= set(answer.headers["Allow"].split(", "))
+
+
+@every_operation
+def test_the_form_without_a_slash_is_served_too(platform: Platform, route: Route, method: str) -> None:
+    if method == "GET":
+        who, query = platform.cast.olga, "?tenant=acme" if route.pattern == "utilization/" else ""
+        slashed = who.get(platform.path(route) + query)
+        bare = who.get(platform.path(route).rstrip("/") + query)
+        assert bare.status == slashed.status == 200
+    else:
+        answer = platform.cast.nobody.call(method, platform.path(route).rstrip("/"), route.body(method))
+        assert answer.status == (403 if route.pattern in WITHOUT_TOKEN else 401)
+
+
+def test_a_key_counts_for_both_forms_of_a_route(platform: Platform) -> None:
+    first = platform.cast.max.post("claims/", ROUTES_BODY, Idempotency_Key="k")
+    again = platform.cast.max.post("claims", ROUTES_BODY, Idempotency_Key="k")
+    assert first.body["uid"] == again.body["uid"]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=name_of)
+def test_what_a_route_offers_can_be_asked(platform: Platform, route: Route) -> None:
+    answer = platform.cast.olga.call("OPTIONS", platform.path(route))
+    assert answer.status == 200
+
+
+def test_a_host_that_is_not_ours_is_a_problem_too(platform: Platform) -> None:
+    answer = platform.cast.olga.get("claims/?limit=1", Host="evil.example")
+    assert (answer.status, answer.code) == (400, "bad-request")
+
+
+def test_an_answer_in_another_format_cannot_be_had(platform: Platform) -> None:
+    answer = platform.cast.olga.get("claims/", Accept="text/html")
+    assert (answer.status, answer.code) == (406, "not-acceptable")
