@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db.models import Prefetch
 from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -55,6 +56,10 @@ class ClaimView(ApiView):
         """Visible to the caller, with what an answer shows."""
         assignments = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
         return Claim.objects.visible_to(self.principal).select_related("tenant", "pool").prefetch_related(assignments)
+
+    def named(self, uid: object) -> Claim:
+        """The claim to be changed; what an answer shows is read again after the change."""
+        return get_object_or_404(Claim.objects.visible_to(self.principal).select_related("tenant"), uid=uid)
 
     def shown(self, claim: Claim, *, status: int = 200) -> Response:
         """The claim as it is in the database now, in the claim's own shape."""
@@ -120,7 +125,7 @@ class ClaimDetail(ClaimView):
     @extend_schema(parameters=[WAIT, DRY_RUN], responses={200: serializers.ClaimSerializer})
     def patch(self, request: Request, uid: str) -> Response:
         """Change its limits, live: same process, no restart."""
-        claim = self.find(uid)
+        claim = self.named(uid)
         values = self.parsed(request, partial=True)
         versions = etags.if_match(request)
 
@@ -132,7 +137,7 @@ class ClaimDetail(ClaimView):
     @extend_schema(parameters=[WAIT], responses={202: serializers.ClaimSerializer, 200: serializers.ClaimSerializer})
     def delete(self, request: Request, uid: str) -> Response:
         """Give it back. 202 while its processes end, 200 once it is released; may be repeated."""
-        claim = release_claim(principal=self.principal, claim=self.find(uid), versions=etags.if_match(request))
+        claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
         return self.shown(claim, status=200 if claim.state == "released" else 202)
 
 
@@ -143,7 +148,7 @@ class ClaimRelease(ClaimView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Give the claim back."""
-        claim = release_claim(principal=self.principal, claim=self.find(uid))
+        claim = release_claim(principal=self.principal, claim=self.named(uid))
         return self.shown(claim, status=200 if claim.state == "released" else 202)
 
 

@@ -99,7 +99,8 @@ def _resize_assignments(claim: Claim, principal: Principal) -> None:
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
     for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
-        if not capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
+        grows = core or memory_mib
+        if grows and not capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
             assignment.gpu.refresh_from_db()
             gpu = assignment.gpu
             raise NoRoom(

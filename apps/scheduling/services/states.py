@@ -41,8 +41,10 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
     returned = {resource: -amount for resource, amount in more.items() if amount < 0}
     if taken and returned:
         charging.lock(whose, amounts=taken | returned)
-    charging.charge(whose, amounts=taken)
-    charging.refund(whose, amounts=returned)
+    if taken:
+        charging.charge(whose, amounts=taken)
+    if returned:
+        charging.refund(whose, amounts=returned)
     for resource, amount in target.items():
         setattr(claim, f"charged_{resource}", amount)
 
