@@ -2,6 +2,7 @@
 
 import os
 from typing import Any
+from urllib.parse import parse_qsl
 
 from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
@@ -66,7 +67,9 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
 
 
 def celery_broker(redis_url: str) -> str:
-    """The same server as kombu names it: a Unix socket is ``redis+socket://`` there."""
-    if redis_url.startswith("unix://"):
-        return "redis+socket://" + redis_url.removeprefix("unix://").split("?")[0]
-    return redis_url
+    """The same server as kombu names it: a Unix socket is ``redis+socket://`` there, its database a ``virtual_host``."""
+    if not redis_url.startswith("unix://"):
+        return redis_url
+    path, _, query = redis_url.removeprefix("unix://").partition("?")
+    number = dict(parse_qsl(query)).get("db", "0")
+    return f"redis+socket://{path}?virtual_host={number}"

@@ -160,7 +160,8 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
-CELERY_TASK_ALWAYS_EAGER = False
+# Tasks are acknowledged late and may run twice: one whose broker went away is given up and comes again.
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
 CELERY_BEAT_SCHEDULE = {
     # Two seconds: a push that got lost is repaired within 5 s + 2 s.
     "repair-pushes": {"task": "apps.scheduling.tasks.repair_pushes", "schedule": 2.0, "options": {"expires": 4}},
