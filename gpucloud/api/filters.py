@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.db.models import QuerySet
-from django_filters.rest_framework import DjangoFilterBackend
+from django_filters.rest_framework import BooleanFilter, DjangoFilterBackend
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -21,6 +21,15 @@ class StrictFilterBackend(DjangoFilterBackend):
             raise ValidationError(
                 {name: [f"Unknown filter; known are: {', '.join(sorted(known))}."] for name in unknown}
             )
+        if filterset:
+            _refuse_half_truths(request, filterset.filters)
         if any("\x00" in value for value in request.query_params.values()):
             raise ValidationError({"non_field_errors": ["A filter holds a NUL character."]})
         return super().filter_queryset(request, queryset, view)
+
+
+def _refuse_half_truths(request: Request, filters: dict[str, Any]) -> None:
+    """django-filter reads `maybe` as no filter at all."""
+    for name, item in filters.items():
+        if isinstance(item, BooleanFilter) and request.query_params.get(name, "true").lower() not in ("true", "false"):
+            raise ValidationError({name: ["Must be true or false."]})
