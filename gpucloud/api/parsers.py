@@ -37,10 +37,19 @@ class StrictJSONParser(BaseParser):
             raise ParseError(f"The body is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise ParseError("The body must be a JSON object.")
+        _whole_characters(value)
         if "\\u0000" in (text := raw.decode()) or "\x00" in text:
             # PostgreSQL cannot store it, and no name needs it.
             raise ParseError("The body holds a NUL character, which no field can store.")
         return value
+
+
+def _whole_characters(value: Any) -> None:
+    """JSON can escape half of a surrogate pair, which is no text: neither a field nor an answer could carry it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ParseError("The body holds half of a surrogate pair, which is no character.") from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
