@@ -98,6 +98,7 @@ class NodeEnrolment(NodeView):
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         """Make a new one-time token; the agent that enrols with it replaces the present one."""
+        self.without_body(request)
         node, token = nodes.renew_enrolment(principal=self.principal, node=self.find(name))
         return self.with_enrolment(node, token)
 

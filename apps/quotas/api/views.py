@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from django.db.models import Model, QuerySet
 from django.shortcuts import get_object_or_404
+from rest_framework.exceptions import ValidationError
 from rest_framework.generics import GenericAPIView
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,13 +19,17 @@ class ApiView(GenericAPIView[Any]):
     read_scope: ClassVar[str | None] = None
     write_scope: ClassVar[str | None] = None
     lookup_key: ClassVar[str] = "pk"
+    # Query parameters that a change may carry. Others are refused: `?dry_run=` must never be taken for an order.
+    change_parameters: ClassVar[frozenset[str]] = frozenset()
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """After authentication: the scope. Raises ScopeMissing (403)."""
+        """After authentication: the scope. Raises ScopeMissing (403), ValidationError (400)."""
         super().initial(request, *args, **kwargs)
-        scope = self.read_scope if request.method in ("GET", "HEAD", "OPTIONS") else self.write_scope
-        if scope:
+        reads = request.method in ("GET", "HEAD", "OPTIONS")
+        if scope := self.read_scope if reads else self.write_scope:
             self.principal.require_scope(scope)
+        if not reads and (unknown := set(request.query_params) - self.change_parameters):
+            raise ValidationError({name: ["Unknown parameter."] for name in sorted(unknown)})
 
     @property
     def principal(self) -> Principal:
@@ -44,6 +49,11 @@ class ApiView(GenericAPIView[Any]):
         serializer.is_valid(raise_exception=True)
         values: dict[str, Any] = serializer.validated_data
         return values
+
+    def without_body(self, request: Request) -> None:
+        """For a POST that has no fields. Raises ValidationError (400)."""
+        if request.data:
+            raise ValidationError({str(name): ["This request has no fields."] for name in request.data})
 
     def answer(self, row: Model, *, status: int = 200) -> Response:
         """The row as the view's serializer shows it, with its entity tag."""

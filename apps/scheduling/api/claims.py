@@ -51,6 +51,7 @@ class ClaimView(ApiView):
     serializer_class: Any = serializers.ClaimSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
+    change_parameters = frozenset({"wait"})
 
     def get_queryset(self) -> Any:
         """Visible to the caller, with what an answer shows."""
@@ -148,6 +149,7 @@ class ClaimRelease(ClaimView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Give the claim back."""
+        self.without_body(request)
         claim = release_claim(principal=self.principal, claim=self.named(uid))
         return self.shown(claim, status=200 if claim.state == "released" else 202)
 

@@ -16,4 +16,5 @@ class NodeForget(NodeView):
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         """Release everything that a lost node carries, and shut its agent out until it is enrolled anew."""
+        self.without_body(request)
         return self.answer(forget_node(principal=self.principal, node=self.find(name)))
