@@ -67,7 +67,7 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
 
 
 def celery_broker(redis_url: str) -> str:
-    """The same server as kombu names it: a Unix socket is ``redis+socket://`` there, its database a ``virtual_host``."""
+    """The same server as kombu names it: ``redis+socket://`` for a Unix socket, ``virtual_host`` for its database."""
     if not redis_url.startswith("unix://"):
         return redis_url
     path, _, query = redis_url.removeprefix("unix://").partition("?")
