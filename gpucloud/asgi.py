@@ -21,7 +21,7 @@ from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 
 # The published types of Channels' routing do not know its own consumers.
 route: Any = path
-pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter([route("ws/live/", LiveConsumer.as_asgi())])))
+pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
 websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),

@@ -89,6 +89,15 @@ def amount(value: int | None, resource: str) -> str:
 
 
 @register.inclusion_tag("parts/bar.html")
-def bar(parts: Any, label: str, ceiling: float | None = None) -> dict[str, Any]:
-    """A horizontal bar from 0 to 100 with one segment per part (`start`, `width`, `tone`); `label` says it in words."""
-    return {"parts": parts, "label": label, "ceiling": ceiling}
+def bar(parts: Any, label: str) -> dict[str, Any]:
+    """A horizontal bar of a GPU, a segment per assignment; `label` says it in words."""
+    return {"parts": parts, "label": label}
+
+
+@register.inclusion_tag("parts/meter.html")
+def meter(used: float | None, label: str, ceiling: float | None = None, whole: float = 100) -> dict[str, Any]:
+    """A thin bar: what is used, below a ceiling, of a whole. Full is a colour of its own, and the label has words."""
+    share = min(100.0, 100 * (used or 0) / whole) if whole else 100.0
+    top = min(100.0, 100 * ceiling / whole) if ceiling is not None and whole else 100.0
+    tone = "meter-full" if share >= 100 else "meter-high" if share >= 85 and ceiling is None else ""
+    return {"used": share, "ceiling": top, "label": label, "tone": tone}

@@ -1,0 +1,59 @@
+"""The door of every page: who is asking, and what a refusal looks like to a person."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec
+from urllib.parse import urlsplit
+
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.cache import never_cache
+
+from apps.quotas import principals
+from apps.quotas.authentication import source_of
+from apps.quotas.models import User
+from apps.quotas.principals import Principal
+from gpucloud.errors import Denied, Missing
+
+P = ParamSpec("P")
+View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
+PageView = Callable[Concatenate[HttpRequest, Principal, P], HttpResponseBase]
+
+
+def page(view: PageView[P]) -> View[P]:
+    """Ask for a session, find its principal, and turn the domain's refusals into Django's."""
+
+    @never_cache
+    @wraps(view)
+    def door(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if not isinstance(request.user, User):
+            return _sign_in_first(request)
+        principal = principals.of_user(request.user, source_ip=source_of(request))
+        try:
+            response = view(request, principal, *args, **kwargs)
+        except Denied as refused:
+            raise PermissionDenied(refused.detail) from refused
+        except Missing as missing:
+            raise Http404(missing.detail) from missing
+        patch_vary_headers(response, ["HX-Request"])
+        return response
+
+    return door
+
+
+def wants_fragment(request: HttpRequest) -> bool:
+    """True where a script asks for a part of the page again."""
+    return "HX-Request" in request.headers
+
+
+def _sign_in_first(request: HttpRequest) -> HttpResponse:
+    if wants_fragment(request):
+        # A redirect would put the sign-in form into the page's middle: the whole page goes there, and comes back.
+        back = urlsplit(request.headers.get("HX-Current-URL", ""))
+        login = redirect_to_login(back.path or "/")
+        return HttpResponse(status=401, headers={"HX-Redirect": login["Location"]})
+    if request.headers.get("Accept", "").startswith("application/json"):
+        return HttpResponse(status=401)
+    return redirect_to_login(request.get_full_path())

@@ -1,0 +1,102 @@
+"""What is wrong, worst first: the first thing that the overview says."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import F, Q
+from django.urls import reverse
+from django.utils import timezone
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.models.node import FRESH
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from gpucloud.web.looks import Tone
+
+# A list that needs scrolling hides what it should show; the claims page has the rest.
+MOST: Final = 6
+# A push is in force within 100 ms; after this long somebody should look.
+SLOW: Final = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing to look at."""
+
+    tone: Tone
+    icon: str
+    title: str
+    detail: str
+    url: str
+    since: datetime | None = None
+
+
+def notices(principal: Principal) -> list[Notice]:
+    """Lost nodes, what is over its limit or failed, what is not in force, what waits and why: at most six of each."""
+    found = _nodes() if principal.is_operator else []
+    return [*found, *_assignments(principal), *_queued(principal)]
+
+
+def _nodes() -> list[Notice]:
+    now = timezone.now()
+    gone = Node.objects.filter(Q(last_seen_at=None) | Q(last_seen_at__lt=now - FRESH))
+    missing = Gpu.objects.filter(present=False, node__last_seen_at__gte=now - FRESH).select_related("node")
+    return [_gone(node) for node in gone[:MOST]] + [
+        Notice(
+            "bad",
+            "cpu",
+            f"GPU {gpu.index} of {gpu.node.name} is gone",
+            "The agent no longer sees it; nothing new is placed on it.",
+            reverse("node", args=[gpu.node.name]),
+        )
+        for gpu in missing[:MOST]
+    ]
+
+
+def _gone(node: Node) -> Notice:
+    url = reverse("node", args=[node.name])
+    if node.last_seen_at is None:
+        detail = "Run the command that its creation answered on the machine, or make a new enrolment token."
+        return Notice("warn", "hourglass", f"Node {node.name} awaits its agent", detail, url, node.created_at)
+    detail = "No sign of life. Its programs keep their last limits, and its claims keep their share."
+    return Notice("bad", "plug-connected-x", f"Node {node.name} is lost", detail, url, node.last_seen_at)
+
+
+def _assignments(principal: Principal) -> list[Notice]:
+    slow = Q(observed_generation__lt=F("generation"), updated_at__lt=timezone.now() - SLOW)
+    wrong = Q(state__in=[AssignmentState.FAILED, AssignmentState.OVER_LIMIT])
+    rows = (
+        Assignment.objects.filter(slow | wrong, claim__in=Claim.objects.visible_to(principal))
+        .exclude(state=AssignmentState.RELEASED)
+        .select_related("claim__tenant", "gpu__node")
+    )
+    return [_of_assignment(row) for row in rows[:MOST]]
+
+
+def _of_assignment(row: Assignment) -> Notice:
+    where = f"{row.gpu.node.name} GPU {row.gpu.index}"
+    common: dict[str, Any] = {"url": reverse("claim", args=[row.claim.uid]), "since": row.updated_at}
+    if row.state == AssignmentState.FAILED:
+        detail = row.reason or "The agent gave no reason."
+        return Notice("bad", "circle-x", f"{row.claim} failed on {where}", detail, **common)
+    if row.state == AssignmentState.OVER_LIMIT:
+        detail = row.reason or "It holds more memory than its limit; its next allocation fails."
+        return Notice("bad", "alert-triangle", f"{row.claim} is over its limit on {where}", detail, **common)
+    detail = "The agent has not confirmed the last change; it is sent again until it does."
+    return Notice("warn", "refresh", f"{row.claim} is not in force on {where}", detail, **common)
+
+
+def _queued(principal: Principal) -> list[Notice]:
+    waiting = Claim.objects.visible_to(principal).filter(state=ClaimState.QUEUED).select_related("tenant")
+    return [
+        Notice(
+            "warn",
+            "clock",
+            f"{claim} waits",
+            "; ".join(reason["detail"] for reason in claim.reasons) + ".",
+            reverse("claim", args=[claim.uid]),
+            claim.created_at,
+        )
+        for claim in waiting.order_by("-priority", "pk")[:MOST]
+    ]

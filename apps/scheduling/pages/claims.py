@@ -1,0 +1,142 @@
+"""Claims: the list, one claim, a new one."""
+
+import uuid
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.db.models import Prefetch
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods
+
+from apps.quotas.models import AuditEvent
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.forms import ClaimForm, FilterForm, ResizeForm
+from apps.scheduling.pages.measured import NOTHING, chart_of_claim, difference, use_of_assignments
+from apps.scheduling.pages.overview import with_use
+from apps.scheduling.pages.snippets import snippets
+from apps.scheduling.services.claims import create_claim, limits
+from gpucloud.errors import GpucloudError
+
+PER_PAGE = 50
+
+
+@require_GET
+@page
+def claim_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Claims, newest first, narrowed by what the URL says."""
+    form = FilterForm(request.GET, principal=principal)
+    rows = Claim.objects.visible_to(principal)
+    if form.is_valid():
+        wanted = form.cleaned_data
+        rows = rows.filter(state=wanted["state"]) if wanted["state"] else rows.live()
+        rows = rows.filter(tenant=wanted["tenant"]) if wanted["tenant"] else rows
+    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    shown = {"claims": with_use(part.object_list), "part": part, "form": form, "filtered": form.has_changed()}
+    template = "claims/_rows.html" if wants_fragment(request) else "claims/list.html"
+    return render(request, template, shown)
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Ask for pieces of GPUs."""
+    form = ClaimForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
+    if request.method == "POST" and form.is_valid():
+        try:
+            return redirect("claim", uid=create_claim(principal=principal, **form.asked).uid)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "claims/new.html", {"form": form}, status=422 if form.is_bound else 200)
+
+
+@require_GET
+@page
+def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """One claim, or its living part."""
+    claim = find(principal, uid)
+    shown = claim_shown(claim, principal)
+    if wants_fragment(request):
+        return render(request, "claims/_again.html", shown)
+    server = f"{request.scheme}://{request.get_host()}"
+    more = {
+        "chart": chart_of_claim(claim),
+        "form": resize_form(claim),
+        "room": room(claim),
+        "snippets": snippets(claim, server=server),
+    }
+    return render(request, "claims/claim.html", {**shown, **more})
+
+
+@require_GET
+@page
+def claim_series(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> JsonResponse:
+    """What the claim's charts show, again."""
+    return JsonResponse(chart_of_claim(find(principal, uid)))
+
+
+def find(principal: Principal, uid: uuid.UUID) -> Claim:
+    """The claim with its GPUs. Raises Http404 where it is not there, or a foreign tenant's."""
+    placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
+    claims = Claim.objects.visible_to(principal).select_related("tenant", "pool").prefetch_related(placed)
+    claim = claims.filter(uid=uid).first()
+    if claim is None:
+        raise Http404("There is no such claim that you may see.")
+    return claim
+
+
+def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
+    """What the living part of a claim's page shows."""
+    assignments = list(claim.assignments.all())
+    live = [item for item in assignments if item.state != "released"]
+    use = use_of_assignments(live)
+    return {
+        "claim": claim,
+        "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
+        "timeline": timeline(claim),
+        "observed_generation": min((item.observed_generation for item in live), default=0),
+        "change": last_change(claim, live),
+        "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
+        "resizable": claim.waiting or claim.state in PLACED,
+    }
+
+
+def timeline(claim: Claim) -> list[dict[str, Any]]:
+    """The claim's states, oldest first: name, time, seconds after the one before."""
+    times = [datetime.fromisoformat(at) for _, at in claim.timeline]
+    gaps = [None, *((later - earlier).total_seconds() for earlier, later in pairwise(times))]
+    names = [name for name, _ in claim.timeline]
+    return [{"name": name, "at": at, "after": gap} for name, at, gap in zip(names, times, gaps, strict=False)]
+
+
+def last_change(claim: Claim, live: list[Assignment]) -> dict[str, Any] | None:
+    """The last resize: what, when, and how long until it was in force everywhere (None: not yet)."""
+    events = AuditEvent.objects.filter(object_type="claim", object_id=str(claim.uid), action="claim.resize")
+    event = events.order_by("-pk").first()
+    if event is None:
+        return None
+    times = [item.in_force_at for item in live if item.in_force_at and item.observed_generation >= item.generation]
+    in_force = bool(live) and len(times) == len(live)
+    seconds = (max(times) - event.at).total_seconds() if in_force else None
+    return {"what": difference(event), "at": event.at, "in_force": in_force, "seconds": seconds}
+
+
+def resize_form(claim: Claim) -> ResizeForm:
+    """The form as it stands before anything is typed."""
+    return ResizeForm(initial=limits(claim))
+
+
+def room(claim: Claim) -> dict[str, int] | None:
+    """How far the claim can grow where it is: the least that all its GPUs have free, on top of what it holds."""
+    live = [item for item in claim.assignments.all() if item.state != "released"]
+    if not live:
+        return None
+    return {
+        "core": min(item.held_core + item.gpu.core_free for item in live),
+        "memory_mib": min(item.held_memory_mib + item.gpu.memory_free_mib for item in live),
+    }

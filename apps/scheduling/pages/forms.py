@@ -1,0 +1,141 @@
+"""Forms of the pages. They say what is a number; the services say what may be done."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django import forms
+
+from apps.quotas.models import Pool, Role, Tenant
+from apps.quotas.models.pool import DEFAULT
+from apps.quotas.principals import Principal
+from apps.scheduling.api.serializers import MAX_MEMORY_MIB
+from apps.scheduling.models import ClaimState
+from gpucloud.errors import GpucloudError
+
+# Under which field a refusal is shown.
+FIELD_OF_RESOURCE: Final[Mapping[str, str]] = {
+    "core_percent": "core_request",
+    "memory_mib": "memory_mib",
+    "vgpus": "gpu_count",
+    "gpus": "gpu_count",
+}
+
+
+def _number(label: str, *, most: int, help_text: str, **more: Any) -> forms.IntegerField:
+    return forms.IntegerField(
+        label=label,
+        min_value=1,
+        max_value=most,
+        help_text=help_text,
+        widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
+        **more,
+    )
+
+
+class ServiceForm(forms.Form):
+    """A form whose work a service does and may refuse."""
+
+    # Errors are read out with the field, and a wrong field says that it is wrong.
+    def refuse(self, error: GpucloudError) -> None:
+        """Show a refusal where it belongs."""
+        field = FIELD_OF_RESOURCE.get(str(error.facts.get("resource")))
+        if error.code == "limit-below-request":
+            field = "core_limit"
+        self.add_error(field if field in self.fields else None, f"{error.title}. {error.detail}")
+
+
+class ResizeForm(ServiceForm):
+    """The three numbers that move live. Only what the person changed is sent: someone else may have moved the rest."""
+
+    core_request = _number(
+        "Core request", most=100, help_text="Percent of the GPU, guaranteed.", show_hidden_initial=True
+    )
+    core_limit = _number(
+        "Core limit", most=100, help_text="Percent, the ceiling when others are idle.", show_hidden_initial=True
+    )
+    memory_mib = _number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", show_hidden_initial=True)
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """What is to be changed, for the service."""
+        return {name: self.cleaned_data[name] for name in self.changed_data}
+
+
+class ClaimForm(ServiceForm):
+    """A new claim: the fields that most claims need; the API has them all."""
+
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        to_field_name="slug",
+        help_text="Whose quota bears it.",
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    name = forms.CharField(
+        max_length=200,
+        help_text="What you will recognise it by.",
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "train-7"}),
+    )
+    pool = forms.ModelChoiceField(
+        Pool.objects.all(),
+        to_field_name="name",
+        help_text="Which nodes may carry it.",
+        empty_label=None,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    gpu_count = _number("GPUs", most=64, help_text="How many, each with the same share.", initial=1)
+    core_request = _number("Core request", most=100, help_text="Percent of each GPU, guaranteed.", initial=25)
+    core_limit = _number(
+        "Core limit", most=100, help_text="Percent, the ceiling; the request unless given.", required=False
+    )
+    memory_mib = _number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        mine = Tenant.objects.visible_to(principal)
+        if not principal.is_operator:
+            mine = mine.filter(pk__in=principal.with_role(Role.MEMBER))
+        self._choose("tenant", mine)
+        self.fields["pool"].initial = DEFAULT
+
+    def _choose(self, name: str, rows: Any) -> None:
+        field = self.fields[name]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = rows
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service."""
+        values = dict(self.cleaned_data)
+        values["core_limit"] = values["core_limit"] or values["core_request"]
+        return values
+
+    def clean(self) -> dict[str, Any]:
+        """The API's own rule."""
+        values = super().clean() or {}
+        request, limit = values.get("core_request"), values.get("core_limit")
+        if request and limit and limit < request:
+            self.add_error("core_limit", "Must not be below the core request.")
+        return values
+
+
+class FilterForm(forms.Form):
+    """What the claims list is narrowed by; it lives in the URL."""
+
+    state = forms.ChoiceField(
+        required=False,
+        choices=[("", "All but released"), *((value, str(label)) for value, label in ClaimState.choices)],
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        required=False,
+        to_field_name="slug",
+        empty_label="All tenants",
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = Tenant.objects.visible_to(principal)

@@ -1,0 +1,102 @@
+"""What was measured, as pages show it: the last few seconds as one number, the last minutes as a chart."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.utils import timezone
+
+from apps.nodes.models import Gpu
+from apps.quotas.models import AuditEvent
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services import utilization
+
+# An agent reports once a second; what is older than this says nothing about now.
+LATEST: Final = timedelta(seconds=15)
+# Enough to see what a change did, and a point for every pixel or two.
+WINDOW: Final = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Means over the last seconds; None where nothing was heard."""
+
+    core_percent: float | None = None
+    memory_mib: float | None = None
+
+
+NOTHING: Final = Use()
+
+
+def use_of_gpus(gpus: Iterable[Gpu]) -> dict[str, Use]:
+    """By GPU uuid."""
+    rows = utilization.of_gpus(gpus, **_latest())
+    return {row["gpu_uuid"]: _last(row) for row in rows}
+
+
+def use_of_assignments(assignments: Iterable[Assignment]) -> dict[Any, Use]:
+    """By assignment uid."""
+    rows = utilization.of_assignments(assignments, **_latest())
+    return {row["assignment"]: _last(row) for row in rows}
+
+
+def chart_of_claim(claim: Claim) -> dict[str, Any]:
+    """What the claim's charts show: a series per assignment, and when its limits were moved."""
+    now = timezone.now()
+    assignments = [item for item in claim.assignments.all() if item.state != "released"]
+    rows = utilization.of_assignments(assignments or claim.assignments.all(), **_window(now))
+    series = [{"key": str(row["assignment"]), **_numbers(row)} for row in rows]
+    return {**_frame(now), "series": series, "marks": _marks(claim, now)}
+
+
+def chart_of_gpus(gpus: Iterable[Gpu]) -> dict[str, Any]:
+    """What a node's charts show: a series per GPU."""
+    now = timezone.now()
+    rows = utilization.of_gpus(gpus, **_window(now))
+    return {**_frame(now), "series": [{"key": row["gpu_uuid"], **_numbers(row)} for row in rows], "marks": []}
+
+
+def _frame(now: datetime) -> dict[str, Any]:
+    return {"now": now.timestamp(), "window_seconds": WINDOW.total_seconds()}
+
+
+def _latest() -> dict[str, Any]:
+    now = timezone.now()
+    return {"start": now - LATEST, "end": None, "step_seconds": int(LATEST.total_seconds())}
+
+
+def _window(now: datetime) -> dict[str, Any]:
+    return {"start": now - WINDOW, "end": None, "step_seconds": 1}
+
+
+def _last(row: Mapping[str, Any]) -> Use:
+    return Use(row["core_percent"][-1], row["memory_mib"][-1]) if row["times"] else NOTHING
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("core_percent", "core_limit_percent", "throttled_percent", "memory_mib", "memory_limit_mib")
+    columns = {name: [None if value is None else round(value, 2) for value in row[name]] for name in names}
+    return {"times": row["times"], **columns}
+
+
+def _marks(claim: Claim, now: datetime) -> list[dict[str, Any]]:
+    """The reallocations inside the window. Whoever sees the claim sees when its limits moved, not who moved them."""
+    events = AuditEvent.objects.filter(
+        object_type="claim", object_id=str(claim.uid), action="claim.resize", at__gte=now - WINDOW
+    )
+    return [{"at": event.at.timestamp(), "label": difference(event)} for event in events]
+
+
+WORDS: Final = {"core_request": "request", "core_limit": "limit", "memory_mib": "memory"}
+
+
+def difference(event: AuditEvent) -> str:
+    """What a resize changed: `limit 25 → 75 %, memory 4096 → 2048 MiB`."""
+    before, after = event.before or {}, event.after or {}
+    units = {"memory_mib": "MiB"}
+    return ", ".join(
+        f"{word} {before.get(name)} → {after[name]} {units.get(name, '%')}"
+        for name, word in WORDS.items()
+        if after.get(name) != before.get(name)
+    )

@@ -1,0 +1,84 @@
+"""Nodes: the list, one node with its GPUs, cordon and uncordon. Operators only."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Count, Q, Sum
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from apps.nodes.models import Node
+from apps.nodes.models.gpu import WHOLE
+from apps.nodes.services.nodes import change_node
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.bars import bars_of
+from apps.scheduling.pages.measured import chart_of_gpus, use_of_assignments, use_of_gpus
+
+
+@require_GET
+@page
+def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Every node with what is promised of it."""
+    principal.require_operator()
+    present = Q(gpus__present=True)
+    nodes = Node.objects.select_related("pool").annotate(
+        gpu_count=Count("gpus", filter=present),
+        core_total=Count("gpus", filter=present) * WHOLE,
+        core_leased=Sum("gpus__core_used", filter=present, default=0),
+        memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
+        memory_total=Sum("gpus__memory_mib", filter=present, default=0),
+    )
+    template = "nodes/_rows.html" if wants_fragment(request) else "nodes/list.html"
+    return render(request, template, {"nodes": nodes})
+
+
+@require_GET
+@page
+def node_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """One node, or its living part."""
+    principal.require_operator()
+    node = get_object_or_404(Node.objects.select_related("pool"), name=name)
+    if wants_fragment(request):
+        return render(request, "nodes/_live.html", _shown(node))
+    return render(request, "nodes/node.html", {**_shown(node), "chart": chart_of_gpus(node.gpus.all())})
+
+
+@require_GET
+@page
+def node_series(request: HttpRequest, principal: Principal, name: str) -> JsonResponse:
+    """What the node's charts show, again."""
+    principal.require_operator()
+    node = get_object_or_404(Node, name=name)
+    return JsonResponse(chart_of_gpus(node.gpus.all()))
+
+
+@require_POST
+@page
+def cordon(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """Take no new claims, or take them again."""
+    principal.require_operator()
+    node = get_object_or_404(Node, name=name)
+    cordoned = request.POST.get("cordoned") == "yes"
+    change_node(principal=principal, node=node, cordoned=cordoned)
+    text = "takes no new claims; those on it stay." if cordoned else "takes new claims again."
+    messages.success(request, f"Node {node.name} {text}")
+    return redirect("node", name=node.name)
+
+
+def _shown(node: Node) -> dict[str, Any]:
+    gpus = list(node.gpus.all())
+    live = list(
+        Assignment.objects.filter(gpu__node=node)
+        .exclude(state=AssignmentState.RELEASED)
+        .select_related("claim__tenant", "gpu__node")
+        .order_by("pk")
+    )
+    use, shares = use_of_gpus(gpus), use_of_assignments(live)
+    return {
+        "node": node,
+        "claims": len({item.claim_id for item in live}),
+        "gpus": [bars_of(gpu, assignments=live, use=use, shares=shares) for gpu in gpus],
+    }

@@ -1,0 +1,75 @@
+"""The overview: is anything wrong, and how full are we?"""
+
+from typing import Any
+
+from django.db.models import Count, ExpressionWrapper, F, FloatField, Prefetch, Q, Sum
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from apps.quotas.models import AuditEvent, ResourceQuota
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.attention import notices
+from apps.scheduling.pages.fleet import read_fleet_map
+from apps.scheduling.pages.measured import NOTHING, use_of_assignments
+
+CLAIMS = 10
+QUOTAS = 8
+EVENTS = 8
+
+
+@page
+def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """The page, or its living part."""
+    template = "overview/_live.html" if wants_fragment(request) else "overview/overview.html"
+    return render(request, template, _shown(principal))
+
+
+def _shown(principal: Principal) -> dict[str, Any]:
+    claims = Claim.objects.visible_to(principal)
+    counts = claims.live().aggregate(
+        live=Count("pk"),
+        active=Count("pk", filter=Q(state=ClaimState.ACTIVE)),
+        queued=Count("pk", filter=Q(state__in=WAITING)),
+        core_percent=Sum("charged_core_percent", default=0),
+        memory_mib=Sum("charged_memory_mib", default=0),
+    )
+    return {
+        "notices": notices(principal),
+        "fleet": read_fleet_map(principal) if principal.is_operator else None,
+        "counts": counts,
+        "claims": with_use(claims.live()[:CLAIMS]),
+        "quotas": _pressed(principal),
+        "events": AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk")[:EVENTS],
+    }
+
+
+def with_use(claims: Any) -> list[dict[str, Any]]:
+    """Claims as a table shows them: with the GPUs that carry them and what they use of them now."""
+    placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
+    rows = list(claims.select_related("tenant", "pool").prefetch_related(placed))
+    live = {row.pk: [item for item in row.assignments.all() if item.state != "released"] for row in rows}
+    use = use_of_assignments([item for items in live.values() for item in items])
+    return [
+        {
+            "claim": row,
+            "assignments": live[row.pk],
+            "core_percent": _mean([use.get(item.uid, NOTHING).core_percent for item in live[row.pk]]),
+            "memory_mib": _mean([use.get(item.uid, NOTHING).memory_mib for item in live[row.pk]]),
+        }
+        for row in rows
+    ]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _pressed(principal: Principal) -> Any:
+    """The fullest quotas first; unlimited ones press nobody."""
+    percent = ExpressionWrapper(100.0 * F("used") / F("hard"), output_field=FloatField())
+    limited = ResourceQuota.objects.visible_to(principal).filter(hard__gt=0).select_related("tenant", "pool")
+    return limited.annotate(percent=percent).order_by("-percent", "pk")[:QUOTAS]

@@ -1,0 +1,40 @@
+"""Lines to copy, with a claim's own values. The secret is never shown: the lines fetch it."""
+
+from dataclasses import dataclass
+
+from apps.scheduling.models import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """`text` runs as it stands once GPUCLOUD_TOKEN is set."""
+
+    title: str
+    note: str
+    text: str
+
+
+def snippets(claim: Claim, *, server: str) -> list[Snippet]:
+    """How to use, move and release the claim without this page."""
+    url = f"{server}/api/v1/claims/{claim.uid}/"
+    auth = '-H "Authorization: Bearer $GPUCLOUD_TOKEN"'
+    limit = min(100, claim.core_limit + 10) if claim.core_limit < 100 else claim.core_request
+    return [
+        Snippet(
+            "Run a program",
+            "On the claim's node: starts the command under its limits. The token stays out of the program.",
+            f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN=…\npython -m agent exec {claim.uid} -- python train.py",
+        ),
+        Snippet(
+            "Environment",
+            "Export lines for a shell on the node, with the claim's secret; then agent exec needs no token.",
+            f"eval \"$(curl -sS {auth} '{url}env/?as=sh')\"",
+        ),
+        Snippet(
+            "Resize by API",
+            "Answers when the new limits are in force in the running process.",
+            f"curl -sS -X PATCH {auth} -H 'Content-Type: application/json' \\\n"
+            f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
+        ),
+        Snippet("Release by API", "Gives the share back.", f"curl -sS -X DELETE {auth} '{url}'"),
+    ]

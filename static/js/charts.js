@@ -1,0 +1,216 @@
+// Live charts: series by key (an assignment, or a GPU), a window that slides, marks where limits were moved.
+// Every chart has a legend with its present numbers and a table with the same data.
+const GAP_SECONDS = 5; // a longer silence is drawn as a gap, not as a line
+const TABLE_ROWS = 60;
+
+const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hourCycle: "h23" });
+const gib = (mib) => (mib == null ? null : mib / 1024);
+const number = (value, unit, digits = 0) => (value == null ? "–" : `${value.toFixed(digits)} ${unit}`);
+
+// What each kind of chart draws. `of` reads a point; `colour` names a token.
+const KINDS = {
+  core: {
+    unit: "%", digits: 1, top: () => 100,
+    lines: [
+      { label: "used", colour: "used", fill: "used-fill", of: (p) => p.core_percent },
+      { label: "limit", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", digits: 0, of: (p) => p.core_limit_percent },
+      { label: "throttled", colour: "throttled", width: 1.25, of: (p) => p.throttled_percent },
+    ],
+  },
+  memory: {
+    unit: "GiB", digits: 2,
+    top: (points) => 1.2 * gib(Math.max(64, ...points.map((p) => Math.max(p.memory_mib ?? 0, p.memory_limit_mib ?? 0)))),
+    lines: [
+      { label: "used", colour: "memory", fill: "memory-fill", of: (p) => gib(p.memory_mib) },
+      { label: "limit", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", of: (p) => gib(p.memory_limit_mib) },
+    ],
+  },
+  gpu: {
+    unit: "%", digits: 0, top: () => 100,
+    lines: [
+      { label: "utilisation", colour: "used", fill: "used-fill", of: (p) => p.core_percent },
+      { label: "memory", colour: "memory", of: (p, chart) => (p.memory_mib == null ? null : (100 * p.memory_mib) / chart.memory) },
+    ],
+  },
+};
+
+function colourOf(token) {
+  const probe = document.createElement("i");
+  probe.style.color = `var(--${token})`;
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+export class Charts {
+  constructor(data) {
+    this.charts = [...document.querySelectorAll("[data-chart]")].map((figure) => new Chart(figure));
+    this.replace(data);
+    document.addEventListener("theme", () => this.charts.forEach((chart) => chart.build()));
+  }
+
+  replace(data) {
+    this.offset = data.now - performance.now() / 1000; // the server's clock, by this page's
+    this.window = data.window_seconds;
+    this.marks = data.marks;
+    this.points = new Map(data.series.map((series) => [series.key, rows(series)]));
+    this.tick();
+  }
+
+  take(frame) {
+    const of = (item) => ({
+      at: frame.at,
+      core_percent: item.core_percent,
+      core_limit_percent: item.core_limit_percent,
+      throttled_percent: item.throttled_percent,
+      memory_mib: item.memory_bytes / 1048576,
+      memory_limit_mib: item.memory_limit_bytes == null ? null : item.memory_limit_bytes / 1048576,
+    });
+    for (const item of frame.assignments ?? []) this.add(item.uid, of(item));
+    for (const item of frame.gpus ?? []) this.add(item.uuid, of(item));
+    this.tick();
+  }
+
+  add(key, point) {
+    const points = this.points.get(key);
+    if (!points) return;
+    if (points.length === 0 || point.at > points.at(-1).at) points.push(point); // older ones come with the next series
+    while (points.length && points[0].at < point.at - this.window) points.shift();
+  }
+
+  tick() {
+    const now = performance.now() / 1000 + this.offset;
+    for (const chart of this.charts) chart.draw(this.points.get(chart.key) ?? [], now, this.window, this.marks);
+  }
+}
+
+function rows(series) {
+  const { times, key, ...columns } = series;
+  return times.map((at, index) => Object.fromEntries([["at", at], ...Object.entries(columns).map(([name, values]) => [name, values[index]])]));
+}
+
+class Chart {
+  constructor(figure) {
+    const { chart, key, request, memory } = figure.dataset;
+    Object.assign(this, { figure, key, kind: KINDS[chart], memory: Number(memory), request: Number(request) || null });
+    this.plot = figure.querySelector(".plot");
+    this.marks = [];
+    this.points = [];
+    this.legend();
+    this.build();
+    new ResizeObserver(() => this.chart.setSize(this.size())).observe(this.plot);
+    this.details = figure.querySelector("details");
+    this.details.addEventListener("toggle", () => this.table());
+  }
+
+  size() {
+    return { width: Math.max(160, this.plot.clientWidth), height: this.plot.clientHeight };
+  }
+
+  legend() {
+    const items = this.kind.lines.map((line) => {
+      const item = element("span", "legend-item");
+      const value = element("b");
+      item.append(element("i", `legend-line colour-${line.colour} ${line.css ?? ""}`), line.label, value);
+      return { item, value };
+    });
+    this.values = items.map(({ value }) => value);
+    this.figure.querySelector("[data-legend]").replaceChildren(...items.map(({ item }) => item));
+  }
+
+  build() {
+    this.chart?.destroy();
+    const [quiet, line] = [colourOf("quiet"), colourOf("line")];
+    const font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    const axis = { stroke: quiet, font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
+    this.chart = new window.uPlot({
+      ...this.size(),
+      padding: [14, 8, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
+      axes: [
+        { ...axis, size: 28, space: 80, values: (_, splits) => splits.map((at) => clock(at).replace(/:00$/, "")) },
+        { ...axis, size: 48, space: 34, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
+      ],
+      series: [{}, ...this.kind.lines.map((line) => this.series(line))],
+      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()] },
+    }, this.columns(), this.plot);
+  }
+
+  series(line) {
+    return {
+      label: line.label, stroke: colourOf(line.colour), width: line.width ?? 2, dash: line.dash, points: { show: false },
+      fill: line.fill && colourOf(line.fill), paths: line.stepped ? window.uPlot.paths.stepped({ align: 1 }) : undefined,
+    };
+  }
+
+  columns() {
+    const shown = [];
+    this.points.forEach((point, index) => {
+      const before = this.points[index - 1];
+      if (before && point.at - before.at > GAP_SECONDS) shown.push({ at: before.at + 1 });
+      shown.push(point);
+    });
+    return [shown.map((p) => p.at), ...this.kind.lines.map((line) => shown.map((p) => line.of(p, this) ?? null))];
+  }
+
+  draw(points, now, window, marks) {
+    this.points = points;
+    this.marks = marks.filter((mark) => mark.at > now - window);
+    this.range = [now - window, now];
+    this.chart.setData(this.columns());
+    this.tell();
+    if (this.details.open) this.table();
+  }
+
+  // The numbers under the cursor, else the newest.
+  tell() {
+    const hovered = this.chart?.cursor.idx;
+    const columns = this.chart?.data ?? [];
+    this.kind.lines.forEach((line, index) => {
+      const column = columns[index + 1] ?? [];
+      this.values[index].textContent = number(column[hovered ?? column.length - 1], this.kind.unit, line.digits ?? this.kind.digits);
+    });
+  }
+
+  drawMarks(plot) {
+    const { ctx, bbox } = plot;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colourOf("ink");
+    ctx.font = `${11 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
+    for (const mark of this.marks) {
+      const x = plot.valToPos(mark.at, "x", true);
+      ctx.globalAlpha = 0.55;
+      ctx.setLineDash([2 * ratio, 3 * ratio]);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.globalAlpha = 1;
+      ctx.textAlign = x > bbox.left + bbox.width * 0.7 ? "right" : "left";
+      if (mark === this.marks.at(-1)) ctx.fillText(mark.label, x + (ctx.textAlign === "right" ? -5 : 5) * ratio, bbox.top - 3 * ratio);
+    }
+    ctx.restore();
+  }
+
+  table() {
+    if (!this.details.open) return;
+    const [head, body] = ["thead", "tbody"].map((name) => this.details.querySelector(name));
+    head.replaceChildren(row("th", ["time", ...this.kind.lines.map((line) => `${line.label}, ${this.kind.unit}`)]));
+    const newest = this.points.slice(-TABLE_ROWS).reverse();
+    body.replaceChildren(...newest.map((p) => row("td", [clock(p.at), ...this.kind.lines.map((line) => line.of(p, this)?.toFixed(2) ?? "–")])));
+  }
+}
+
+function element(name, className = "") {
+  return Object.assign(document.createElement(name), { className });
+}
+
+function row(kind, texts) {
+  const line = element("tr");
+  line.append(...texts.map((text) => Object.assign(element(kind), { textContent: text, scope: kind === "th" ? "col" : "" })));
+  return line;
+}

@@ -1,0 +1,172 @@
+// Keeping a page true. A websocket brings telemetry (for charts) and thin notices that something changed; what changed
+// is fetched again through the ordinary view. Without a socket the page asks every few seconds, and says so. A hidden
+// tab does nothing. A gap in a node's sequence numbers, or a new connection, fetches the series again.
+const POLL_SECONDS = 3;
+const QUIET_SECONDS = 5; // agents report once a second
+const LONGEST_BACKOFF_SECONDS = 30;
+const LEAST_BETWEEN_REFRESHES_MS = 700; // a burst of notices is one refresh
+
+export class Watch {
+  constructor({ watch, series, refreshSeconds }) {
+    Object.assign(this, { path: watch, series, refreshSeconds: Number(refreshSeconds) });
+    this.charts = null;
+    this.attempt = 0;
+    this.heard = performance.now(); // when this page last got anything from the server
+    this.lastSeq = new Map();
+    this.refreshed = 0;
+  }
+
+  show(charts) {
+    this.charts = charts;
+  }
+
+  start() {
+    setInterval(() => this.tick(), 1000);
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.resume()));
+    const body = document.body;
+    body.addEventListener("htmx:beforeSwap", (event) => this.beforeSwap(event));
+    body.addEventListener("htmx:afterSwap", () => this.afterSwap());
+    body.addEventListener("htmx:afterOnLoad", () => { this.heard = performance.now(); });
+    if (!document.hidden) this.connect();
+  }
+
+  connect() {
+    if (this.socket || document.hidden) return;
+    const address = new URL(this.path, location.href);
+    address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
+    const socket = this.socket = new WebSocket(address);
+    socket.onopen = () => {
+      if (this.attempt > 0) this.catchUp();
+      this.attempt = 0;
+      this.heard = performance.now();
+      this.paint();
+    };
+    socket.onmessage = (event) => this.take(JSON.parse(event.data));
+    socket.onclose = () => {
+      if (this.socket !== socket) return;
+      this.socket = null;
+      this.attempt += 1;
+      const seconds = Math.min(LONGEST_BACKOFF_SECONDS, 2 ** (this.attempt - 1)) * (0.5 + Math.random());
+      this.retry = setTimeout(() => this.connect(), 1000 * seconds);
+      this.paint();
+    };
+  }
+
+  pause() {
+    clearTimeout(this.retry);
+    const socket = this.socket;
+    this.socket = null;
+    socket?.close();
+  }
+
+  resume() {
+    this.connect();
+    this.catchUp();
+  }
+
+  catchUp() {
+    this.lastSeq.clear();
+    this.refetch();
+    this.refresh();
+  }
+
+  take(message) {
+    this.heard = performance.now();
+    if (message.type === "changed") {
+      this.refresh();
+      this.refetchSoon();
+    } else if (message.type === "usage") {
+      const last = this.lastSeq.get(message.node);
+      if (last !== undefined && message.seq !== last + 1) this.refetch();
+      this.lastSeq.set(message.node, message.seq);
+      this.charts?.take(message);
+      this.measured = performance.now();
+    }
+    this.paint();
+  }
+
+  get connected() {
+    return this.socket?.readyState === WebSocket.OPEN;
+  }
+
+  tick() {
+    if (document.hidden) return;
+    const every = this.connected ? this.refreshSeconds : POLL_SECONDS;
+    if (performance.now() - this.refreshed >= 1000 * every) {
+      this.refresh();
+      if (!this.connected) this.refetch();
+    }
+    this.charts?.tick();
+    this.paint();
+  }
+
+  // Fragments, through the ordinary view. What is being typed is never overwritten.
+  refresh() {
+    const wait = this.refreshed + LEAST_BETWEEN_REFRESHES_MS - performance.now();
+    if (wait > 0) {
+      this.later ??= setTimeout(() => { this.later = null; this.refresh(); }, wait);
+      return;
+    }
+    this.refreshed = performance.now();
+    window.htmx.trigger("#living", "refresh");
+    const form = document.querySelector("#resize form");
+    if (form && !form.contains(document.activeElement) && !dirty(form) && !form.querySelector("[role=alert]")) {
+      window.htmx.trigger("#resize", "refresh");
+    }
+  }
+
+  refetchSoon() {
+    clearTimeout(this.soon);
+    this.soon = setTimeout(() => this.refetch(), 300);
+  }
+
+  async refetch() {
+    if (!this.series || !this.charts) return;
+    try {
+      const answer = await fetch(this.series, { headers: { Accept: "application/json" } });
+      if (answer.status === 401) location.reload(); // the session ended: sign in, and come back here
+      if (!answer.ok) return;
+      this.charts.replace(await answer.json());
+      this.heard = performance.now();
+    } catch {
+      // Away for a moment: the page says how old it is, and the next tick asks again.
+    }
+  }
+
+  beforeSwap(event) {
+    const active = document.activeElement;
+    const focusable = [...event.target.querySelectorAll("a, button")];
+    this.focused = event.target.contains(active) ? { at: focusable.indexOf(active), in: event.target } : null;
+    this.states = announced();
+  }
+
+  afterSwap() {
+    if (this.focused && document.activeElement === document.body) {
+      [...this.focused.in.querySelectorAll("a, button")][this.focused.at]?.focus({ preventScroll: true });
+    }
+    announced().forEach((state, name) => {
+      if (this.states?.get(name) !== state) document.getElementById("announcer").textContent = `${name}: ${state}`;
+    });
+    this.paint();
+  }
+
+  paint() {
+    const age = Math.floor((performance.now() - this.heard) / 1000);
+    const limit = QUIET_SECONDS + (this.connected ? this.refreshSeconds : POLL_SECONDS);
+    const mode = age > limit ? "stale" : this.connected ? "live" : "polling";
+    const text = { stale: `stale ${age} s`, live: "live", polling: `polling every ${POLL_SECONDS} s` }[mode];
+    const element = document.getElementById("live");
+    element.dataset.mode = mode;
+    const word = document.getElementById("live-word");
+    if (word.textContent !== text) word.textContent = text;
+  }
+}
+
+function dirty(form) {
+  return [...form.elements].some((field) => field.type === "number" && field.value !== field.defaultValue);
+}
+
+function announced() {
+  const words = (element) => element.querySelector("[data-state]").textContent;
+  return new Map([...document.querySelectorAll("[data-announce]")].map((item) => [item.dataset.announce, words(item)]));
+}

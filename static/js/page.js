@@ -1,0 +1,53 @@
+// What every page does: ages that stay true, dialogs, copying, filters, and watching what changes.
+import { Watch } from "./live.js";
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+function words(seconds) {
+  if (seconds < 1) return "just now";
+  const [size, unit] = UNITS.find(([size]) => seconds >= size);
+  return `${Math.floor(seconds / size)} ${unit} ago`;
+}
+
+// The server said how old it was when it was written; from then on this page's own clock counts.
+function tellAges() {
+  for (const element of document.querySelectorAll("[data-ago]")) {
+    element.since ??= performance.now() - 1000 * Number(element.dataset.ago);
+    const text = words((performance.now() - element.since) / 1000);
+    if (element.textContent !== text) element.textContent = text;
+  }
+}
+
+function onClick(event) {
+  const button = event.target.closest("button");
+  if (!button) return;
+  const { opens, closes, copies } = button.dataset;
+  if (opens) document.getElementById(opens).showModal();
+  if (closes !== undefined) button.closest("dialog").close();
+  if (copies) copy(button, document.getElementById(copies).textContent);
+}
+
+async function copy(button, text) {
+  const label = button.querySelector("span");
+  try {
+    await navigator.clipboard.writeText(text);
+    label.textContent = "Copied";
+  } catch {
+    label.textContent = "Select and copy it";
+  }
+  setTimeout(() => { label.textContent = "Copy"; }, 2000);
+}
+
+document.addEventListener("click", onClick);
+document.addEventListener("change", (event) => event.target.closest("[data-submit-on-change]")?.requestSubmit());
+setInterval(tellAges, 1000);
+
+const watched = document.querySelector("[data-watch]");
+if (watched) {
+  const watch = new Watch(watched.dataset);
+  if (document.querySelector("[data-chart]")) {
+    const { Charts } = await import("./charts.js");
+    watch.show(new Charts(JSON.parse(document.getElementById("series").textContent)));
+  }
+  watch.start();
+}

@@ -1,0 +1,162 @@
+"""Changing things from their pages: claims made, resized, released; nodes cordoned."""
+
+import pytest
+
+from apps.nodes.models import Node
+from apps.quotas.models import AuditEvent
+from apps.scheduling.models import Claim
+from apps.scheduling.services.desired import claim_secret
+from tests.cast import GIB, Cast, Machine, give, placed
+from tests.pages.conftest import SignIn
+
+NEW = {
+    "tenant": "acme",
+    "name": "train-7",
+    "pool": "default",
+    "gpu_count": "1",
+    "core_request": "25",
+    "core_limit": "50",
+    "memory_mib": "4096",
+}
+
+
+def resize(claim: Claim, **typed: int) -> dict[str, str]:
+    """The form as a browser sends it: what stands there, and what stood there before."""
+    before = {"core_request": claim.core_request, "core_limit": claim.core_limit, "memory_mib": claim.memory_mib}
+    return {f"initial-{name}": str(value) for name, value in before.items()} | {
+        name: str(value) for name, value in {**before, **typed}.items()
+    }
+
+
+def test_a_resize_by_form_is_wanted_at_once_and_shown_in_force_with_its_time(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    claim, assignment = placed(cast, machine)
+    max_ = browser("max")
+    answer = max_.post(f"/claims/{claim.uid}/resize/", resize(claim, core_limit=75), headers={"HX-Request": "true"})
+    assert answer.status_code == 200
+    assert "Waiting for the agent" in answer.content.decode()
+    assignment.refresh_from_db()
+    assert assignment.core_limit == 75
+    machine.obey()
+    text = max_.get(f"/claims/{claim.uid}/").content.decode()
+    assert "In force after" in text
+    assert "limit 30 → 75 %" in text
+    assert AuditEvent.objects.filter(action="claim.resize", actor="user:max", source_ip="127.0.0.1").exists()
+
+
+def test_a_resize_sends_only_what_the_person_changed(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine)
+    typed = resize(claim, core_limit=60)
+    Claim.objects.filter(pk=claim.pk).update(memory_mib=2 * GIB)  # meanwhile, by somebody else
+    browser("max").post(f"/claims/{claim.uid}/resize/", typed)
+    claim.refresh_from_db()
+    assert (claim.core_limit, claim.memory_mib) == (60, 2 * GIB)
+
+
+def test_a_resize_that_the_gpu_has_no_room_for_is_refused_in_words(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    claims = [placed(cast, machine, core_request=50, memory_mib=12 * GIB)[0] for _ in range(8)]
+    answer = browser("max").post(
+        f"/claims/{claims[0].uid}/resize/",
+        resize(claims[0], core_request=80, core_limit=80),
+        headers={"HX-Request": "true"},
+    )
+    assert answer.status_code == 422
+    assert "The GPU has no room for this" in answer.content.decode()
+    claims[0].refresh_from_db()
+    assert claims[0].core_request == 50
+
+
+def test_a_resize_beyond_the_quota_is_refused_at_its_field(cast: Cast, browser: SignIn) -> None:
+    give(cast.acme, core_percent=100, memory_mib=10 * GIB)
+    claim, _ = placed(cast, Machine("gpu1", cast.pool))
+    answer = browser("max").post(f"/claims/{claim.uid}/resize/", resize(claim, memory_mib=12 * GIB))
+    assert answer.status_code == 422
+    assert "memory_mib" in answer.context["form"].errors
+    claim.refresh_from_db()
+    assert claim.memory_mib == 8 * GIB
+
+
+@pytest.mark.parametrize(("field", "value"), [("core_limit", 101), ("core_request", 0), ("core_limit", 10)])
+def test_a_resize_to_nonsense_is_refused_at_its_field(
+    cast: Cast, machine: Machine, browser: SignIn, field: str, value: int
+) -> None:
+    claim, _ = placed(cast, machine)
+    answer = browser("max").post(f"/claims/{claim.uid}/resize/", resize(claim, **{field: value}))
+    assert answer.status_code == 422
+    assert field in answer.context["form"].errors
+    claim.refresh_from_db()
+    assert claim.generation == 1
+
+
+def test_a_viewer_sees_a_claim_and_cannot_change_it(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine)
+    vera = browser("vera")
+    text = vera.get(f"/claims/{claim.uid}/").content.decode()
+    assert "Apply" not in text
+    assert vera.post(f"/claims/{claim.uid}/release/").status_code == 403
+    answer = vera.post(f"/claims/{claim.uid}/resize/", resize(claim, core_limit=90))
+    assert "needs the role member" in answer.content.decode()
+    claim.refresh_from_db()
+    assert (claim.state, claim.core_limit) == ("active", 30)
+
+
+def test_a_release_gives_the_claim_back(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine)
+    answer = browser("max").post(f"/claims/{claim.uid}/release/", follow=True)
+    assert "is being released" in answer.content.decode()
+    machine.obey()
+    claim.refresh_from_db()
+    assert claim.state == "released"
+    assert machine.gpu().core_used == 0
+    assert browser("max").get(f"/claims/{claim.uid}/").status_code == 200
+
+
+def test_a_new_claim_is_made_by_form(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    answer = browser("max").post("/claims/new/", NEW)
+    claim = Claim.objects.get()
+    assert answer["Location"] == f"/claims/{claim.uid}/"
+    assert (claim.name, claim.core_request, claim.core_limit, claim.created_by) == ("train-7", 25, 50, "user:max")
+
+
+def test_a_new_claim_needs_a_tenant_in_which_one_may_make_it(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    for name in ("vera", "gus"):
+        answer = browser(name).post("/claims/new/", NEW)
+        assert answer.status_code == 422, name
+        assert "tenant" in answer.context["form"].errors
+    assert not Claim.objects.exists()
+
+
+def test_a_new_claim_beyond_the_quota_says_the_numbers(cast: Cast, browser: SignIn) -> None:
+    give(cast.acme, core_percent=20, memory_mib=GIB)
+    answer = browser("max").post("/claims/new/", NEW)
+    assert answer.status_code == 422
+    assert "core_request" in answer.context["form"].errors
+    assert not Claim.objects.exists()
+
+
+def test_a_form_without_its_token_changes_nothing(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine)
+    max_ = browser("max", enforce_csrf_checks=True)
+    for path, values in {"resize/": resize(claim, core_limit=90), "release/": {}}.items():
+        answer = max_.post(f"/claims/{claim.uid}/{path}", values)
+        assert answer.status_code == 403
+        assert "This form is too old" in answer.content.decode()
+    claim.refresh_from_db()
+    assert (claim.state, claim.core_limit) == ("active", 30)
+
+
+def test_an_operator_cordons_and_uncordons_a_node(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    olga = browser("olga")
+    for said, wanted in {"yes": True, "no": False}.items():
+        assert olga.post("/nodes/gpu1/cordon/", {"cordoned": said}, follow=True).status_code == 200
+        assert Node.objects.get(name="gpu1").cordoned is wanted
+
+
+def test_no_page_shows_a_claims_secret(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine)
+    text = browser("olga").get(f"/claims/{claim.uid}/").content.decode()
+    assert str(claim.uid) in text
+    assert claim_secret(claim.uid) not in text

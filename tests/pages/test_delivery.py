@@ -1,0 +1,131 @@
+"""How pages are delivered: policy, queries, weight, files of others."""
+
+import gzip
+import hashlib
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.contrib.staticfiles import finders
+from django.test import Client, RequestFactory
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from apps.nodes.models import Sample
+from apps.scheduling.models import Assignment, Claim
+from gpucloud.urls import server_error
+from gpucloud.web.looks import LOOKS
+from gpucloud.web.tags import SPRITE
+from tests.cast import Cast, Machine, placed
+from tests.pages.conftest import SignIn
+
+QUERIES = 25
+KIB = 1024
+LARGEST_PAGE_KIB = 250
+VENDORED = [Path(settings.BASE_DIR) / "static" / "vendor", Path(settings.BASE_DIR) / "tests" / "browser" / "vendor"]
+ROW = re.compile(r"^\| `(\S+)` \| .* \| .*`(\S+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
+FILE = re.compile(r'(?:src|href)="/static/([^"#]+)')
+IMPORT = re.compile(r'(?:from |import\()"\./([^"]+)"')
+
+
+@pytest.fixture
+def pages(cast: Cast, machine: Machine) -> list[str]:
+    """Every page, with several claims on it."""
+    for number in range(6):
+        placed(cast, machine, name=f"train-{number}", core_request=15, memory_mib=1024)
+    uid = Claim.objects.latest("pk").uid
+    _measure(machine)
+    return ["/", "/claims/", "/claims/new/", f"/claims/{uid}/", f"/claims/{uid}/series/", "/nodes/", "/nodes/gpu1/"]
+
+
+@pytest.mark.parametrize("name", ["olga", "anna"])
+def test_every_page_stays_within_its_queries(
+    pages: list[str], browser: SignIn, name: str, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    client = browser(name)
+    for path in pages:
+        with django_assert_max_num_queries(QUERIES):
+            client.get(path)
+
+
+def test_every_page_forbids_inline_scripts_and_styles_and_has_none(pages: list[str], browser: SignIn) -> None:
+    client = browser("olga")
+    for path in [*pages, "/sign-in/", "/no/such/page"]:
+        answer = client.get(path)
+        policy = answer["Content-Security-Policy"]
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        text = answer.content.decode()
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", text), path
+        scripts = re.findall(r"<script(?![^>]*(?:src=|application/json))", text)
+        assert not scripts, path
+
+
+def test_pages_of_a_person_are_not_kept_by_anybody(pages: list[str], browser: SignIn) -> None:
+    for path in pages:
+        assert "no-store" in browser("olga").get(path)["Cache-Control"], path
+
+
+def test_no_page_is_heavier_than_its_budget(pages: list[str], browser: SignIn) -> None:
+    client = browser("olga")
+    for path in pages:
+        answer = client.get(path)
+        files = set(FILE.findall(answer.content.decode()))
+        files |= {f"js/{name}" for file in files if file.startswith("js/") for name in _imports(file)}
+        weight = len(gzip.compress(answer.content)) + sum(len(gzip.compress(_file(name))) for name in files)
+        assert weight / KIB < LARGEST_PAGE_KIB, path
+
+
+def test_an_unknown_address_is_a_page_and_below_the_api_a_problem(cast: Cast) -> None:
+    assert "There is nothing here" in Client().get("/no/such/page").content.decode()
+    assert Client().get("/api/v1/no-such/")["Content-Type"] == "application/problem+json"
+
+
+def test_a_fault_of_ours_is_a_page_without_facts(cast: Cast) -> None:
+    answer = server_error(RequestFactory().get("/"))
+    assert answer.status_code == 500
+    assert "This is our fault" in answer.content.decode()
+
+
+@pytest.mark.parametrize("folder", VENDORED, ids=lambda folder: folder.parent.name)
+def test_vendored_files_are_the_ones_that_were_taken(folder: Path) -> None:
+    rows = ROW.findall((folder / "VENDORED.md").read_text())
+    assert rows
+    for name, _, digest in rows:
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+    known = {name for row in rows for name in row[:2]} | {"VENDORED.md"}
+    assert {file.name for file in folder.iterdir()} == known
+
+
+def test_every_icon_that_is_named_is_in_the_sprite() -> None:
+    symbols = set(re.findall(r'<symbol id="([^"]+)"', _file(SPRITE).decode()))
+    templates = (Path(settings.BASE_DIR) / "templates").rglob("*.html")
+    named = {name for file in templates for name in re.findall(r"{% icon '([^']+)'", file.read_text())}
+    attention = Path(settings.BASE_DIR) / "apps" / "scheduling" / "pages" / "attention.py"
+    named |= set(re.findall(r'Notice\(\s*"\w+",\s*"([a-z0-9-]+)"', attention.read_text()))
+    assert named | {look.icon for look in LOOKS.values()} <= symbols
+
+
+def _file(name: str) -> bytes:
+    path = finders.find(name)
+    assert path is not None, name
+    return Path(path).read_bytes()
+
+
+def _imports(name: str) -> list[str]:
+    return IMPORT.findall(_file(name).decode())
+
+
+def _measure(machine: Machine) -> None:
+    """A few seconds of samples of every GPU and assignment."""
+    now = timezone.now()
+    for second in range(5):
+        at = now - timedelta(seconds=second)
+        for gpu in machine.node.gpus.all():
+            Sample.objects.create(gpu=gpu, at=at, core_percent=40, memory_bytes=1 << 30)
+        for row in Assignment.objects.all():
+            Sample.objects.create(
+                assignment_uid=row.uid, at=at, core_percent=10, core_limit_percent=row.core_limit, memory_bytes=1 << 29
+            )
