@@ -6,6 +6,7 @@
 #define GRANULE (2ull << 20)
 /* The driver serves blocks of at most this size from granules that they share. */
 #define SMALL (1ull << 20)
+#define NEAR (128ull << 20)
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -55,6 +56,26 @@ static int try_reserve(int slot, uint64_t bytes, uint64_t limit)
     return 0;
 }
 
+static CUresult refuse(int slot)
+{
+    __atomic_fetch_add(&shim_usage(slot)->refused, 1, __ATOMIC_RELAXED);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void true_up(int slot, uint64_t pending, uint64_t open_calls);
+
+/* Near the limit, what modules and stacks took since the last reading decides: ask NVML (19 us) before granting. */
+static int still_fits(int slot, uint64_t bytes, uint64_t limit)
+{
+    if (account_used(slot) + NEAR <= limit)
+        return 1;
+    true_up(slot, bytes, 1);
+    if (account_used(slot) <= limit)
+        return 1;
+    account_refund(slot, bytes);
+    return 0;
+}
+
 CUresult account_reserve(int slot, uint64_t bytes)
 {
     uint32_t state;
@@ -65,15 +86,14 @@ CUresult account_reserve(int slot, uint64_t bytes)
         return CUDA_ERROR_NOT_PERMITTED;
     if (bytes <= limit) {
         if (try_reserve(slot, bytes, limit))
-            return CUDA_SUCCESS;
+            return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
         /* Before refusing: give back what dead processes left, and what pools have returned since. */
         vcuda_usage_reap_dead(shim.usage);
         account_refresh_pools(slot);
         if (try_reserve(slot, bytes, limit))
-            return CUDA_SUCCESS;
+            return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
     }
-    __atomic_fetch_add(&shim_usage(slot)->refused, 1, __ATOMIC_RELAXED);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return refuse(slot);
 }
 
 void account_refund(int slot, uint64_t bytes)
@@ -162,20 +182,27 @@ void account_context_gone(int slot)
     set_context_bytes(slot, gpu->context_base);
 }
 
-/* Called by the watcher now and then: overhead is what the process uses beyond its known allocations. A reading that an
- * allocation disturbed is thrown away. */
+/* Overhead is what the process uses beyond its known allocations. `pending` of these is reserved but not yet real, by
+ * `open_calls` allocations in progress; a reading that any other allocation disturbed is thrown away. */
+static void true_up(int slot, uint64_t pending, uint64_t open_calls)
+{
+    struct shim_gpu *gpu = &shim.gpu[slot];
+    if (gpu->contexts <= 0)
+        return;
+    uint64_t ended = __atomic_load_n(&shim.memory_ended, __ATOMIC_SEQ_CST);
+    uint64_t known = __atomic_load_n(&shim_usage(slot)->memory_bytes, __ATOMIC_SEQ_CST) - pending;
+    int64_t seen = nvml_process_bytes(slot);
+    if (seen <= 0 || ended + open_calls != __atomic_load_n(&shim.memory_begun, __ATOMIC_SEQ_CST))
+        return;
+    uint64_t overhead = (uint64_t)seen > known ? (uint64_t)seen - known : 0;
+    set_context_bytes(slot, overhead > gpu->context_base ? overhead : gpu->context_base);
+}
+
 void account_true_up(void)
 {
     for (int slot = 0; slot < VCUDA_MAX_GPUS; slot++) {
-        struct shim_gpu *gpu = &shim.gpu[slot];
-        if (gpu->contexts <= 0)
-            continue;
-        uint64_t ended = __atomic_load_n(&shim.memory_ended, __ATOMIC_SEQ_CST);
-        uint64_t known = __atomic_load_n(&shim_usage(slot)->memory_bytes, __ATOMIC_SEQ_CST);
-        int64_t seen = nvml_process_bytes(slot);
-        if (seen <= 0 || ended != __atomic_load_n(&shim.memory_begun, __ATOMIC_SEQ_CST))
-            continue;
-        uint64_t overhead = (uint64_t)seen > known ? (uint64_t)seen - known : 0;
-        set_context_bytes(slot, overhead > gpu->context_base ? overhead : gpu->context_base);
+        if (shim.gpu[slot].contexts > 0)
+            account_refresh_pools(slot);
+        true_up(slot, 0, 0);
     }
 }

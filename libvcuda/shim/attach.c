@@ -77,9 +77,9 @@ int shim_attach(void)
         return 1;
     pthread_mutex_lock(&attach_mutex);
     if (!shim.self) {
+        /* What a killed predecessor left counts as used until somebody clears it: the next process does. */
+        vcuda_usage_reap_dead(shim.usage);
         int slot = pages_slot_take(shim.usage);
-        if (slot < 0 && vcuda_usage_reap_dead(shim.usage) > 0)
-            slot = pages_slot_take(shim.usage);
         if (slot >= 0) {
             shim.seen_gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) - 1;
             __atomic_store_n(&shim.self, &shim.usage->process[slot], __ATOMIC_RELEASE);

@@ -18,8 +18,8 @@
 
 /* 5 ms: as long as the longest kernel for which a change must be in force in 100 ms; smaller ones cost idle gaps. */
 #define QUANTUM_NS 5000000ll
-/* Twice a quantum: a wake-up that comes late (150 us on a sleeping virtual CPU) must not lose the credit of the meantime. */
-#define CREDIT_MAX_NS (2 * QUANTUM_NS)
+/* Four quanta: a wake-up that comes late (a busy machine: 10 ms and more) must not lose the credit of the meantime. */
+#define CREDIT_MAX_NS (4 * QUANTUM_NS)
 #define WAIT_MIN_NS 50000ll
 #define WAIT_MAX_NS 50000000ll
 
@@ -40,7 +40,9 @@ static void refill(struct vcuda_bucket *bucket, uint32_t limit)
     uint64_t now = shim_now(), last = __atomic_load_n(&bucket->refilled_ns, __ATOMIC_SEQ_CST);
     if (now <= last || !__atomic_compare_exchange_n(&bucket->refilled_ns, &last, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return;
-    int64_t given = last ? (int64_t)((now - last) / 100 * limit) : CREDIT_MAX_NS;
+    int64_t given = (int64_t)((now - last) / 100) * limit;
+    if (!last)
+        given = QUANTUM_NS;
     int64_t old = load(&bucket->credit_ns), new;
     do {
         new = old + given;
@@ -106,11 +108,11 @@ CUresult credit_wait(int slot)
         uint32_t limit = __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED);
         if (state != VCUDA_SLOT_OPEN)
             return CUDA_ERROR_NOT_PERMITTED;
-        if (limit >= 100 || may_go(slot, &missing))
+        if (limit >= 100 || (limit && may_go(slot, &missing)))
             break;
         since = since ? since : shim_now();
         meter_retire();
-        if (may_go(slot, &missing))
+        if (limit && may_go(slot, &missing))
             break;
         sleep_for(limit ? missing / limit * 100 : WAIT_MAX_NS, gen);
         /* Work in flight of a process that was killed would hold everyone else back. */

@@ -87,7 +87,7 @@ static CUresult primary_ended(CUdevice device, CUresult result)
     CUresult name(CUdevice device)                                   \
     {                                                                \
         NEED_REAL(name);                                             \
-        if (shim_mode() != SHIM_ACTIVE)                              \
+        if (shim_mode() != SHIM_ACTIVE || shim.stopping)             \
             return real.name(device);                                \
         meter_lock(); /* nobody asks about events while they vanish */ \
         return primary_ended(device, real.name(device));             \
@@ -143,7 +143,7 @@ CREATE(cuCtxCreate_v4, (CUcontext * context, void *params, unsigned flags, CUdev
     CUresult name(CUcontext context)                                     \
     {                                                                    \
         NEED_REAL(name);                                                 \
-        if (shim_mode() != SHIM_ACTIVE)                                  \
+        if (shim_mode() != SHIM_ACTIVE || shim.stopping)                 \
             return real.name(context);                                   \
         CUcontext current = NULL;                                        \
         int slot = shim_slot_of_current(&current);                       \

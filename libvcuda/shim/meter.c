@@ -16,6 +16,8 @@
 /* Without a limit nobody waits for the numbers: fewer events. */
 #define BURST_TICKS_UNLIMITED 200000
 #define LATE_TICKS 100000
+/* A launch that takes longer than this loads code, and most likely submits before it returns. */
+#define LAG_MAX_NS 20000
 
 static int relaxed_begin(int *mode)
 {
@@ -75,6 +77,7 @@ static void close_burst(struct meter_lane *lane, uint64_t ticks)
         return;
     lane->now.predicted_ns += __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED);
     lane->now.launches += (uint32_t)__atomic_exchange_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches, __ATOMIC_RELAXED);
     lane->ring[lane->head % METER_BURSTS] = lane->now;
     __atomic_store_n(&lane->head, lane->head + 1, __ATOMIC_RELEASE);
     lane->closed_at = ticks;
@@ -148,6 +151,10 @@ static void add_launch(struct meter_ticket *t, struct meter_lane *lane)
 {
     struct meter_burst *burst = &lane->now;
     uint64_t ticks = shim_ticks();
+    if (burst->started_ns && !burst->launches) {
+        uint64_t lag = shim_now() - burst->started_ns;
+        burst->lag_ns = lag < LAG_MAX_NS ? lag : LAG_MAX_NS;
+    }
     burst->launches++;
     burst->predicted_ns += t->predicted_ns;
     if (t->predicted_ns)
@@ -171,7 +178,6 @@ void meter_end(struct meter_ticket *t, CUresult result)
             lane_leave(lane);
         return;
     }
-    __atomic_fetch_add(&shim_usage(t->slot)->launches, 1, __ATOMIC_RELAXED);
     if (t->owned) {
         add_launch(t, lane);
         lane_leave(lane);

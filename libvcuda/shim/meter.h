@@ -15,6 +15,8 @@ struct meter_burst {
     CUevent base;  /* a new origin for this context's times */
     uint64_t predicted_ns;
     uint64_t begun_ns;
+    uint64_t started_ns; /* when the start event was handed to the GPU; 0: none */
+    uint64_t lag_ns;     /* from then until the first launch was: the GPU had nothing of ours meanwhile */
     uint32_t launches;
     uint8_t late;  /* ended some time after its last launch: the end event may be late too */
     uint8_t kinds;

@@ -6,7 +6,8 @@
  * time and the moment of looking corrects it. Processes of one claim compare times, so they must agree on the clock.
  *
  * Two events with nothing between them are still a microsecond or two apart on a real GPU. That is measured a few times and
- * taken off every burst that has a start event of its own; else a program of short kernels would be charged for our events.
+ * taken off every burst that has a start event of its own, and so is the host's time from there to the first launch's
+ * return (2.5 us): else a program of short kernels that waits for each would be charged for our events and its own calls.
  */
 #include "meter.h"
 
@@ -100,6 +101,7 @@ void origin_begin(struct origin *o, struct meter_burst *burst, struct meter_lane
         o->overheads++;
     }
     burst->start = origin_record(o, lane);
+    burst->started_ns = shim_now();
 }
 
 void origin_discard(struct origin *o, struct meter_burst *burst)
@@ -149,8 +151,8 @@ int origin_times(struct origin *o, const struct meter_burst *burst, CUevent star
     if (!start || !o->base || !elapsed(start, burst->end, &length) || !elapsed(o->base, burst->end, &end))
         return 0;
     /* Five microseconds is already more than any GPU's: a greater figure was disturbed by another tenant's slice. */
-    if (burst->start && o->overhead_ns < 5000)
-        length -= length > o->overhead_ns ? o->overhead_ns : length;
+    double empty = burst->start ? (double)burst->lag_ns + (o->overhead_ns < 5000 ? o->overhead_ns : 0) : 0;
+    length -= length > empty ? empty : length;
     end += o->base_ns;
     double lag = (double)shim_now() - end;
     if (lag < 0) {

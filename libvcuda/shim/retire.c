@@ -17,7 +17,8 @@ static int try_lock(void)
 
 void meter_lock(void)
 {
-    while (!try_lock())
+    /* Bounded: whoever holds it may have been ended with the process that is ending. */
+    for (int i = 0; i < 100000 && !try_lock(); i++)
         sched_yield();
 }
 
@@ -26,12 +27,18 @@ void meter_unlock(void)
     __atomic_store_n(&lock, 0, __ATOMIC_RELEASE);
 }
 
-/* At the process's end: take the lock for good, but never hang for it. */
+/* At the process's end, after `stopping` was set: let whoever is retiring finish, but never hang for it. The lock is not
+ * kept: the program's own clean-up may still destroy contexts. */
 void meter_quiesce(void)
 {
     struct timespec pause = {0, 200000};
-    for (int i = 0; i < 100 && !try_lock(); i++)
+    for (int i = 0; i < 100; i++) {
+        if (try_lock()) {
+            meter_unlock();
+            return;
+        }
         nanosleep(&pause, NULL);
+    }
 }
 
 static void charge(const struct meter_lane *lane, const struct meter_burst *burst, double start_ns, double end_ns)
@@ -96,6 +103,7 @@ static void give_up(struct meter_lane *lane)
     struct meter_burst *burst = &lane->now;
     burst->predicted_ns += __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED);
     uint64_t now = shim_now();
+    __atomic_fetch_add(&shim_usage(lane->slot)->launches, burst->launches, __ATOMIC_RELAXED);
     if (burst->predicted_ns) {
         __atomic_fetch_sub(&shim_usage(lane->slot)->inflight_ns, burst->predicted_ns, __ATOMIC_RELAXED);
         credit_charge(lane->slot, now - burst->predicted_ns, now, burst->predicted_ns, 1);

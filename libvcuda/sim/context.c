@@ -20,7 +20,8 @@ unsigned sim_thread(void)
 
 CUcontext sim_current(void)
 {
-    return depth ? stack[depth - 1] : NULL;
+    /* A forked child inherits the stack, but no driver. */
+    return depth && !sim_ready() ? stack[depth - 1] : NULL;
 }
 
 CUresult sim_charge(struct sim_device *device, int64_t bytes)

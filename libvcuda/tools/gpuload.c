@@ -25,15 +25,16 @@ static const char usage[] =
     "  --every SECONDS   how often (1)\n"
     "  --device N        CUDA device (0)\n"
     "  --seconds N       end after this time (default: run until SIGTERM)\n"
+    "  --interval S      seconds between the printed lines (1)\n"
     "  --json            one JSON object a line\n"
     "Sizes: bytes, or with KiB, MiB, GiB. Ends with 0 on SIGTERM, SIGINT or when the time is over.\n";
 
 static struct {
     uint64_t kernel_ns, memory, grow;
-    double every, seconds;
+    double every, seconds, interval;
     unsigned grid;
     int device, sync, json;
-} options = {.kernel_ns = 1000000, .every = 1, .grid = 1};
+} options = {.kernel_ns = 1000000, .every = 1, .interval = 1, .grid = 1};
 
 static volatile sig_atomic_t ended;
 static uint64_t launched, finished, held;
@@ -126,9 +127,18 @@ static void try_growing(void)
         cuda.cuMemFree_v2(pointer);
 }
 
+/* Count what has finished meanwhile without waiting for it. */
+static void count_finished(void)
+{
+    while (mark_count && cuda.cuEventQuery(marks[first_mark]) == CUDA_SUCCESS)
+        if (wait_oldest())
+            return;
+}
+
 static void report(double start, double last, double at, uint64_t since)
 {
     size_t free_bytes = 0, total = 0;
+    count_finished();
     cuda.cuMemGetInfo_v2(&free_bytes, &total);
     double share = 100.0 * (double)(finished - since) * (double)options.kernel_ns / 1e9 / (at - last);
     printf(options.json ? "{\"seconds\":%.2f,\"kernels\":%llu,\"share_percent\":%.2f,\"held_bytes\":%llu,"
@@ -165,7 +175,7 @@ static CUresult run(CUfunction spin, CUstream stream)
             try_growing();
             grown = at;
         }
-        if (at - last >= 1) {
+        if (at - last >= options.interval) {
             report(start, last, at, since);
             last = at;
             since = finished;
@@ -181,7 +191,7 @@ static int parse(int argc, char **argv)
     static const struct option names[] = {
         {"kernel-us", 1, NULL, 'k'}, {"grid", 1, NULL, 'g'}, {"sync", 0, NULL, 's'}, {"memory", 1, NULL, 'm'},
         {"grow", 1, NULL, 'w'}, {"every", 1, NULL, 'e'}, {"device", 1, NULL, 'd'}, {"seconds", 1, NULL, 't'},
-        {"json", 0, NULL, 'j'}, {"help", 0, NULL, 'h'}, {NULL, 0, NULL, 0}};
+        {"interval", 1, NULL, 'i'}, {"json", 0, NULL, 'j'}, {"help", 0, NULL, 'h'}, {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "h", names, NULL)) != -1;)
         switch (c) {
         case 'k': options.kernel_ns = (uint64_t)(strtod(optarg, NULL) * 1000); break;
@@ -192,6 +202,7 @@ static int parse(int argc, char **argv)
         case 'e': options.every = strtod(optarg, NULL); break;
         case 'd': options.device = atoi(optarg); break;
         case 't': options.seconds = strtod(optarg, NULL); break;
+        case 'i': options.interval = strtod(optarg, NULL); break;
         case 'j': options.json = 1; break;
         case 'h': fputs(usage, stdout); exit(0);
         default: fputs(usage, stderr); return 0;

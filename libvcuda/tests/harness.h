@@ -1,0 +1,63 @@
+/* What the tests stand on. The suite starts itself again, preloaded and under a claim, once per process that a behaviour
+ * needs; that process plays a *role* and prints `name value` lines; the suite judges. One printed line per behaviour. */
+#ifndef TESTS_HARNESS_H
+#define TESTS_HARNESS_H
+
+#include "pages.h"
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#define MIB (1ull << 20)
+#define GIB (1ull << 30)
+
+struct claim {
+    char directory[256];
+    struct vcuda_limits *limits;
+    struct vcuda_usage *usage;
+    uint64_t generation;
+};
+
+struct player {
+    pid_t pid;
+    int fd, status;
+    size_t length;
+    char text[32768];
+};
+
+enum { BARE = 0, PRELOADED = 1 };
+
+extern int on_real_gpu;
+extern uint8_t gpu_uuid[16];
+extern uint64_t context_cost; /* bytes, of a process that has launched nothing */
+
+int harness_begin(int argc, char **argv); /* 0: cannot test here */
+int harness_end(void);                    /* the exit status */
+void expect(int ok, const char *sentence, ...) __attribute__((format(printf, 2, 3)));
+
+void claim_make(struct claim *claim, uint64_t memory_bytes, uint32_t core);
+void claim_set(struct claim *claim, uint64_t memory_bytes, uint32_t core);
+void claim_end(struct claim *claim);
+
+/* Start a role (NULL claim: no GPUCLOUD_CLAIM_DIR). The arguments end with NULL. */
+void play(struct player *player, const struct claim *claim, int preloaded, const char *role, ...);
+void finish(struct player *player);                          /* read all, wait */
+int wait_for(struct player *player, const char *name);       /* until that line was printed */
+double said(const struct player *player, const char *name);  /* -1e9: never said */
+uint64_t gpu_memory_used(void); /* by NVML, of everybody */
+double now_s(void);
+void pause_s(double seconds);
+
+/* roles*.c */
+int role_play(int argc, char **argv);
+int role_compute(int argc, char **argv);
+
+/* the chapters */
+void test_pages(void);
+void test_lookup(void);
+void test_memory(void);
+void test_views(void);
+void test_compute(void);
+void test_life(void);
+
+#endif

@@ -1,0 +1,81 @@
+#!/bin/bash
+# Builds everything on a machine with a real GPU and measures it there, in under six minutes, with the pages written by hand
+# (no control plane). Usage: tests/on_gpu.sh RESULTS-DIRECTORY. Prints what it writes.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+exec > >(tee "$out/log.txt") 2>&1
+part() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
+
+make -s -j"$(nproc)" || exit 1
+gpu=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | head -1)
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+work=$(mktemp -d)
+claim=$work/claim
+limit() { build/pagectl "$claim" set "$gpu" "$1" "$2"; }
+under() { LD_PRELOAD=$PWD/build/libvcuda.so GPUCLOUD_CLAIM_DIR=$claim "$@"; }
+gpu_time() { build/pagectl "$claim" show | sed -n 's/.*gpu_time_ns \([0-9]*\).*/\1/p'; }
+build/pagectl "$claim" create
+
+if [ -x build/tests/suite ]; then
+    part 'the tests of the simulated driver, on this GPU'
+    timeout 100 build/tests/suite --real 2>&1 | tail -60
+fi
+
+part 'what a call costs: bare, unlimited claim, limited claim'
+limit none 100
+for round in 1 2; do
+    printf 'bare      '; timeout -k 5 60 build/tests/bench_calls
+    printf 'unlimited '; under timeout -k 5 60 build/tests/bench_calls
+done
+limit 8GiB 50
+printf 'limited   '; under timeout -k 5 60 build/tests/bench_calls
+
+part 'shares of gpuload (mean and deviation of its seconds after the first; and by the page)'
+for core in 25 50 75; do
+    limit 8GiB $core
+    for load in '--kernel-us 100' '--kernel-us 5000' '--sync --kernel-us 100' '--sync --kernel-us 5000'; do
+        before=$(gpu_time); begin=$(date +%s%N)
+        # shellcheck disable=SC2086
+        under timeout 30 build/gpuload --seconds 4.6 --interval 0.5 --json $load |
+            python3 -c "
+import json, statistics, sys
+rows = [json.loads(line)['share_percent'] for line in sys.stdin][1:]
+print(f'$core % $load: {statistics.mean(rows):.2f} sd {statistics.pstdev(rows):.2f}')"
+    done
+done
+
+part 'a limit moved from 25 to 75 while it runs, in windows of 20 ms'
+limit 8GiB 25
+(sleep 2; python3 -c 'import time; print("written at", time.monotonic())'; limit 8GiB 75; sleep 1; limit 8GiB 25) &
+under timeout 30 build/gpuload --seconds 4 --kernel-us 500 --interval 0.02 --json |
+    python3 -c "
+import json, sys, time
+for line in sys.stdin:
+    row = json.loads(line)
+    if 1.6 < row['seconds'] < 3.6: print(row['seconds'], row['share_percent'])" > "$out/step.txt"
+wait $!
+awk '$2 > 50 && !up {up = 1; print "first window above 50 % ends at", $1} up && !down && $2 < 50 {down = 1; print "first window below 50 % again ends at", $1}' "$out/step.txt"
+awk '{s[int($1 * 10)] += $2; n[int($1 * 10)]++} END {for (i = 16; i < 36; i++) if (n[i]) printf "%.1f:%.1f ", i / 10, s[i] / n[i]; print ""}' "$out/step.txt"
+
+part 'memory: a limit of 4 GiB'
+limit 4GiB 100
+under timeout -k 5 60 build/gpuload --seconds 1.2 --interval 0.5 --kernel-us 0 --memory 2GiB --grow 2GiB --every 0.4
+for step in 2 64 500; do under timeout -k 5 60 python3 tests/torch_memory.py $step; done
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True under timeout -k 5 60 python3 tests/torch_memory.py 64
+PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync under timeout -k 5 60 python3 tests/torch_memory.py 64
+build/pagectl "$claim" show
+
+part 'PyTorch matrix products: share of GPU time by the kernels own times'
+timeout -k 5 60 python3 tests/gemm_share.py 8192 3
+for core in 25 50 75; do
+    limit none $core
+    for size in 4096 8192; do
+        before=$(gpu_time)
+        under timeout -k 5 60 python3 tests/gemm_share.py $size 4 | sed "s/^/$core % /"
+    done
+done
+limit none 50
+under timeout -k 5 60 python3 tests/gemm_share.py 4096 4 sync | sed 's/^/50 % sync /'
+part 'end'
+rm -rf "$work"

@@ -1,0 +1,136 @@
+/* Roles about compute: known loads, graphs, captures. */
+#include "cuda_api.h"
+#include "harness.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static CUfunction spin;
+static CUstream stream;
+static CUcontext context;
+
+static int start(void)
+{
+    const char *where = cuda_api_load();
+    return !where && !cuda_api_start(0, &spin, &where) && !cuda.cuStreamCreate(&stream, 1) &&
+           !cuda.cuDevicePrimaryCtxRetain(&context, 0);
+}
+
+/* Keep up to four kernels in flight, or one with `sync`; say the share of each window of `window` seconds. */
+static int load(uint64_t ns, int sync, double seconds, double window)
+{
+    CUevent marks[4];
+    if (!start())
+        return 1;
+    for (int i = 0; i < 4; i++)
+        cuda.cuEventCreate(&marks[i], 2);
+    uint64_t launched = 0, counted = 0;
+    double begin = now_s(), last = begin;
+    CUresult error = CUDA_SUCCESS;
+    while (!error && now_s() < begin + seconds) {
+        if (launched >= 4)
+            error = cuda.cuEventSynchronize(marks[launched % 4]);
+        error = error ? error : cuda_spin(spin, 1, ns, stream);
+        error = error ? error : cuda.cuEventRecord(marks[launched % 4], stream);
+        launched++;
+        if (sync)
+            error = error ? error : cuda.cuStreamSynchronize(stream);
+        uint64_t finished = sync || launched < 4 ? launched : launched - 3;
+        double now = now_s();
+        if (now - last >= window) {
+            printf("at %.6f\nshare %.3f\n", now, 100 * (double)(finished - counted) * (double)ns / 1e9 / (now - last));
+            fflush(stdout);
+            last = now;
+            counted = finished;
+        }
+    }
+    cuda.cuCtxSynchronize();
+    printf("error %d\nkernels %llu\noverall %.3f\n", error, (unsigned long long)launched,
+           100 * (double)launched * (double)ns / 1e9 / (now_s() - begin));
+    return 0;
+}
+
+/* The same kernel on two streams at once: the claim's GPU time is the union. */
+static int two_streams(uint64_t ns, double seconds)
+{
+    CUstream other;
+    if (!start() || cuda.cuStreamCreate(&other, 1))
+        return 1;
+    uint64_t rounds = 0;
+    double begin = now_s();
+    while (now_s() < begin + seconds) {
+        cuda_spin(spin, 1, ns, stream);
+        cuda_spin(spin, 1, ns, other);
+        cuda.cuCtxSynchronize();
+        rounds++;
+    }
+    printf("rounds_share %.3f\n", 100 * (double)rounds * (double)ns / 1e9 / (now_s() - begin));
+    return 0;
+}
+
+static volatile int background_ends;
+
+static void *background(void *nothing)
+{
+    int mode = CU_CAPTURE_RELAXED;
+    CUstream own;
+    cuda.cuCtxSetCurrent(context);
+    /* A thread that knows of the capture says so; the shim must do that for itself. */
+    __typeof__(cuThreadExchangeStreamCaptureMode) *exchange =
+        (__typeof__(exchange))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuThreadExchangeStreamCaptureMode");
+    exchange(&mode);
+    cuda.cuStreamCreate(&own, 1);
+    while (!background_ends) {
+        cuda_spin(spin, 1, 200000, own);
+        cuda.cuStreamSynchronize(own);
+    }
+    return nothing;
+}
+
+/* Capture under GLOBAL mode while another thread launches, is limited and measured; then replay the graph. */
+static int capture(void)
+{
+    CUstream second;
+    CUevent fork_event;
+    CUgraph graph;
+    CUgraphExec exec;
+    pthread_t thread;
+    if (!start() || cuda.cuStreamCreate(&second, 1) || cuda.cuEventCreate(&fork_event, 2))
+        return 1;
+    pthread_create(&thread, NULL, background, NULL);
+    int bad = 0, made = 0;
+    for (int round = 0; round < 20; round++) {
+        bad += cuda.cuStreamBeginCapture_v2(stream, CU_CAPTURE_GLOBAL) != 0;
+        for (int i = 0; i < 100; i++)
+            bad += cuda_spin(spin, 1, 10000, stream) != 0;
+        bad += cuda.cuEventRecord(fork_event, stream) || cuda.cuStreamWaitEvent(second, fork_event, 0);
+        bad += cuda_spin(spin, 1, 10000, second) != 0;
+        bad += cuda.cuEventRecord(fork_event, second) || cuda.cuStreamWaitEvent(stream, fork_event, 0);
+        pause_s(0.01);
+        CUresult ended = cuda.cuStreamEndCapture(stream, &graph);
+        bad += ended != 0;
+        made += ended == 0 && cuda.cuGraphInstantiateWithFlags(&exec, graph, 0) == 0;
+    }
+    background_ends = 1;
+    pthread_join(thread, NULL);
+    int replayed = 0;
+    double begin = now_s();
+    for (; made && now_s() < begin + 1.5; replayed++)
+        bad += cuda.cuGraphLaunch(exec, stream) || cuda.cuStreamSynchronize(stream);
+    printf("bad %d\nmade %d\ngraph_share %.3f\n", bad, made, 100 * replayed * 1.01e-3 / (now_s() - begin));
+    return 0;
+}
+
+int role_compute(int argc, char **argv)
+{
+    if (argc == 5 && !strcmp(argv[0], "load"))
+        return load(strtoull(argv[1], NULL, 10), atoi(argv[2]), atof(argv[3]), atof(argv[4]));
+    if (argc == 3 && !strcmp(argv[0], "two_streams"))
+        return two_streams(strtoull(argv[1], NULL, 10), atof(argv[2]));
+    if (argc && !strcmp(argv[0], "capture"))
+        return capture();
+    return 2;
+}

@@ -1,0 +1,166 @@
+/* Compute: shares, sharing within a claim, moved limits, graphs and captures. */
+#include "harness.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The simulated clock is exact; what is left is this machine's scheduling. */
+#define TOLERANCE 1.5
+
+static void test_share(const char *ns, const char *sync, uint32_t core, double seconds)
+{
+    struct claim claim;
+    struct player p;
+    char duration[16];
+    struct vcuda_totals t;
+    claim_make(&claim, 4 * GIB, core);
+    snprintf(duration, sizeof duration, "%.1f", seconds);
+    play(&p, &claim, PRELOADED, "load", ns, sync, duration, "100", NULL);
+    finish(&p);
+    vcuda_usage_totals(claim.usage, 0, &t);
+    double share = said(&p, "overall");
+    expect(fabs(share - core) <= TOLERANCE, "a limit of %u %%, kernels of %.0f us, %s: %.2f %%", core, atof(ns) / 1000,
+           *sync == '1' ? "waiting for each" : "queued", share);
+    claim_end(&claim);
+}
+
+static void test_shares(void)
+{
+    test_share("5000000", "0", 25, 2);
+    test_share("5000000", "1", 50, 2);
+    test_share("2000000", "0", 75, 2);
+    test_share("2000000", "1", 75, 2);
+    test_share("200000", "0", 25, 2);
+    test_share("200000", "0", 75, 2);
+    test_share("200000", "1", 25, 2);
+    struct player p;
+    play(&p, NULL, BARE, "load", "2000000", "0", "1", "100", NULL);
+    finish(&p);
+    expect(said(&p, "overall") > 95, "control: without the library the load takes the GPU: %.1f %%", said(&p, "overall"));
+}
+
+static void test_together(void)
+{
+    struct claim claim;
+    struct player a, b;
+    struct vcuda_totals t;
+    claim_make(&claim, 4 * GIB, 50);
+    double begin = now_s();
+    play(&a, &claim, PRELOADED, "load", "1000000", "0", "2", "100", NULL);
+    play(&b, &claim, PRELOADED, "load", "1000000", "1", "2", "100", NULL);
+    finish(&a);
+    finish(&b);
+    double sum = said(&a, "overall") + said(&b, "overall");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    double page = (double)t.gpu_time_ns / 1e7 / (now_s() - begin);
+    expect(fabs(sum - 50) <= 3, "two processes of a claim share its 50 %%: %.1f + %.1f (the page says %.1f)",
+           said(&a, "overall"), said(&b, "overall"), page);
+    claim_end(&claim);
+    claim_make(&claim, 4 * GIB, 90);
+    play(&a, &claim, PRELOADED, "two_streams", "2000000", "2", NULL);
+    finish(&a);
+    /* Counted twice, it would get 45. */
+    expect(said(&a, "rounds_share") > 55, "work that overlaps on two streams counts once: %.1f %% of rounds under 90 %%",
+           said(&a, "rounds_share"));
+    claim_end(&claim);
+}
+
+/* Wait until a window's share is near; the time since `since`, or 1e9. */
+static double share_reaches(struct player *p, double want, double since)
+{
+    while (now_s() < since + 1) {
+        p->length = 0;
+        p->text[0] = 0;
+        if (!wait_for(p, "share"))
+            return 1e9;
+        if (said(p, "at") - 0.04 > since && fabs(said(p, "share") - want) < 15)
+            return said(p, "at") - since;
+    }
+    return 1e9;
+}
+
+static void test_echo(struct claim *claim)
+{
+    double worst = 0;
+    for (int i = 0; i < 20; i++) {
+        struct vcuda_totals t;
+        uint32_t seen = claim->usage->echo;
+        double begin = now_s();
+        claim_set(claim, 4 * GIB, i % 2 ? 25 : 75);
+        do {
+            seen = (uint32_t)vcuda_usage_wait_echo(claim->usage, seen, 20000000);
+            vcuda_usage_totals(claim->usage, 0, &t);
+        } while (t.observed_generation != claim->generation && now_s() < begin + 1);
+        double took = now_s() - begin;
+        worst = took > worst ? took : worst;
+    }
+    expect(worst < 0.1, "a change is echoed without a launch: at most %.2f ms of 20", worst * 1e3);
+}
+
+static void test_moved(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 4 * GIB, 25);
+    play(&p, &claim, PRELOADED, "load", "500000", "0", "6", "0.04", NULL);
+    wait_for(&p, "share");
+    pause_s(0.5);
+    double since = now_s();
+    claim_set(&claim, 4 * GIB, 75);
+    double up = share_reaches(&p, 75, since);
+    expect(up < 0.2, "25 to 75 %%: a whole window of 40 ms has the new share after %.0f ms", up * 1e3);
+    since = now_s();
+    claim_set(&claim, 4 * GIB, 25);
+    double down = share_reaches(&p, 25, since);
+    expect(down < 0.2, "75 to 25 %%: after %.0f ms", down * 1e3);
+    test_echo(&claim);
+    since = now_s();
+    vcuda_limits_close_gpu(claim.limits, gpu_uuid, ++claim.generation);
+    finish(&p);
+    expect(said(&p, "error") == 800 && now_s() - since < 1, "the slot is closed: launches fail at once instead of hanging");
+    claim_end(&claim);
+}
+
+static void test_paused(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 4 * GIB, 0);
+    play(&p, &claim, PRELOADED, "load", "1000000", "1", "1", "0.05", NULL);
+    pause_s(0.6);
+    struct vcuda_totals t;
+    vcuda_usage_totals(claim.usage, 0, &t);
+    uint64_t before = t.launches;
+    double since = now_s();
+    claim_set(&claim, 4 * GIB, 100);
+    wait_for(&p, "share");
+    expect(before == 0 && now_s() - since < 0.2, "a launch that waits is woken by a raised limit: after %.0f ms",
+           (now_s() - since) * 1e3);
+    finish(&p);
+    claim_end(&claim);
+}
+
+static void test_capture(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 4 * GIB, 50);
+    play(&p, &claim, PRELOADED, "capture", NULL);
+    finish(&p);
+    expect(said(&p, "bad") == 0 && said(&p, "made") == 20, "twenty captures beside a limited thread: none was broken (%.0f)",
+           said(&p, "bad"));
+    expect(fabs(said(&p, "graph_share") - 50) <= 3, "graph launches are limited: %.1f %%", said(&p, "graph_share"));
+    claim_end(&claim);
+}
+
+void test_compute(void)
+{
+    test_shares();
+    test_together();
+    test_moved();
+    test_paused();
+    test_capture();
+}

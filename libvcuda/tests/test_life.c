@@ -1,0 +1,48 @@
+/* Forks, missing and damaged pages, machines that require limits. */
+#include "harness.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void test_fork(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    claim_make(&claim, 2 * GIB + 2 * context_cost, 100);
+    play(&p, &claim, PRELOADED, "forks", NULL);
+    int both = wait_for(&p, "parent_ready") && wait_for(&p, "child_ready");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    expect(both && t.processes == 2 && t.memory_bytes == 48 * MIB, "a forked child has a slot of its own: %u slots, %.0f MiB",
+           t.processes, (double)t.memory_bytes / MIB);
+    finish(&p);
+    expect(said(&p, "child_big") == 2 && said(&p, "child_small") == 0, "and the claim's limit");
+    expect(said(&p, "late_child") == 0 && said(&p, "child_status") == 0, "a child forked too late gets the driver's error only");
+    claim_end(&claim);
+}
+
+static void test_damage(void)
+{
+    struct claim claim;
+    struct player p;
+    char path[400];
+    claim_make(&claim, GIB, 100);
+    snprintf(path, sizeof path, "%s/limits", claim.directory);
+    if (truncate(path, 100) != 0)
+        perror(path);
+    play(&p, &claim, PRELOADED, "fill", "plain", "67108864", "2147483648", NULL);
+    finish(&p);
+    expect(said(&p, "got") == 2.0 * GIB, "with a damaged page the library is inert");
+    unlink(path);
+    play(&p, &claim, PRELOADED, "fill", "plain", "67108864", "2147483648", NULL);
+    finish(&p);
+    expect(said(&p, "got") == 2.0 * GIB, "with a missing page the library is inert");
+    vcuda_usage_unmap(claim.usage);
+}
+
+void test_life(void)
+{
+    test_fork();
+    test_damage();
+}

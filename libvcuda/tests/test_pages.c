@@ -1,0 +1,72 @@
+/* The pages and the helper library. */
+#include "harness.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void test_limits(struct claim *c, const char *limits_path)
+{
+    struct vcuda_limits *other;
+    struct vcuda_limit limit;
+    static const uint8_t foreign[16] = {0xff}, assignment[16] = {7};
+    uint32_t gen = c->limits->gen;
+    int index = vcuda_limits_set(c->limits, gpu_uuid, assignment, 42, 5 * GIB, 10, 20);
+    vcuda_limits_get(c->limits, (uint32_t)index, &limit);
+    expect(index == 0 && limit.generation == 42 && limit.memory_bytes == 5 * GIB && limit.core_limit == 20 &&
+               limit.state == VCUDA_SLOT_OPEN && c->limits->gen == gen + 1,
+           "a limit that was set is read back, and gen has moved");
+    expect(vcuda_limits_set(c->limits, gpu_uuid, assignment, 43, 0, 30, 20) == -EINVAL &&
+               vcuda_limits_set(c->limits, gpu_uuid, assignment, 43, 0, 0, 101) == -EINVAL && c->limits->gen == gen + 1,
+           "impossible shares are refused and change nothing");
+    expect(vcuda_limits_create(limits_path, foreign, &other) == -EEXIST, "another claim's page is not taken over");
+    FILE *file = fopen(limits_path, "r+");
+    fputc('x', file);
+    fclose(file);
+    expect(vcuda_limits_open(limits_path, 0, &other) == -EBADMSG, "a damaged page is refused");
+}
+
+static void test_usage(struct claim *c)
+{
+    struct vcuda_totals totals;
+    int slot = pages_slot_take(c->usage);
+    c->usage->process[slot].gpu[0].memory_bytes = 100;
+    c->usage->process[slot].gpu[0].gpu_time_ns = 7;
+    pid_t child = fork();
+    if (child == 0) {
+        int mine = pages_slot_take(c->usage);
+        c->usage->process[mine].gpu[0].memory_bytes = 1000;
+        c->usage->process[mine].gpu[0].gpu_time_ns = 70;
+        kill(getpid(), SIGKILL);
+    }
+    waitpid(child, NULL, 0);
+    vcuda_usage_totals(c->usage, 0, &totals);
+    expect(totals.memory_bytes == 1100 && totals.processes == 2, "use is summed over the slots");
+    expect(vcuda_usage_reap_dead(c->usage) == 1, "a killed process's slot is cleared");
+    vcuda_usage_totals(c->usage, 0, &totals);
+    expect(totals.memory_bytes == 100 && totals.gpu_time_ns == 77 && totals.processes == 1,
+           "its memory is gone from the sum, its GPU time stays counted");
+    struct vcuda_process *foreign = &c->usage->process[slot];
+    uint64_t owner = foreign->owner;
+    foreign->owner = (1234ull << 32) | 999999;
+    expect(vcuda_usage_reap_dead(c->usage) == 0, "a slot of another pid namespace is left alone");
+    expect(vcuda_usage_reap(c->usage, 1234, 999999, foreign->start_time) == 1, "unless it is named by one who knows");
+    (void)owner;
+}
+
+void test_pages(void)
+{
+    struct claim claim;
+    char path[400];
+    claim_make(&claim, GIB, 100);
+    snprintf(path, sizeof path, "%s/limits", claim.directory);
+    expect(strstr(vcuda_abi_describe(), "\"vcuda_limits\":{\"size\":4096") &&
+               strstr(vcuda_abi_describe(), "\"vcuda_usage\":{\"size\":299008") && strstr(vcuda_abi_describe(), "}}}}"),
+           "the layout describes itself");
+    test_usage(&claim);
+    test_limits(&claim, path);
+    claim_end(&claim);
+}
