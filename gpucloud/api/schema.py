@@ -50,3 +50,7 @@ class Schema(AutoSchema):
 
     def _is_list_view(self, serializer: Any = None) -> bool:
         return self.method == "GET" and getattr(self.view, "lists", False)
+
+    def _is_create_operation(self) -> bool:
+        """A POST to a list makes a row and answers 201."""
+        return self.method == "POST" and getattr(self.view, "lists", False)

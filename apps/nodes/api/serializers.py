@@ -21,7 +21,7 @@ class NodeSerializer(Strict):
     hostname = serializers.CharField(read_only=True)
     agent_version = serializers.CharField(read_only=True)
     driver_version = serializers.CharField(read_only=True)
-    last_seen_at = serializers.DateTimeField(read_only=True)
+    last_seen_at = serializers.DateTimeField(read_only=True, allow_null=True)
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
 

@@ -130,8 +130,8 @@ class TokenSerializer(Strict):
     )
     cidrs = serializers.ListField(child=serializers.CharField(max_length=50, validators=[_cidr]), default=list)
     expires_at = serializers.DateTimeField(allow_null=True, default=None)
-    revoked_at = serializers.DateTimeField(read_only=True)
-    last_used_at = serializers.DateTimeField(read_only=True)
+    revoked_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    last_used_at = serializers.DateTimeField(read_only=True, allow_null=True)
     created_at = serializers.DateTimeField(read_only=True)
 
     def validate_expires_at(self, value: Any) -> Any:
@@ -156,8 +156,8 @@ class AuditSerializer(Strict):
     action = serializers.CharField(read_only=True)
     object_type = serializers.CharField(read_only=True)
     object_id = serializers.CharField(read_only=True)
-    before = serializers.JSONField(read_only=True)
-    after = serializers.JSONField(read_only=True)
+    before = serializers.JSONField(read_only=True, allow_null=True)
+    after = serializers.JSONField(read_only=True, allow_null=True)
     source_ip = serializers.IPAddressField(read_only=True, allow_null=True)
 
 

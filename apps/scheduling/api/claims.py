@@ -145,10 +145,14 @@ class ClaimDetail(ClaimView):
 class ClaimRelease(ClaimView):
     """Release by POST, for clients that cannot send DELETE."""
 
-    @extend_schema(request=None, parameters=[WAIT], responses={202: serializers.ClaimSerializer})
+    @extend_schema(
+        request=None,
+        parameters=[WAIT],
+        responses={202: serializers.ClaimSerializer, 200: serializers.ClaimSerializer},
+    )
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Give the claim back."""
+        """Give the claim back. 202 while its processes end, 200 once it is released; may be repeated."""
         self.without_body(request)
         claim = release_claim(principal=self.principal, claim=self.named(uid))
         return self.shown(claim, status=200 if claim.state == "released" else 202)

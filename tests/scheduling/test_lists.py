@@ -1,0 +1,143 @@
+"""Lists: every row once, in order, at a price that does not grow with their number; and the document that says so."""
+
+from typing import Any
+
+import pytest
+import yaml
+from django.conf import settings
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from jsonschema import Draft202012Validator
+
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import quotas, tenants
+from apps.scheduling.services.rounds import run_round
+from tests.cast import Api, Cast, Machine, ask, everything, give_plenty, token_for, uids
+from tests.scheduling.routes import ROUTES, Platform, Route, name_of
+
+LISTS = [route for route in ROUTES if getattr(route.view, "lists", False)]
+
+
+def test_walking_the_pages_meets_every_row_exactly_once_and_newest_first(cast: Cast) -> None:
+    give_plenty(cast.acme)
+    made = [ask(cast) for _ in range(7)]
+    for limit in (1, 2, 3, 7, 200):
+        rows = list(everything(cast.max, f"/api/v1/claims/?limit={limit}"))
+        assert [row["uid"] for row in rows] == uids(made)[::-1]
+
+
+def test_what_is_added_while_the_pages_are_walked_moves_nothing(cast: Cast) -> None:
+    give_plenty(cast.acme)
+    made = [ask(cast) for _ in range(6)]
+    seen = []
+    for row in everything(cast.max, "/api/v1/claims/?limit=2"):
+        seen.append(row["uid"])
+        ask(cast)
+    assert seen == uids(made)[::-1]
+
+
+def test_a_filter_holds_on_every_page(cast: Cast) -> None:
+    give_plenty(cast.acme, cast.globex)
+    mine = [ask(cast, tenant=cast.acme if number % 2 else cast.globex) for number in range(8)][1::2]
+    rows = list(everything(cast.olga, "/api/v1/claims/?tenant=acme&limit=1"))
+    assert [row["uid"] for row in rows] == uids(mine)[::-1]
+
+
+def grow(cast: Cast, number: int) -> None:
+    """One more of everything that can be listed."""
+    tenant = tenants.create_tenant(principal=SYSTEM, slug=f"t{number}", name="T")
+    tenants.create_pool(principal=SYSTEM, name=f"p{number}")
+    quota = quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=None, resource="vgpus", hard=1)
+    quotas.change_quota(principal=SYSTEM, quota=quota, hard=2)
+    token_for(cast.acme)
+    Machine(f"more{number}", cast.pool)
+    ask(cast, gpu_count=2)
+    ask(cast, core_request=100)
+    run_round(cast.pool)
+
+
+@pytest.mark.parametrize("route", LISTS, ids=name_of)
+def test_a_list_asks_the_database_as_often_for_many_rows_as_for_few(platform: Platform, route: Route) -> None:
+    def count() -> tuple[int, int]:
+        with CaptureQueriesContext(
+            connection,
+        ) as asked:
+            answer = platform.cast.olga.get(platform.path(route))
+        return len(asked), len(answer.body["results"])
+
+    count()  # a token's first use is written down
+    few, rows = count()
+    for number in range(3):
+        grow(platform.cast, number)
+    many, more = count()
+    assert many == few <= 8, f"{few} queries for {rows} rows, {many} for {more}"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((settings.BASE_DIR / "docs" / "openapi.yaml").read_text())
+    return loaded
+
+
+def as_json_schema(node: Any) -> Any:
+    """OpenAPI 3.0 says `nullable` where JSON Schema says a type more."""
+    if isinstance(node, list):
+        return [as_json_schema(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    plain = {name: as_json_schema(value) for name, value in node.items() if name != "nullable"}
+    return {"anyOf": [plain, {"type": "null"}]} if node.get("nullable") is True else plain
+
+
+def test_the_document_that_is_served_is_the_one_that_is_committed(platform: Platform, document: dict[str, Any]) -> None:
+    answer = platform.cast.nobody.call("GET", "/api/v1/openapi.yaml")
+    assert answer.status == 200
+    assert yaml.safe_load(answer.raw) == document
+
+
+def test_every_route_is_in_the_document(document: dict[str, Any]) -> None:
+    for route in ROUTES:
+        operations = document["paths"][documented(document, route)]
+        assert {method.upper() for method in operations} == set(route.methods)
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if "GET" in route.methods], ids=name_of)
+def test_an_answer_is_as_documented(platform: Platform, document: dict[str, Any], route: Route) -> None:
+    query = "?tenant=acme" if route.pattern == "utilization/" else ""
+    check(platform.cast.olga, document, "GET", platform.path(route) + query, route)
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if "POST" in route.methods and route.pattern != "nodes/enrol/"], ids=name_of
+)
+def test_the_answer_to_a_post_is_as_documented(platform: Platform, document: dict[str, Any], route: Route) -> None:
+    check(platform.cast.olga, document, "POST", platform.path(route), route)
+
+
+def test_a_problem_is_as_documented(platform: Platform, document: dict[str, Any]) -> None:
+    answer = platform.cast.olga.post("claims/", {})
+    validator(document, document["components"]["schemas"]["Problem"]).validate(answer.body)
+
+
+def check(who: Api, document: dict[str, Any], method: str, path: str, route: Route) -> None:
+    answer = who.call(method, path, route.body(method))
+    assert answer.status < 300, answer.body
+    said = document["paths"][documented(document, route)][method.lower()]["responses"][str(answer.status)]
+    kind = answer.headers["Content-Type"].partition(";")[0]
+    validator(document, said["content"][kind]["schema"]).validate(answer.body)
+
+
+def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
+    whole = as_json_schema({"components": document["components"], "allOf": [schema]})
+    return Draft202012Validator(whole)
+
+
+def documented(document: dict[str, Any], route: Route) -> str:
+    """The route as the document writes it."""
+    parts = ("/api/v1/" + route.pattern).split("/")
+    for path in document["paths"]:
+        theirs = path.split("/")
+        pairs = zip(theirs, parts, strict=False)
+        if len(theirs) == len(parts) and all(a == b or (a[:1] == "{" and b[:1] == "<") for a, b in pairs):
+            return str(path)
+    raise AssertionError(f"{route.pattern} is not documented")
