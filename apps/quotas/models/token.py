@@ -16,10 +16,15 @@ class TokenQuerySet(models.QuerySet["Token"]):
     """Tokens, asked with who is asking."""
 
     def visible_to(self, principal: "Principal") -> "TokenQuerySet":
-        """All to an operator; to a tenant's admin its tenant's; to others those they made themselves."""
+        """All to an operator; to a tenant's admin its tenant's; to others those they made where they are members.
+
+        A token speaks for its maker in one tenant only, so it does not see what they made in another.
+        """
         if principal.is_operator:
             return self
-        mine = models.Q(user_id=principal.user_id) if principal.user_id else models.Q(pk=None)
+        mine = models.Q(pk=None)
+        if principal.user_id:
+            mine = models.Q(user_id=principal.user_id, tenant__in=principal.roles)
         return self.filter(mine | models.Q(tenant__in=principal.with_role(Role.ADMIN)))
 
 
