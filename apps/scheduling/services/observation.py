@@ -31,6 +31,8 @@ def take_observed(*, node: Node, frame: wire.Observed) -> None:
 
 
 def _is_news(row: Assignment, said: wire.Observation) -> bool:
+    if not row.observed_generation <= said.generation <= row.generation:
+        return False  # older than what was said before, or nothing that was ever wanted
     shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib
     same = (row.observed_generation, row.state, row.reason) == (said.generation, said.state, said.reason)
     return not same or shrunk
@@ -41,43 +43,50 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     claim = locked(claim)
     assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
     live = [item for item in assignments if item.state != AssignmentState.RELEASED and str(item.uid) in said]
-    given_back = [_take_one(assignment, said[str(assignment.uid)]) for assignment in live]
+    changed = [item for item in live if _take_one(item, said[str(item.uid)])]
+    if not changed:
+        return
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
-    freed = [item for item in given_back if item[1] or item[2]]
-    for gpu_id, core, memory_mib in freed:
-        capacity.give_back(gpu_id=gpu_id, core=core, memory_mib=memory_mib)
-    states.move(claim, _state_of(claim, assignments))
-    if freed:
+    freed = [_write(item) for item in changed]
+    if any(freed):
         events.wake_scheduler(claim.pool)
+    states.move(claim, _state_of(claim, assignments))
 
 
-def _take_one(assignment: Assignment, said: wire.Observation) -> tuple[int, int, int]:
-    """Update the row; answer (GPU, core, memory) that it no longer holds."""
-    if said.generation > assignment.generation:
-        return (assignment.gpu_id, 0, 0)  # nothing that was ever wanted
-    held = (assignment.held_core, assignment.held_memory_mib)
+FIELDS = ("state", "held_core", "held_memory_mib", "observed_generation", "in_force_at", "reason")
+
+
+def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
+    """Bring the row, not yet saved, in step with what was said under the claim's lock; True where that changed it."""
+    if not _is_news(assignment, said):
+        return False
+    before = [getattr(assignment, name) for name in FIELDS]
     current = said.generation == assignment.generation
-    releasing = assignment.state == AssignmentState.RELEASING
-    if releasing and current and said.state == "released":
-        assignment.state, assignment.held_core, assignment.held_memory_mib = AssignmentState.RELEASED, 0, 0
-    elif not releasing and said.state in ("in_force", "over_limit", "failed"):
+    if assignment.state == AssignmentState.RELEASING:
+        if current and said.state == "released":
+            assignment.state, assignment.held_core, assignment.held_memory_mib = AssignmentState.RELEASED, 0, 0
+    elif said.state in ("in_force", "over_limit", "failed"):
         assignment.state = said.state
         if current and said.state != "failed":
             _shrink(assignment, said.memory_bytes)
             if assignment.observed_generation < said.generation:
                 assignment.in_force_at = timezone.now()
-    assignment.observed_generation = max(assignment.observed_generation, said.generation)
+    else:
+        return False  # it is wanted, so its end is not what it comes to: the next push says so
+    assignment.observed_generation = said.generation
     assignment.reason = said.reason
-    assignment.change(
-        state=assignment.state,
-        held_core=assignment.held_core,
-        held_memory_mib=assignment.held_memory_mib,
-        observed_generation=assignment.observed_generation,
-        in_force_at=assignment.in_force_at,
-        reason=assignment.reason,
-    )
-    return (assignment.gpu_id, held[0] - assignment.held_core, held[1] - assignment.held_memory_mib)
+    return before != [getattr(assignment, name) for name in FIELDS]
+
+
+def _write(assignment: Assignment) -> bool:
+    """Save the row and free what it no longer holds of its GPU; True where that is something."""
+    held = Assignment.objects.values_list("held_core", "held_memory_mib").get(pk=assignment.pk)
+    core, memory_mib = held[0] - assignment.held_core, held[1] - assignment.held_memory_mib
+    assignment.change(**{name: getattr(assignment, name) for name in FIELDS})
+    if core or memory_mib:
+        capacity.give_back(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib)
+    return bool(core or memory_mib)
 
 
 def _shrink(assignment: Assignment, memory_bytes: int) -> None:

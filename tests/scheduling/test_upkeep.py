@@ -1,0 +1,177 @@
+"""What is done for claims without being asked: failures, time limits, pushes that got lost, nodes that are gone."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.quotas.principals import SYSTEM
+from apps.scheduling import tasks
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services.claims import release_claim
+from apps.scheduling.services.desired import desired_state
+from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.rounds import run_round
+from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, seen, used
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    give_plenty(cast.acme)
+    return Machine("gpu1", cast.pool)
+
+
+def state_of(claim: Claim) -> str:
+    claim.refresh_from_db()
+    return str(claim.state)
+
+
+def aged(seconds: int) -> None:
+    """So long ago was everything written."""
+    Assignment.objects.update(updated_at=timezone.now() - timedelta(seconds=seconds))
+
+
+def test_an_assignment_that_failed_says_why_and_keeps_its_place_until_it_is_released(
+    cast: Cast, machine: Machine
+) -> None:
+    claim = ask(cast)
+    run_round(cast.pool)
+    assignment = claim.assignments.get()
+    machine.say(seen(assignment, "failed", reason="no such device"))
+    assert state_of(claim) == "failed"
+    answer = cast.max.get(f"claims/{claim.uid}/").body
+    assert answer["assignments"][0]["reason"] == "no such device"
+    assert used(cast.acme)["core_percent"] == 30
+    release_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+    assert state_of(claim) == "released"
+    assert_books_agree()
+
+
+def test_a_claim_that_failed_is_active_again_once_it_is_in_force(cast: Cast, machine: Machine) -> None:
+    claim = ask(cast)
+    run_round(cast.pool)
+    machine.say(seen(claim.assignments.get(), "failed", reason="later"))
+    machine.obey()
+    assert state_of(claim) == "active"
+
+
+def test_a_claim_is_released_when_its_time_limit_has_passed(cast: Cast, machine: Machine) -> None:
+    short, _ = placed(cast, machine, time_limit_seconds=60)
+    long, _ = placed(cast, machine, time_limit_seconds=3600)
+    Claim.objects.update(assigned_at=timezone.now() - timedelta(seconds=61))
+    assert tasks.expire_claims() == 1
+    assert (state_of(short), state_of(long)) == ("releasing", "active")
+    assert tasks.expire_claims() == 0
+
+
+def test_the_time_limit_counts_from_placing(cast: Cast, machine: Machine) -> None:
+    claim = ask(cast, time_limit_seconds=1)
+    Claim.objects.update(created_at=timezone.now() - timedelta(days=1))
+    assert tasks.expire_claims() == 0
+    assert state_of(claim) == "pending"
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Nodes whose push was queued; the queue itself is Celery's."""
+    ids: list[int] = []
+
+    def note(arguments: tuple[int], *_: Any, **__: Any) -> None:
+        ids.extend(arguments)
+
+    monkeypatch.setattr(tasks.push_node, "apply_async", note)
+    return ids
+
+
+def test_what_is_not_observed_after_five_seconds_is_pushed_again(
+    cast: Cast, machine: Machine, pushed: list[int]
+) -> None:
+    claim, _ = placed(cast, machine)
+    resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+    aged(4)
+    assert tasks.repair_pushes() == 0
+    aged(6)
+    assert tasks.repair_pushes() == 1
+
+
+def test_a_release_whose_report_got_lost_is_pushed_again(cast: Cast, machine: Machine) -> None:
+    claim, assignment = placed(cast, machine)
+    release_claim(principal=SYSTEM, claim=claim)
+    machine.say(seen(assignment, "releasing"))
+    aged(6)
+    assert tasks.repair_pushes() == 1
+
+
+def test_what_is_observed_is_not_pushed_again(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    done, _ = placed(cast, machine)
+    release_claim(principal=SYSTEM, claim=done)
+    machine.obey()
+    aged(60)
+    assert tasks.repair_pushes() == 0
+    assert state_of(claim) == "active"
+
+
+def test_a_node_that_is_lost_is_not_pushed_to(cast: Cast, machine: Machine) -> None:
+    ask(cast)
+    run_round(cast.pool)
+    aged(60)
+    assert tasks.repair_pushes() == 1
+    lose(machine)
+    assert tasks.repair_pushes() == 0
+
+
+def test_each_change_of_a_node_raises_its_frame_and_is_pushed_after_the_commit(
+    cast: Cast, machine: Machine, pushed: list[int], django_capture_on_commit_callbacks: Any
+) -> None:
+    def frame() -> int:
+        return Node.objects.get(name="gpu1").frame
+
+    frames = [frame()]
+    claim = ask(cast)
+    for act in (
+        lambda: run_round(cast.pool),
+        lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=40),
+        lambda: release_claim(principal=SYSTEM, claim=claim),
+    ):
+        with django_capture_on_commit_callbacks(execute=True):
+            act()
+            before = list(pushed)
+        assert pushed == [*before, machine.node.pk]
+        frames.append(frame())
+    assert frames == [1, 2, 3, 4]
+
+
+def test_the_desired_state_holds_all_that_is_wanted_and_nothing_that_is_over(cast: Cast, machine: Machine) -> None:
+    kept, _ = placed(cast, machine)
+    ending, _ = placed(cast, machine)
+    gone, _ = placed(cast, machine)
+    release_claim(principal=SYSTEM, claim=gone)
+    machine.obey()
+    release_claim(principal=SYSTEM, claim=ending)
+    wanted = {item.claim_uid: item for item in desired_state(machine.node).assignments}
+    assert {uid: item.present for uid, item in wanted.items()} == {str(kept.uid): True, str(ending.uid): False}
+    assert wanted[str(kept.uid)].tenant == "acme"
+    assert wanted[str(kept.uid)].memory_bytes == kept.memory_mib << 20
+
+
+def test_a_lost_node_keeps_its_charges(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    lose(machine)
+    run_round(cast.pool)
+    release_claim(principal=SYSTEM, claim=claim)
+    assert state_of(claim) == "releasing"
+    assert used(cast.acme)["core_percent"] == 30
+
+
+def test_a_forgotten_node_gives_everything_back(cast: Cast, machine: Machine) -> None:
+    claims = [placed(cast, machine, gpu_count=2)[0] for _ in range(3)]
+    assert cast.olga.post("nodes/gpu1/forget/").code == "node-online"
+    lose(machine)
+    assert cast.olga.post("nodes/gpu1/forget/").status == 200
+    assert {state_of(claim) for claim in claims} == {"released"}
+    assert used(cast.acme) == {"core_percent": 0, "memory_mib": 0}
+    assert_books_agree()
