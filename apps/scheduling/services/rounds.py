@@ -15,6 +15,7 @@ from apps.nodes.models import Gpu
 from apps.nodes.services import capacity
 from apps.quotas.models import Pool
 from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Reason, Refused, Request
 from apps.scheduling.models import Assignment, Claim, ClaimState, Round
@@ -72,6 +73,7 @@ def _decide(claim: Claim, fleet: dict[str, GpuState]) -> Placed | Refused:
         except QuotaExceeded as error:
             return Refused((Reason(error.code, 0, error.detail),))
         except LostRace:
+            events.wake_scheduler(claim.pool)
             detail = "The GPU changed while it was being chosen; the next round tries again"
             return Refused((Reason("changed-meanwhile", len(answer.gpus), detail),))
     return answer
