@@ -19,6 +19,8 @@ from gpucloud.api.problems import problem
 
 CLAIMS = re.compile(r"^/api/v1/claims(/[0-9a-f-]{36}(/release)?)?/?$")
 MAX_SECONDS = 300
+# Bounded: the interpreter refuses to read a number of thousands of digits.
+SECONDS = re.compile(r"[0-9]{1,6}")
 LOOK_AGAIN_SECONDS = 1.0
 Message = Any
 
@@ -35,7 +37,7 @@ class WaitingDoor:
         waits = scope["method"] in ("POST", "PATCH", "DELETE") and "wait" in query and CLAIMS.match(scope["path"])
         if not waits:
             await self.application(scope, receive, send)
-        elif not (text := query.pop("wait")).isdecimal() or int(text) > MAX_SECONDS:
+        elif not SECONDS.fullmatch(text := query.pop("wait")) or int(text) > MAX_SECONDS:
             await _refuse(send)
         else:
             inner: Any = {**scope, "query_string": urlencode(query).encode()}
