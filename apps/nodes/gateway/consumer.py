@@ -42,8 +42,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 raise Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
         except Refused as refusal:
             logger.warning("node %s sent a frame that is refused: %s", self.node.name, refusal.why)
-            # A close frame has room for 123 bytes.
-            await self.close(refusal.code, refusal.why.encode()[:120].decode(errors="ignore"))
+            await self.close(refusal.code, _brief(refusal.why))
             return
         await self._handle(self.node, frame)
 
@@ -63,7 +62,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                     await database_sync_to_async(_seen)(node)
         except GpucloudError as error:
             logger.warning("node %s: %s", node.name, error.detail)
-            await self.close(wire.CLOSE_MALFORMED, error.detail[:100])
+            await self.close(wire.CLOSE_MALFORMED, _brief(error.detail))
         except DatabaseError as error:
             # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
             logger.warning("node %s: the database refused a frame: %s", node.name, error)
@@ -106,11 +105,18 @@ class Refused(Exception):
         self.code, self.why = code, why
 
 
+def _brief(why: str) -> str:
+    """A close frame has room for 123 bytes."""
+    return why.encode()[:120].decode(errors="ignore")
+
+
 def _decode(text: str | None) -> wire.FromAgent:
     if text is None:
         raise Refused(wire.CLOSE_MALFORMED, "binary frames are not part of the protocol")
-    if len(text) > wire.MAX_FRAME_BYTES:
+    if len(text.encode()) > wire.MAX_FRAME_BYTES:
         raise Refused(wire.CLOSE_TOO_LARGE, "the frame is larger than 1 MiB")
+    if "\\u0000" in text:
+        raise Refused(wire.CLOSE_MALFORMED, "the frame holds a NUL character, which nothing can store")
     try:
         return wire.decode_from_agent(text)
     except wire.MalformedFrame as error:
