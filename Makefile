@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-long check format openapi bench-resize clean
+.PHONY: help demo test test-long check format openapi bench-resize bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,10 @@ openapi: ## write docs/openapi.yaml anew from the views
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check --write-openapi
 
 bench-resize: ## the time from PATCH to in force in the running process, p50 and p99
-	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.resize
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.resize
+
+bench-gpu: ## shares, live resizes and a memory limit of a claim, on a real GPU where there is one
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.gpu
 
 clean: ## remove what was built and cached; keeps .venv and the demo's state
 	rm -rf libvcuda/build staticfiles .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache

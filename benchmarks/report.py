@@ -16,8 +16,15 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
 
 
-def print_report(name: str, rows: Sequence[Row]) -> None:
-    """Print both forms; every row has the same fields."""
+def print_report(name: str, *tables: Sequence[Row]) -> None:
+    """Print every table, and last one line of JSON with all their rows. A table's rows have the same fields."""
+    for rows in tables:
+        _print_table(rows)
+    rounded = [{column: _rounded(value) for column, value in row.items()} for rows in tables for row in rows]
+    print(json.dumps({"bench": name, "machine": description(), "rows": rounded}), flush=True)
+
+
+def _print_table(rows: Sequence[Row]) -> None:
     columns = list(rows[0])
     cells = [[_text(row[column]) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[at]) for line in cells)) for at, column in enumerate(columns)]
@@ -25,7 +32,6 @@ def print_report(name: str, rows: Sequence[Row]) -> None:
     for line in [columns, *cells]:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     print()
-    print(json.dumps({"bench": name, "machine": description(), "rows": list(rows)}), flush=True)
 
 
 def description() -> str:
@@ -36,6 +42,10 @@ def description() -> str:
             cpu = line.partition(":")[2].strip()
             break
     return f"{cpu}, {os.cpu_count()} cores, Linux {machine.release()}, Python {machine.python_version()}"
+
+
+def _rounded(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _text(value: object) -> str:
