@@ -1,5 +1,38 @@
-"""The cast, for this folder's tests."""
+"""The cast, and agents that are written out frame by frame."""
 
-from tests.cast import cast, real_cast
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from channels.layers import get_channel_layer
+
+from tests.cast import Cast, Machine, cast, give_plenty, real_cast
+from tests.nodes.agents import Agent, enrol_with
 
 __all__ = ["cast", "real_cast"]
+
+
+@pytest.fixture
+def machine(real_cast: Cast) -> Machine:
+    """`gpu1`, enrolled, in a platform without limits."""
+    give_plenty(real_cast.acme)
+    machine = Machine("gpu1", real_cast.pool)
+    enrol_with(machine, "secret")
+    return machine
+
+
+@pytest.fixture
+async def agents(machine: Machine) -> AsyncIterator[Callable[..., Agent]]:
+    """Makes agents of `gpu1`, and hangs up for them at the end."""
+    made: list[Agent] = []
+
+    def make(credential: str | None = None) -> Agent:
+        made.append(Agent(machine, f"gpn_{machine.node.uid}.secret" if credential is None else credential))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        await agent.hang_up()
+    # Each test has an event loop of its own, and the layer's connections are the loop's.
+    layer: Any = get_channel_layer()
+    await layer.close_pools()
