@@ -14,7 +14,8 @@
 #define BURST_PREDICTED_NS 1000000
 #define BURST_TICKS 50000
 /* Without a limit nobody waits for the numbers: fewer events. */
-#define BURST_TICKS_UNLIMITED 200000
+#define BURST_TICKS_UNLIMITED 500000
+#define BURST_LAUNCHES_UNLIMITED 256
 #define LATE_TICKS 100000
 /* A launch that takes longer than this loads code, and most likely submits before it returns. */
 #define LAG_MAX_NS 20000
@@ -107,7 +108,7 @@ CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, co
     int slot = shim_slot_of_current(&context);
     if (slot == -2)
         return CUDA_SUCCESS;
-    if (slot < 0 || !shim_attach())
+    if (slot < 0 || (!__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE) && !shim_attach()))
         return CUDA_ERROR_NOT_PERMITTED;
     shim_refresh();
     struct shim_gpu *gpu = &shim.gpu[slot];
@@ -161,7 +162,8 @@ static void add_launch(struct meter_ticket *t, struct meter_lane *lane)
         add_kind(burst, t->kernel);
     lane->last_at = ticks;
     uint64_t patience = t->predicted_ns ? BURST_TICKS : BURST_TICKS_UNLIMITED;
-    if (!t->known || burst->launches >= BURST_LAUNCHES || burst->predicted_ns >= BURST_PREDICTED_NS ||
+    uint32_t most = t->predicted_ns ? BURST_LAUNCHES : BURST_LAUNCHES_UNLIMITED;
+    if (!t->known || burst->launches >= most || burst->predicted_ns >= BURST_PREDICTED_NS ||
         ticks - lane->closed_at >= patience)
         close_burst(lane, ticks);
 }

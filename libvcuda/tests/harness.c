@@ -123,19 +123,25 @@ void play(struct player *player, const struct claim *claim, int preloaded, const
 uint64_t gpu_memory_used(void)
 {
     static nvmlDevice_t device;
-    static __typeof__(nvmlDeviceGetMemoryInfo) *memory;
+    static __typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *processes;
     char path[700];
-    nvmlMemory_t m;
+    nvmlProcessInfo_t infos[256];
+    unsigned count = 256;
+    uint64_t sum = 0;
     if (!device) {
         snprintf(path, sizeof path, on_real_gpu ? "libnvidia-ml.so.1" : "%s/sim/libnvidia-ml.so.1", build);
         void *library = dlopen(path, RTLD_NOW);
         __typeof__(nvmlInit_v2) *init = library ? dlsym(library, "nvmlInit_v2") : NULL;
         __typeof__(nvmlDeviceGetHandleByIndex_v2) *by_index = library ? dlsym(library, "nvmlDeviceGetHandleByIndex_v2") : NULL;
-        memory = library ? dlsym(library, "nvmlDeviceGetMemoryInfo") : NULL;
-        if (!init || !by_index || !memory || init() || by_index(0, &device))
+        processes = library ? dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3") : NULL;
+        if (!init || !by_index || !processes || init() || by_index(0, &device))
             return 0;
     }
-    return memory(device, &m) ? 0 : m.used;
+    if (processes(device, &count, infos))
+        return 0;
+    for (unsigned i = 0; i < count; i++)
+        sum += infos[i].used;
+    return sum;
 }
 
 static int read_more(struct player *player)
