@@ -17,6 +17,7 @@ from django.urls import path  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitingDoor  # noqa: E402
+from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 
 # The published types of Channels' routing do not know its own consumers.
@@ -29,4 +30,4 @@ websockets = URLRouter(
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
-application = ProtocolTypeRouter({"http": WaitingDoor(django_application), "websocket": websockets})
+application = ProtocolTypeRouter({"http": WaitingDoor(BoundedBody(django_application)), "websocket": websockets})

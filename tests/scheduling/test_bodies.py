@@ -1,0 +1,67 @@
+"""Bodies as a server passes them on: with a length, in chunks, too large."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from channels.layers import get_channel_layer
+
+from tests.cast import Cast, give_plenty
+from tests.scheduling.asgi_client import Request, call, in_database
+from tests.scheduling.routes import stored
+
+CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
+MEBIBYTE = b"x" * (1 << 20)
+
+
+@pytest.fixture(autouse=True)
+async def layer_is_closed() -> AsyncIterator[None]:
+    """The channel layer's connections are the event loop's, and each test has its own."""
+    yield
+    layer: Any = get_channel_layer()
+    await layer.close_pools()
+
+
+@pytest.fixture
+def rich(real_cast: Cast) -> Cast:
+    give_plenty(real_cast.acme)
+    return real_cast
+
+
+async def test_a_body_with_a_length_is_read(rich: Cast) -> None:
+    assert (await call(rich.max, "POST", "claims/", CLAIM)).status == 201
+
+
+async def test_a_body_in_chunks_is_read_as_well(rich: Cast) -> None:
+    request = Request(rich.max, "POST", "claims/", transfer_encoding="chunked")
+    text = json.dumps(CLAIM).encode()
+    for at in range(0, len(text), 10):
+        await request.send(text[at : at + 10], more=True)
+    await request.send(b"")
+    answer = await request.answer()
+    assert (answer.status, answer.body["core_request"]) == (201, 10)
+
+
+async def test_ten_megabytes_with_a_length_are_refused_unread(rich: Cast) -> None:
+    before = await in_database(stored)
+    request = Request(rich.max, "POST", "claims/", content_length="10000000")
+    answer = await request.answer()
+    assert (answer.status, answer.code) == (413, "body-too-large")
+    assert await in_database(stored) == before
+
+
+async def test_ten_megabytes_in_chunks_are_refused_after_the_first(rich: Cast) -> None:
+    before = await in_database(stored)
+    request = Request(rich.max, "POST", "claims/", transfer_encoding="chunked")
+    await request.send(MEBIBYTE, more=True)
+    await request.send(b"x", more=True)
+    answer = await request.answer()
+    assert (answer.status, answer.code) == (413, "body-too-large")
+    assert await in_database(stored) == before
+
+
+async def test_a_request_without_a_body_is_none_the_worse(rich: Cast) -> None:
+    request = Request(rich.max, "GET", "claims/")
+    await request.send(b"")
+    assert (await request.answer()).status == 200
