@@ -45,9 +45,19 @@ function colourOf(token) {
 
 export class Charts {
   constructor(data) {
-    this.charts = [...document.querySelectorAll("[data-chart]")].map((figure) => new Chart(figure));
+    this.charts = [];
+    this.adopt();
     this.replace(data);
     document.addEventListener("theme", () => this.charts.forEach((chart) => chart.build()));
+  }
+
+  // Draw the figures that have come, forget those that have gone; true where any came.
+  adopt() {
+    const known = new Set(this.charts.map((chart) => chart.figure));
+    const come = [...document.querySelectorAll("[data-chart]")].filter((figure) => !known.has(figure));
+    this.charts.filter((chart) => !chart.figure.isConnected).forEach((chart) => chart.end());
+    this.charts = [...this.charts.filter((chart) => chart.figure.isConnected), ...come.map((figure) => new Chart(figure))];
+    return come.length > 0;
   }
 
   replace(data) {
@@ -99,9 +109,15 @@ class Chart {
     this.points = [];
     this.legend();
     this.build();
-    new ResizeObserver(() => this.chart.setSize(this.size())).observe(this.plot);
+    this.observer = new ResizeObserver(() => this.chart.setSize(this.size()));
+    this.observer.observe(this.plot);
     this.details = figure.querySelector("details");
     this.details.addEventListener("toggle", () => this.table());
+  }
+
+  end() {
+    this.observer.disconnect();
+    this.chart.destroy();
   }
 
   size() {
@@ -126,7 +142,7 @@ class Chart {
     const axis = { stroke: quiet, font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
     this.chart = new window.uPlot({
       ...this.size(),
-      padding: [14, 8, 0, 0],
+      padding: [20, 8, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
@@ -191,7 +207,7 @@ class Chart {
       ctx.stroke();
       ctx.globalAlpha = 1;
       ctx.textAlign = x > bbox.left + bbox.width * 0.7 ? "right" : "left";
-      if (mark === this.marks.at(-1)) ctx.fillText(mark.label, x + (ctx.textAlign === "right" ? -5 : 5) * ratio, bbox.top - 3 * ratio);
+      if (mark === this.marks.at(-1)) ctx.fillText(mark.label, x + (ctx.textAlign === "right" ? -5 : 5) * ratio, bbox.top - 7 * ratio);
     }
     ctx.restore();
   }

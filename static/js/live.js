@@ -36,7 +36,8 @@ export class Watch {
     address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
     const socket = this.socket = new WebSocket(address);
     socket.onopen = () => {
-      if (this.attempt > 0) this.catchUp();
+      // What happened between the page's making and this moment was told to nobody.
+      this.attempt > 0 ? this.catchUp() : this.refresh();
       this.attempt = 0;
       this.heard = performance.now();
       this.paint();
@@ -108,6 +109,7 @@ export class Watch {
       return;
     }
     this.refreshed = performance.now();
+    if (document.querySelector("dialog[open]")) return; // what is being read and confirmed stays; the next tick asks
     window.htmx.trigger("#living", "refresh");
     const form = document.querySelector("#resize form");
     if (form && !form.contains(document.activeElement) && !dirty(form) && !form.querySelector("[role=alert]")) {
@@ -147,6 +149,7 @@ export class Watch {
     announced().forEach((state, name) => {
       if (this.states?.get(name) !== state) document.getElementById("announcer").textContent = `${name}: ${state}`;
     });
+    if (this.charts?.adopt()) this.refetch();
     this.paint();
   }
 

@@ -45,9 +45,10 @@ setInterval(tellAges, 1000);
 const watched = document.querySelector("[data-watch]");
 if (watched) {
   const watch = new Watch(watched.dataset);
-  if (document.querySelector("[data-chart]")) {
+  const series = document.getElementById("series");
+  if (series) {
     const { Charts } = await import("./charts.js");
-    watch.show(new Charts(JSON.parse(document.getElementById("series").textContent)));
+    watch.show(new Charts(JSON.parse(series.textContent)));
   }
   watch.start();
 }

@@ -62,7 +62,8 @@ def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
     claim = find(principal, uid)
     shown = claim_shown(claim, principal)
     if wants_fragment(request):
-        return render(request, "claims/_again.html", shown)
+        new_charts = request.GET.get("charts") not in (None, shown["charted"])
+        return render(request, "claims/_again.html", {**shown, "new_charts": new_charts})
     server = f"{request.scheme}://{request.get_host()}"
     more = {
         "chart": chart_of_claim(claim),
@@ -98,6 +99,7 @@ def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
     return {
         "claim": claim,
         "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
+        "charted": ",".join(str(item.uid) for item in (live or assignments)),
         "timeline": timeline(claim),
         "observed_generation": min((item.observed_generation for item in live), default=0),
         "change": last_change(claim, live),

@@ -11,6 +11,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB
 from apps.scheduling.models import ClaimState
 from gpucloud.errors import GpucloudError
+from gpucloud.web.tags import mib
 
 # Under which field a refusal is shown.
 FIELD_OF_RESOURCE: Final[Mapping[str, str]] = {
@@ -41,7 +42,15 @@ class ServiceForm(forms.Form):
         field = FIELD_OF_RESOURCE.get(str(error.facts.get("resource")))
         if error.code == "limit-below-request":
             field = "core_limit"
-        self.add_error(field if field in self.fields else None, f"{error.title}. {error.detail}")
+        self.add_error(field if field in self.fields else None, _in_words(error))
+
+
+def _in_words(error: GpucloudError) -> str:
+    """The fact as a person reads it; a GPU's long name is on the page already."""
+    if error.code == "no-room":
+        free = f"{error.facts['core_free']} % core and {mib(error.facts['memory_free_mib'])} are free there"
+        return f"{error.title}: {free}, besides what the claim holds. Nothing was changed."
+    return f"{error.title}. {error.detail}"
 
 
 class ResizeForm(ServiceForm):

@@ -16,6 +16,8 @@ from apps.scheduling.services import utilization
 LATEST: Final = timedelta(seconds=15)
 # Enough to see what a change did, and a point for every pixel or two.
 WINDOW: Final = timedelta(minutes=5)
+# After a change the agent reports twice within half a second: a longer step would mix the old limit with the new one.
+STEP_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def _latest() -> dict[str, Any]:
 
 
 def _window(now: datetime) -> dict[str, Any]:
-    return {"start": now - WINDOW, "end": None, "step_seconds": 1}
+    return {"start": now - WINDOW, "end": None, "step_seconds": STEP_SECONDS}
 
 
 def _last(row: Mapping[str, Any]) -> Use:

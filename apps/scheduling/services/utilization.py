@@ -38,7 +38,7 @@ class Binned(Func):
 
 
 def of_assignments(
-    assignments: Iterable[Assignment], *, start: datetime | None, end: datetime | None, step_seconds: int
+    assignments: Iterable[Assignment], *, start: datetime | None, end: datetime | None, step_seconds: float
 ) -> list[dict[str, Any]]:
     """A series per assignment."""
     rows = {item.uid: item for item in assignments}
@@ -52,7 +52,7 @@ def of_assignments(
 
 
 def of_gpus(
-    gpus: Iterable[Gpu], *, start: datetime | None, end: datetime | None, step_seconds: int
+    gpus: Iterable[Gpu], *, start: datetime | None, end: datetime | None, step_seconds: float
 ) -> list[dict[str, Any]]:
     """A series per GPU."""
     rows = {gpu.pk: gpu for gpu in gpus}
@@ -63,7 +63,7 @@ def of_gpus(
 
 
 def _points(
-    samples: QuerySet[Sample], key: str, start: datetime | None, end: datetime | None, step_seconds: int
+    samples: QuerySet[Sample], key: str, start: datetime | None, end: datetime | None, step_seconds: float
 ) -> dict[int | uuid.UUID | None, list[dict[str, Any]]]:
     now = timezone.now()
     if start is None:

@@ -1,0 +1,74 @@
+"""A real browser in front of a real platform; what it complains about is a failure."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.platform import Platform
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+class Visitor:
+    """The operator at a page, and what the browser complained about: errors, violations of the policy."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(f"{page.url}: {error}"))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{self.page.url}: {message.text}")
+
+    def sign_in(self, platform: Platform) -> None:
+        """Through the form, as people do."""
+        self.page.goto("/sign-in/")
+        self.page.get_by_label("Name").fill("operator")
+        self.page.get_by_label("Password").fill((platform.state / "operator.password").read_text().strip())
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.get_by_role("heading", name="Overview").wait_for()
+
+
+@pytest.fixture(scope="session")
+def chrome(chromium_path: str) -> Iterator[Browser]:
+    """The browser, without a window."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=["light", "dark"])
+def theme(request: pytest.FixtureRequest) -> str:
+    """What the system prefers."""
+    return str(request.param)
+
+
+@pytest.fixture
+def visitor(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
+    """Signed in; at the end nothing may have been complained about."""
+    context = chrome.new_context(base_url=platform.url, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(15_000)
+    visitor = Visitor(context.new_page())
+    visitor.sign_in(platform)
+    yield visitor
+    context.close()
+    assert not visitor.complaints
+
+
+@pytest.fixture
+def axe() -> str:
+    """The accessibility checker's script."""
+    return (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text()

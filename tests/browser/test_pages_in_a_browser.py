@@ -1,0 +1,166 @@
+"""The pages as people meet them: a claim resized under a running program, keyboard, phones, both themes."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Visitor
+from tests.platform import ROOT, Platform, until
+
+pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
+
+GPULOAD = ROOT / "libvcuda" / "build" / "gpuload"
+PHONE = {"width": 390, "height": 844}
+# Legends say "79.9 %"; a chart's present numbers, by its lines' names.
+LEGEND = """figure => Object.fromEntries([...figure.querySelectorAll('.legend-item')]
+    .map(item => [item.childNodes[1].textContent, parseFloat(item.querySelector('b').textContent)]))"""
+
+
+@pytest.fixture
+def running(platform: Platform, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A claim of 25 % with a GPU program under it that takes what it gets."""
+    slug = f"browser-{tmp_path.name[-12:].strip('-_').replace('_', '-').lower()}"
+    platform.new_tenant(slug)
+    claim = platform.granted(
+        "POST", "claims/?wait=30", {"tenant": slug, "name": "watched", "core_request": 25, "memory_mib": 4096}
+    )
+    assert claim["state"] == "active"
+    program = platform.run(
+        claim["uid"], str(GPULOAD), "--memory", "1GiB", "--kernel-us", "500", log=tmp_path / "gpuload.log"
+    )
+    yield claim
+    program.terminate()
+    try:
+        program.wait(10)
+    except subprocess.TimeoutExpired:
+        program.kill()
+    platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
+
+
+def test_a_resize_is_seen_in_the_chart_of_the_running_program(visitor: Visitor, running: dict[str, Any]) -> None:
+    page = visitor.page
+    page.goto(f"/claims/{running['uid']}/")
+    expect(page.locator("#live")).to_have_attribute("data-mode", "live")
+    until(lambda: near(now(page), used=25, limit=25), seconds=20, what="the program to use its 25 %")
+
+    page.get_by_label("Core limit").fill("75")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator("#change")).to_contain_text("In force after")
+    expect(page.locator("#change")).to_contain_text("limit 25 → 75 %")
+    until(lambda: near(now(page), used=75, limit=75), seconds=10, what="chart and program to follow")
+
+    page.get_by_text("The same as a table").first.click()
+    rows = page.locator("[data-chart=core] [data-rows] tr").all_inner_texts()
+    assert len(rows) >= 3
+    limits = [row.split("\t")[2] for row in rows]
+    assert set(limits) == {"25.00", "75.00"}, rows
+
+
+def test_a_resize_that_is_refused_says_why_and_keeps_what_was_typed(visitor: Visitor, running: dict[str, Any]) -> None:
+    page = visitor.page
+    page.goto(f"/claims/{running['uid']}/")
+    page.get_by_label("Core limit").fill("10")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_role("alert")).to_contain_text("core_limit 10 is below core_request 25")
+    page.wait_for_timeout(1500)
+    assert page.get_by_label("Core limit").input_value() == "10"
+    # The refusal's status is an error to the browser's console; here it was meant.
+    visitor.complaints[:] = [text for text in visitor.complaints if "422" not in text]
+
+
+def test_a_resize_by_others_appears_without_a_reload(
+    visitor: Visitor, platform: Platform, running: dict[str, Any]
+) -> None:
+    page = visitor.page
+    page.goto(f"/claims/{running['uid']}/")
+    expect(page.locator("#live")).to_have_attribute("data-mode", "live")
+    platform.granted("PATCH", f"claims/{running['uid']}/?wait=10", {"core_limit": 60})
+    expect(page.locator("#change")).to_contain_text("limit 25 → 60 %")
+    expect(page.get_by_label("Core limit")).to_have_value("60")
+
+
+def test_a_claim_is_made_by_form_and_released_after_a_word_of_warning(visitor: Visitor, platform: Platform) -> None:
+    page = visitor.page
+    platform.new_tenant("browser-forms")
+    page.goto("/claims/new/")
+    page.get_by_label("Tenant").select_option("browser-forms")
+    page.get_by_label("Name").fill("by-hand")
+    page.get_by_role("button", name="Make the claim").click()
+    state = page.locator("[data-announce] [data-state]")
+    expect(state).to_have_text("Active")
+    expect(page.locator("#announcer")).to_contain_text("Active")
+    page.get_by_role("button", name="Release…").click()
+    expect(page.get_by_role("dialog")).to_contain_text("SIGTERM")
+    page.get_by_role("button", name="Release it").click()
+    expect(state).to_have_text("Released")
+
+
+def test_without_a_socket_the_page_polls_and_says_so(visitor: Visitor, running: dict[str, Any]) -> None:
+    page = visitor.page
+    page.route_web_socket("**/ws/live/**", lambda socket: socket.close())
+    page.goto(f"/claims/{running['uid']}/")
+    expect(page.locator("#live")).to_have_attribute("data-mode", "polling")
+    expect(page.locator("#live")).to_contain_text("polling")
+    until(lambda: near(now(page), used=25, limit=25), seconds=20, what="the chart to be polled")
+
+
+def test_the_chosen_theme_is_kept(visitor: Visitor) -> None:
+    page = visitor.page
+    page.emulate_media(color_scheme="light")
+    page.goto("/")
+    page.get_by_role("button", name="Switch between light and dark").click()
+    expect(page.locator("html")).to_have_attribute("data-bs-theme", "dark")
+    page.goto("/claims/")
+    expect(page.locator("html")).to_have_attribute("data-bs-theme", "dark")
+
+
+def test_the_keyboard_reaches_the_content_first(visitor: Visitor) -> None:
+    page = visitor.page
+    page.goto("/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+
+
+def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
+    visitor: Visitor, running: dict[str, Any], axe: str, theme: str
+) -> None:
+    page = visitor.page
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light", reduced_motion="reduce")
+    node = running["assignments"][0]["node"]
+    paths = ["/", "/claims/", "/claims/new/", f"/claims/{running['uid']}/", "/nodes/", f"/nodes/{node}/"]
+    for path in paths:
+        page.goto(path)
+        page.wait_for_timeout(400)
+        assert violations(page, axe) == [], path
+        page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is wider than a phone"
+        page.set_viewport_size({"width": 1280, "height": 900})
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="gpucloud").wait_for()
+    assert violations(page, axe) == []
+
+
+def now(page: Page) -> dict[str, float]:
+    """What the core chart's legend says at this moment."""
+    values: dict[str, float] = page.locator("[data-chart=core]").first.evaluate(LEGEND)
+    return values
+
+
+def near(values: dict[str, float], *, used: float, limit: float) -> bool:
+    # Other tests share the machine's two cores with the simulated GPU.
+    return values["limit"] == limit and abs(values["used"] - used) <= 0.2 * used
+
+
+def violations(page: Page, axe: str) -> list[str]:
+    """What axe finds, WCAG 2.2 A and AA and its best practices."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")["violations"]
+    return [
+        f"{item['id']}: {node['html'][:200]} {node['failureSummary'][:300]}" for item in found for node in item["nodes"]
+    ]
