@@ -39,8 +39,7 @@ def main() -> None:
                 *shares(platform, Path(directory), "flood"),
                 *shares(platform, Path(directory), "launch+sync", "--sync"),
             ]
-            print_report("gpu", rows)
-            print_report("gpu-memory", [memory(platform, Path(directory))])
+            print_report("gpu", rows, [memory(platform, Path(directory))])
 
 
 def shares(platform: Platform, directory: Path, style: str, *options: str) -> list[Row]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from asgiref.sync import async_to_sync
+from celery import current_app
 from channels.layers import BaseChannelLayer, get_channel_layer
 from django.db import connection, transaction
 from kombu.exceptions import OperationalError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROUNDS_CHANNEL = "gpucloud_rounds"
+# By its name: tasks call services, and services call this.
+PUSH_NODE = "apps.scheduling.tasks.push_node"
 
 
 def claim_group(uid: uuid.UUID | str) -> str:
@@ -47,12 +50,11 @@ def wake_scheduler(pool: Pool) -> None:
 
 def push_on_commit(node_ids: Iterable[int]) -> None:
     """Send these nodes their desired state after the commit. Repair: `repair_pushes`, and the agent's reconnect."""
-    from apps.scheduling import tasks  # noqa: PLC0415 - tasks call services, which call this
 
     def push() -> None:
         for node_id in node_ids:
             try:
-                tasks.push_node.apply_async([node_id], retry=False)
+                current_app.send_task(PUSH_NODE, [node_id], retry=False)
             except (OperationalError, OSError) as error:
                 logger.warning("push of node %s not queued: %s", node_id, error)
 
