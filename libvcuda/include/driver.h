@@ -21,15 +21,28 @@ typedef struct sim_graph_exec *CUgraphExec;
 typedef struct sim_pool *CUmemoryPool;
 typedef struct sim_array *CUarray, *CUmipmappedArray;
 typedef unsigned long long CUhandle; /* CUmemGenericAllocationHandle */
-typedef struct { unsigned char bytes[16]; } CUuuid;
+typedef struct {
+    unsigned char bytes[16];
+} CUuuid;
 
 enum {
-    CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY = 2, CUDA_ERROR_NOT_INITIALIZED = 3,
-    CUDA_ERROR_NO_DEVICE = 100, CUDA_ERROR_INVALID_DEVICE = 101, CUDA_ERROR_INVALID_IMAGE = 200,
-    CUDA_ERROR_INVALID_CONTEXT = 201, CUDA_ERROR_INVALID_HANDLE = 400, CUDA_ERROR_NOT_FOUND = 500,
-    CUDA_ERROR_NOT_READY = 600, CUDA_ERROR_NOT_PERMITTED = 800, CUDA_ERROR_NOT_SUPPORTED = 801,
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
-    CUDA_ERROR_CAPTURED_EVENT = 907, CUDA_ERROR_UNKNOWN = 999,
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_IMAGE = 200,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_NOT_PERMITTED = 800,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_CAPTURED_EVENT = 907,
+    CUDA_ERROR_UNKNOWN = 999,
 };
 enum { CU_CAPTURE_GLOBAL = 0, CU_CAPTURE_THREAD_LOCAL = 1, CU_CAPTURE_RELAXED = 2 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
@@ -39,24 +52,44 @@ enum { CU_GET_PROC_LEGACY = 1, CU_GET_PROC_PER_THREAD = 2 };
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
-typedef struct { int type, id; } CUlocation;
-typedef struct { int type, handle_types; CUlocation location; void *win32; uint64_t flags; } CUallocationProp;
-typedef struct { int type, handle_types; CUlocation location; uint8_t rest[72]; } CUpoolProps;
+typedef struct {
+    int type, id;
+} CUlocation;
+typedef struct {
+    int type, handle_types;
+    CUlocation location;
+    void *win32;
+    uint64_t flags;
+} CUallocationProp;
+typedef struct {
+    int type, handle_types;
+    CUlocation location;
+    uint8_t rest[72];
+} CUpoolProps;
 typedef struct {
     unsigned grid[3], block[3], shared_bytes;
     CUstream stream;
     void *attributes;
     unsigned attribute_count;
 } CUlaunchConfig;
-typedef struct { size_t width, height; unsigned format, channels; } CUarrayDescriptor;
-typedef struct { size_t width, height, depth; unsigned format, channels, flags; } CUarray3DDescriptor;
-_Static_assert(sizeof(CUallocationProp) == 32 && sizeof(CUpoolProps) == 88 && sizeof(CUlaunchConfig) == 56, "driver ABI");
+typedef struct {
+    size_t width, height;
+    unsigned format, channels;
+} CUarrayDescriptor;
+typedef struct {
+    size_t width, height, depth;
+    unsigned format, channels, flags;
+} CUarray3DDescriptor;
+_Static_assert(sizeof(CUallocationProp) == 32 && sizeof(CUpoolProps) == 88 && sizeof(CUlaunchConfig) == 56,
+               "driver ABI");
 _Static_assert(sizeof(CUarrayDescriptor) == 24 && sizeof(CUarray3DDescriptor) == 40, "driver ABI");
 
 #pragma GCC visibility push(default)
 
 /* A function that has a second entry, in which the null stream means the per-thread one. */
-#define VCUDA_BOTH(suffix, name, ...) CUresult name(__VA_ARGS__); CUresult name##_##suffix(__VA_ARGS__)
+#define VCUDA_BOTH(suffix, name, ...)                                                                                  \
+    CUresult name(__VA_ARGS__);                                                                                        \
+    CUresult name##_##suffix(__VA_ARGS__)
 #define KERNEL_SHAPE unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes
 
 CUresult cuInit(unsigned flags);
@@ -123,7 +156,8 @@ CUresult cuMemRelease(CUhandle handle);
 CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer);
 CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle handle, unsigned long long flags);
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes);
-CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long flags);
+CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr at,
+                             unsigned long long flags);
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes);
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const void *descriptions, size_t count);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUallocationProp *prop, int option);

@@ -162,8 +162,8 @@ struct vcuda_totals {
 
 struct vcuda_process_info {
     uint32_t slot;
-    uint32_t pid;      /* in its own pid namespace */
-    uint64_t pidns;    /* inode of that namespace */
+    uint32_t pid;   /* in its own pid namespace */
+    uint64_t pidns; /* inode of that namespace */
     uint64_t start_time;
     uint32_t observed_gen;
     uint32_t reserved;

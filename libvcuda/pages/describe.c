@@ -8,33 +8,87 @@ struct field {
     size_t offset, size;
 };
 
-#define FIELD(type, name) {#type, #name, offsetof(struct type, name), sizeof(((struct type *)0)->name)}
-#define SIZE(type) {#type, NULL, 0, sizeof(struct type)}
+#define FIELD(type, name)                                                                                              \
+    {                                                                                                                  \
+#type, #name, offsetof(struct type, name), sizeof(((struct type *)0)->name)                                    \
+    }
+#define SIZE(type)                                                                                                     \
+    {                                                                                                                  \
+#type, NULL, 0, sizeof(struct type)                                                                            \
+    }
 
 static const struct field layout[] = {
-    SIZE(vcuda_limits), FIELD(vcuda_limits, magic), FIELD(vcuda_limits, version), FIELD(vcuda_limits, size),
-    FIELD(vcuda_limits, gen), FIELD(vcuda_limits, heartbeat_ns), FIELD(vcuda_limits, claim_uid), FIELD(vcuda_limits, slot),
-    SIZE(vcuda_limit_slot), FIELD(vcuda_limit_slot, seq), FIELD(vcuda_limit_slot, state), FIELD(vcuda_limit_slot, gpu_uuid),
-    FIELD(vcuda_limit_slot, assignment_uid), FIELD(vcuda_limit_slot, generation), FIELD(vcuda_limit_slot, memory_bytes),
-    FIELD(vcuda_limit_slot, core_request), FIELD(vcuda_limit_slot, core_limit), FIELD(vcuda_limit_slot, changed_ns),
-    SIZE(vcuda_usage), FIELD(vcuda_usage, magic), FIELD(vcuda_usage, version), FIELD(vcuda_usage, size),
-    FIELD(vcuda_usage, slots_used), FIELD(vcuda_usage, echo), FIELD(vcuda_usage, bucket), FIELD(vcuda_usage, retired),
+    SIZE(vcuda_limits),
+    FIELD(vcuda_limits, magic),
+    FIELD(vcuda_limits, version),
+    FIELD(vcuda_limits, size),
+    FIELD(vcuda_limits, gen),
+    FIELD(vcuda_limits, heartbeat_ns),
+    FIELD(vcuda_limits, claim_uid),
+    FIELD(vcuda_limits, slot),
+    SIZE(vcuda_limit_slot),
+    FIELD(vcuda_limit_slot, seq),
+    FIELD(vcuda_limit_slot, state),
+    FIELD(vcuda_limit_slot, gpu_uuid),
+    FIELD(vcuda_limit_slot, assignment_uid),
+    FIELD(vcuda_limit_slot, generation),
+    FIELD(vcuda_limit_slot, memory_bytes),
+    FIELD(vcuda_limit_slot, core_request),
+    FIELD(vcuda_limit_slot, core_limit),
+    FIELD(vcuda_limit_slot, changed_ns),
+    SIZE(vcuda_usage),
+    FIELD(vcuda_usage, magic),
+    FIELD(vcuda_usage, version),
+    FIELD(vcuda_usage, size),
+    FIELD(vcuda_usage, slots_used),
+    FIELD(vcuda_usage, echo),
+    FIELD(vcuda_usage, bucket),
+    FIELD(vcuda_usage, retired),
     FIELD(vcuda_usage, process),
-    SIZE(vcuda_bucket), FIELD(vcuda_bucket, refilled_ns), FIELD(vcuda_bucket, credit_ns), FIELD(vcuda_bucket, busy_until_ns),
+    SIZE(vcuda_bucket),
+    FIELD(vcuda_bucket, refilled_ns),
+    FIELD(vcuda_bucket, credit_ns),
+    FIELD(vcuda_bucket, busy_until_ns),
     FIELD(vcuda_bucket, context_hint_bytes),
-    SIZE(vcuda_process), FIELD(vcuda_process, owner), FIELD(vcuda_process, start_time), FIELD(vcuda_process, observed_gen),
-    FIELD(vcuda_process, attached_ns), FIELD(vcuda_process, gpu),
-    SIZE(vcuda_gpu_usage), FIELD(vcuda_gpu_usage, memory_bytes), FIELD(vcuda_gpu_usage, context_bytes),
-    FIELD(vcuda_gpu_usage, gpu_time_ns), FIELD(vcuda_gpu_usage, throttled_ns), FIELD(vcuda_gpu_usage, launches),
-    FIELD(vcuda_gpu_usage, refused), FIELD(vcuda_gpu_usage, observed_generation), FIELD(vcuda_gpu_usage, inflight_ns),
-    SIZE(vcuda_limit), FIELD(vcuda_limit, index), FIELD(vcuda_limit, state), FIELD(vcuda_limit, gpu_uuid),
-    FIELD(vcuda_limit, assignment_uid), FIELD(vcuda_limit, generation), FIELD(vcuda_limit, memory_bytes),
-    FIELD(vcuda_limit, core_request), FIELD(vcuda_limit, core_limit),
-    SIZE(vcuda_totals), FIELD(vcuda_totals, memory_bytes), FIELD(vcuda_totals, context_bytes),
-    FIELD(vcuda_totals, gpu_time_ns), FIELD(vcuda_totals, throttled_ns), FIELD(vcuda_totals, launches),
-    FIELD(vcuda_totals, refused), FIELD(vcuda_totals, observed_generation), FIELD(vcuda_totals, processes),
-    SIZE(vcuda_process_info), FIELD(vcuda_process_info, slot), FIELD(vcuda_process_info, pid),
-    FIELD(vcuda_process_info, pidns), FIELD(vcuda_process_info, start_time), FIELD(vcuda_process_info, observed_gen),
+    SIZE(vcuda_process),
+    FIELD(vcuda_process, owner),
+    FIELD(vcuda_process, start_time),
+    FIELD(vcuda_process, observed_gen),
+    FIELD(vcuda_process, attached_ns),
+    FIELD(vcuda_process, gpu),
+    SIZE(vcuda_gpu_usage),
+    FIELD(vcuda_gpu_usage, memory_bytes),
+    FIELD(vcuda_gpu_usage, context_bytes),
+    FIELD(vcuda_gpu_usage, gpu_time_ns),
+    FIELD(vcuda_gpu_usage, throttled_ns),
+    FIELD(vcuda_gpu_usage, launches),
+    FIELD(vcuda_gpu_usage, refused),
+    FIELD(vcuda_gpu_usage, observed_generation),
+    FIELD(vcuda_gpu_usage, inflight_ns),
+    SIZE(vcuda_limit),
+    FIELD(vcuda_limit, index),
+    FIELD(vcuda_limit, state),
+    FIELD(vcuda_limit, gpu_uuid),
+    FIELD(vcuda_limit, assignment_uid),
+    FIELD(vcuda_limit, generation),
+    FIELD(vcuda_limit, memory_bytes),
+    FIELD(vcuda_limit, core_request),
+    FIELD(vcuda_limit, core_limit),
+    SIZE(vcuda_totals),
+    FIELD(vcuda_totals, memory_bytes),
+    FIELD(vcuda_totals, context_bytes),
+    FIELD(vcuda_totals, gpu_time_ns),
+    FIELD(vcuda_totals, throttled_ns),
+    FIELD(vcuda_totals, launches),
+    FIELD(vcuda_totals, refused),
+    FIELD(vcuda_totals, observed_generation),
+    FIELD(vcuda_totals, processes),
+    SIZE(vcuda_process_info),
+    FIELD(vcuda_process_info, slot),
+    FIELD(vcuda_process_info, pid),
+    FIELD(vcuda_process_info, pidns),
+    FIELD(vcuda_process_info, start_time),
+    FIELD(vcuda_process_info, observed_gen),
 };
 
 static size_t append(char *text, size_t room, size_t at, const char *format, const char *name, size_t a, size_t b)
@@ -54,8 +108,9 @@ const char *vcuda_abi_describe(void)
     for (size_t i = 0, n = sizeof layout / sizeof *layout; i < n; i++) {
         const struct field *f = &layout[i];
         if (!f->name)
-            at = append(text, sizeof text, at, i ? "}},\"%s\":{\"size\":%zu,\"fields\":{" : "\"%s\":{\"size\":%zu,\"fields\":{",
-                        f->type, f->size, 0);
+            at = append(text, sizeof text, at,
+                        i ? "}},\"%s\":{\"size\":%zu,\"fields\":{" : "\"%s\":{\"size\":%zu,\"fields\":{", f->type,
+                        f->size, 0);
         else
             at = append(text, sizeof text, at, layout[i - 1].name ? ",\"%s\":[%zu,%zu]" : "\"%s\":[%zu,%zu]", f->name,
                         f->offset, f->size);

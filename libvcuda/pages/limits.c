@@ -154,8 +154,11 @@ int vcuda_limits_get(const struct vcuda_limits *page, uint32_t index, struct vcu
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if (__atomic_load_n(&slot->seq, __ATOMIC_RELAXED) != before)
             continue;
-        *out = (struct vcuda_limit){.index = index, .state = copy.state, .generation = copy.generation,
-                                    .memory_bytes = copy.memory_bytes, .core_request = copy.core_request,
+        *out = (struct vcuda_limit){.index = index,
+                                    .state = copy.state,
+                                    .generation = copy.generation,
+                                    .memory_bytes = copy.memory_bytes,
+                                    .core_request = copy.core_request,
                                     .core_limit = copy.core_limit};
         memcpy(out->gpu_uuid, copy.gpu_uuid, 16);
         memcpy(out->assignment_uid, copy.assignment_uid, 16);

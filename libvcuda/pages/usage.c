@@ -130,8 +130,10 @@ int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struc
     if (gpu_index >= VCUDA_MAX_GPUS)
         return -ERANGE;
     const struct vcuda_gpu_usage *r = &page->retired[gpu_index];
-    *out = (struct vcuda_totals){.gpu_time_ns = load(&r->gpu_time_ns), .throttled_ns = load(&r->throttled_ns),
-                                 .launches = load(&r->launches), .refused = load(&r->refused),
+    *out = (struct vcuda_totals){.gpu_time_ns = load(&r->gpu_time_ns),
+                                 .throttled_ns = load(&r->throttled_ns),
+                                 .launches = load(&r->launches),
+                                 .refused = load(&r->refused),
                                  .observed_generation = UINT64_MAX};
     for (uint32_t i = 0, n = slots_used(page); i < n; i++) {
         const struct vcuda_gpu_usage *g = &page->process[i].gpu[gpu_index];
@@ -159,7 +161,9 @@ int vcuda_usage_processes(const struct vcuda_usage *page, struct vcuda_process_i
         uint64_t owner = load(&p->owner);
         if (!is_live(p))
             continue;
-        out[found++] = (struct vcuda_process_info){.slot = i, .pid = (uint32_t)owner, .pidns = owner >> 32,
+        out[found++] = (struct vcuda_process_info){.slot = i,
+                                                   .pid = (uint32_t)owner,
+                                                   .pidns = owner >> 32,
                                                    .start_time = load(&p->start_time),
                                                    .observed_gen = __atomic_load_n(&p->observed_gen, __ATOMIC_RELAXED)};
     }
@@ -231,7 +235,8 @@ int vcuda_usage_reap_dead(struct vcuda_usage *page)
 
 int vcuda_usage_wait_echo(const struct vcuda_usage *page, uint32_t seen, uint64_t timeout_ns)
 {
-    struct timespec ts = {.tv_sec = (time_t)(timeout_ns / 1000000000ull), .tv_nsec = (long)(timeout_ns % 1000000000ull)};
+    struct timespec ts = {.tv_sec = (time_t)(timeout_ns / 1000000000ull),
+                          .tv_nsec = (long)(timeout_ns % 1000000000ull)};
     uint32_t now = __atomic_load_n(&page->echo, __ATOMIC_ACQUIRE);
     if ((now & 0x7fffffffu) == (seen & 0x7fffffffu))
         syscall(SYS_futex, &page->echo, FUTEX_WAIT, now, &ts, NULL, 0);

@@ -151,7 +151,11 @@ int shim_slot_of_device(CUdevice device)
 
 int shim_slot_of_current(CUcontext *context)
 {
-    static _Thread_local struct { CUcontext context; unsigned epoch; int slot; } last;
+    static _Thread_local struct {
+        CUcontext context;
+        unsigned epoch;
+        int slot;
+    } last;
     CUcontext current = NULL;
     if (real.cuCtxGetCurrent(&current) || !current)
         return -2;

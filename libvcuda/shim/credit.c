@@ -38,7 +38,8 @@ static int64_t load(const int64_t *word)
 static void refill(struct vcuda_bucket *bucket, uint32_t limit)
 {
     uint64_t now = shim_now(), last = __atomic_load_n(&bucket->refilled_ns, __ATOMIC_SEQ_CST);
-    if (now <= last || !__atomic_compare_exchange_n(&bucket->refilled_ns, &last, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    if (now <= last ||
+        !__atomic_compare_exchange_n(&bucket->refilled_ns, &last, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return;
     int64_t given = (int64_t)((now - last) / 100) * limit;
     if (!last)
@@ -132,7 +133,8 @@ void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_
     do {
         if (end_ns <= frontier)
             return;
-    } while (!__atomic_compare_exchange_n(&bucket->busy_until_ns, &frontier, end_ns, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    } while (
+        !__atomic_compare_exchange_n(&bucket->busy_until_ns, &frontier, end_ns, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
     uint64_t begin = frontier > start_ns ? frontier : start_ns;
     uint64_t spent = end_ns - begin < spent_ns ? end_ns - begin : spent_ns;
     __atomic_fetch_add(&shim_usage(slot)->gpu_time_ns, spent, __ATOMIC_RELAXED);

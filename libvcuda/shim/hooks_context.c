@@ -83,14 +83,14 @@ static CUresult primary_ended(CUdevice device, CUresult result)
     return result;
 }
 
-#define PRIMARY_END(name)                                            \
-    CUresult name(CUdevice device)                                   \
-    {                                                                \
-        NEED_REAL(name);                                             \
-        if (shim_mode() != SHIM_ACTIVE || shim.stopping)             \
-            return real.name(device);                                \
-        meter_lock(); /* nobody asks about events while they vanish */ \
-        return primary_ended(device, real.name(device));             \
+#define PRIMARY_END(name)                                                                                              \
+    CUresult name(CUdevice device)                                                                                     \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
+            return real.name(device);                                                                                  \
+        meter_lock(); /* nobody asks about events while they vanish */                                                 \
+        return primary_ended(device, real.name(device));                                                               \
     }
 PRIMARY_END(cuDevicePrimaryCtxRelease)
 PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
@@ -121,16 +121,16 @@ static CUresult create_end(CUcontext *context, int slot, uint64_t reserved, CUre
     return counted;
 }
 
-#define CREATE(name, params, call)                                  \
-    CUresult name params                                            \
-    {                                                               \
-        NEED_REAL(name);                                            \
-        int slot;                                                   \
-        uint64_t reserved;                                          \
-        CUresult result = create_begin(device, &slot, &reserved);   \
-        if (result)                                                 \
-            return result;                                          \
-        return create_end(context, slot, reserved, real.name call); \
+#define CREATE(name, params, call)                                                                                     \
+    CUresult name params                                                                                               \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        int slot;                                                                                                      \
+        uint64_t reserved;                                                                                             \
+        CUresult result = create_begin(device, &slot, &reserved);                                                      \
+        if (result)                                                                                                    \
+            return result;                                                                                             \
+        return create_end(context, slot, reserved, real.name call);                                                    \
     }
 CREATE(cuCtxCreate, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device))
 CREATE(cuCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device))
@@ -139,27 +139,27 @@ CREATE(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned
 CREATE(cuCtxCreate_v4, (CUcontext * context, void *params, unsigned flags, CUdevice device),
        (context, params, flags, device))
 
-#define DESTROY(name)                                                    \
-    CUresult name(CUcontext context)                                     \
-    {                                                                    \
-        NEED_REAL(name);                                                 \
-        if (shim_mode() != SHIM_ACTIVE || shim.stopping)                 \
-            return real.name(context);                                   \
-        CUcontext current = NULL;                                        \
-        int slot = shim_slot_of_current(&current);                       \
-        meter_lock();                                                    \
-        CUresult result = real.name(context);                            \
-        if (!result) {                                                   \
-            __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST); \
-            int known = meter_forget_context(context);                   \
-            /* A context that never launched and is not current leaves its charge to the next true-up. */ \
-            if (known < 0 && current == context)                         \
-                known = slot;                                            \
-            if (known >= 0)                                              \
-                account_context_gone(known);                             \
-        }                                                                \
-        meter_unlock();                                                  \
-        return result;                                                   \
+#define DESTROY(name)                                                                                                  \
+    CUresult name(CUcontext context)                                                                                   \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
+            return real.name(context);                                                                                 \
+        CUcontext current = NULL;                                                                                      \
+        int slot = shim_slot_of_current(&current);                                                                     \
+        meter_lock();                                                                                                  \
+        CUresult result = real.name(context);                                                                          \
+        if (!result) {                                                                                                 \
+            __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);                                              \
+            int known = meter_forget_context(context);                                                                 \
+            /* A context that never launched and is not current leaves its charge to the next true-up. */              \
+            if (known < 0 && current == context)                                                                       \
+                known = slot;                                                                                          \
+            if (known >= 0)                                                                                            \
+                account_context_gone(known);                                                                           \
+        }                                                                                                              \
+        meter_unlock();                                                                                                \
+        return result;                                                                                                 \
     }
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)

@@ -1,17 +1,17 @@
 /* Launches, waits and captures: thin doors to the meter. */
 #include "meter.h"
 
-#define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                         \
-    CUresult name params                                                                   \
-    {                                                                                      \
-        NEED_REAL(name);                                                                   \
-        struct meter_ticket ticket;                                                        \
-        CUresult result = meter_begin(&ticket, on, per_thread, (const void *)kernel, blocks); \
-        if (__builtin_expect(result != CUDA_SUCCESS, 0))                                   \
-            return result;                                                                 \
-        result = real.name call;                                                           \
-        meter_end(&ticket, result);                                                        \
-        return result;                                                                     \
+#define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \
+    CUresult name params                                                                                               \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        struct meter_ticket ticket;                                                                                    \
+        CUresult result = meter_begin(&ticket, on, per_thread, (const void *)kernel, blocks);                          \
+        if (__builtin_expect(result != CUDA_SUCCESS, 0))                                                               \
+            return result;                                                                                             \
+        result = real.name call;                                                                                       \
+        meter_end(&ticket, result);                                                                                    \
+        return result;                                                                                                 \
     }
 
 #define BLOCKS ((uint64_t)gx * gy * gz)
@@ -33,15 +33,15 @@ LAUNCH(cuLaunchKernelEx_ptsz, 1, f, EX_BLOCKS, EX_STREAM, EX_PARAMS, (config, f,
 LAUNCH(cuGraphLaunch, 0, exec, 0, stream, (CUgraphExec exec, CUstream stream), (exec, stream))
 LAUNCH(cuGraphLaunch_ptsz, 1, exec, 0, stream, (CUgraphExec exec, CUstream stream), (exec, stream))
 
-#define WAIT_STREAM(name, per_thread)                                \
-    CUresult name(CUstream stream)                                   \
-    {                                                                \
-        NEED_REAL(name);                                             \
-        uint32_t seen = meter_before_wait(stream, per_thread);       \
-        CUresult result = real.name(stream);                         \
-        if (!result)                                                 \
-            meter_after_wait(stream, per_thread, seen);              \
-        return result;                                               \
+#define WAIT_STREAM(name, per_thread)                                                                                  \
+    CUresult name(CUstream stream)                                                                                     \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        uint32_t seen = meter_before_wait(stream, per_thread);                                                         \
+        CUresult result = real.name(stream);                                                                           \
+        if (!result)                                                                                                   \
+            meter_after_wait(stream, per_thread, seen);                                                                \
+        return result;                                                                                                 \
     }
 WAIT_STREAM(cuStreamSynchronize, 0)
 WAIT_STREAM(cuStreamSynchronize_ptsz, 1)
@@ -76,12 +76,12 @@ static CUresult begun(CUresult result)
     return result;
 }
 
-#define BEGIN(name, params, call)                                    \
-    CUresult name params                                             \
-    {                                                                \
-        NEED_REAL(name);                                             \
-        __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);     \
-        return begun(real.name call);                                \
+#define BEGIN(name, params, call)                                                                                      \
+    CUresult name params                                                                                               \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);                                                       \
+        return begun(real.name call);                                                                                  \
     }
 BEGIN(cuStreamBeginCapture_v2, (CUstream stream, int mode), (stream, mode))
 BEGIN(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, mode))
@@ -89,16 +89,16 @@ BEGIN(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, mode))
 BEGIN(cuStreamBeginCaptureToGraph, TO_GRAPH, (stream, graph, nodes, edges, count, mode))
 BEGIN(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, (stream, graph, nodes, edges, count, mode))
 
-#define END(name)                                                                        \
-    CUresult name(CUstream stream, CUgraph *graph)                                       \
-    {                                                                                    \
-        NEED_REAL(name);                                                                 \
-        CUresult result = real.name(stream, graph);                                      \
-        /* An invalidated capture has ended too; any other error means there was none. */ \
-        if ((!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&              \
-            __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0)                       \
-            __atomic_fetch_sub(&shim.captures, 1, __ATOMIC_SEQ_CST);                     \
-        return result;                                                                   \
+#define END(name)                                                                                                      \
+    CUresult name(CUstream stream, CUgraph *graph)                                                                     \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        CUresult result = real.name(stream, graph);                                                                    \
+        /* An invalidated capture has ended too; any other error means there was none. */                              \
+        if ((!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&                                            \
+            __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0)                                                     \
+            __atomic_fetch_sub(&shim.captures, 1, __ATOMIC_SEQ_CST);                                                   \
+        return result;                                                                                                 \
     }
 END(cuStreamEndCapture)
 END(cuStreamEndCapture_ptsz)

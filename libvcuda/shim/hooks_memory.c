@@ -114,9 +114,15 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
 static uint64_t element_bytes(unsigned format)
 {
     switch (format) {
-    case 0x01: case 0x08: return 1;              /* 8-bit integers */
-    case 0x03: case 0x0a: case 0x20: return 4;   /* 32-bit integers, float */
-    default: return 2;                           /* 16-bit integers, half */
+    case 0x01:
+    case 0x08:
+        return 1; /* 8-bit integers */
+    case 0x03:
+    case 0x0a:
+    case 0x20:
+        return 4; /* 32-bit integers, float */
+    default:
+        return 2; /* 16-bit integers, half */
     }
 }
 

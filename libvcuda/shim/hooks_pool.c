@@ -128,18 +128,18 @@ static int begin(CUmemoryPool pool, uint64_t bytes, CUstream stream, int per_thr
     return *result ? -1 : 1;
 }
 
-#define ASYNC(name, per_thread, pool_or_null, params, call)                                  \
-    CUresult name params                                                                     \
-    {                                                                                        \
-        NEED_REAL(name);                                                                     \
-        struct known_pool *p;                                                                \
-        uint64_t reserved;                                                                   \
-        CUresult result;                                                                     \
-        int accounted = begin(pool_or_null, bytes, stream, per_thread, &p, &reserved, &result); \
-        if (result)                                                                          \
-            return result;                                                                   \
-        result = real.name call;                                                             \
-        return accounted ? finish(p, reserved, result, pointer, stream, per_thread) : result; \
+#define ASYNC(name, per_thread, pool_or_null, params, call)                                                            \
+    CUresult name params                                                                                               \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        struct known_pool *p;                                                                                          \
+        uint64_t reserved;                                                                                             \
+        CUresult result;                                                                                               \
+        int accounted = begin(pool_or_null, bytes, stream, per_thread, &p, &reserved, &result);                        \
+        if (result)                                                                                                    \
+            return result;                                                                                             \
+        result = real.name call;                                                                                       \
+        return accounted ? finish(p, reserved, result, pointer, stream, per_thread) : result;                          \
     }
 
 ASYNC(cuMemAllocAsync, 0, NULL, (CUdeviceptr * pointer, size_t bytes, CUstream stream), (pointer, bytes, stream))

@@ -11,16 +11,18 @@
 struct meter_burst {
     CUevent start; /* NULL: begins where the burst before it ended */
     CUevent end;
-    CUevent zero;  /* recorded right before start: what an empty pair of events measures */
-    CUevent base;  /* a new origin for this context's times */
+    CUevent zero; /* recorded right before start: what an empty pair of events measures */
+    CUevent base; /* a new origin for this context's times */
     uint64_t predicted_ns;
     uint64_t begun_ns;
     uint64_t started_ns; /* when the start event was handed to the GPU; 0: none */
     uint64_t lag_ns;     /* from then until the first launch was: the GPU had nothing of ours meanwhile */
     uint32_t launches;
-    uint8_t late;  /* ended some time after its last launch: the end event may be late too */
+    uint8_t late; /* ended some time after its last launch: the end event may be late too */
     uint8_t kinds;
-    struct { uint16_t kernel, count; } kind[METER_KINDS];
+    struct {
+        uint16_t kernel, count;
+    } kind[METER_KINDS];
 };
 
 /* One stream. Its launching side is owned by whoever holds `busy`, its retiring side by the meter's lock. */
@@ -32,7 +34,7 @@ struct meter_lane {
     int busy;
     int drained; /* known to be idle: the next burst needs a start event of its own */
     int open;
-    uint64_t closed_at, last_at; /* shim_ticks of the last end event and the last launch */
+    uint64_t closed_at, last_at;       /* shim_ticks of the last end event and the last launch */
     uint64_t other_ns, other_launches; /* launched meanwhile by threads that found the lane busy */
     struct meter_burst now;
     uint32_t head, tail; /* ring[tail..head): closed, not yet retired */
@@ -71,11 +73,11 @@ void meter_forget_all(void);                 /* in a forked child */
 /* ---- origin.c: a context's events and the origin of its times ---- */
 struct origin {
     CUcontext context;
-    CUevent base;         /* NULL: none yet */
-    double base_ns;       /* CLOCK_MONOTONIC of base */
-    double least_lag_ns;  /* least distance between an event and the moment it was seen, this period */
-    double overhead_ns;   /* what an empty pair of events measures */
-    int overheads;        /* how often that was looked at */
+    CUevent base;        /* NULL: none yet */
+    double base_ns;      /* CLOCK_MONOTONIC of base */
+    double least_lag_ns; /* least distance between an event and the moment it was seen, this period */
+    double overhead_ns;  /* what an empty pair of events measures */
+    int overheads;       /* how often that was looked at */
     uint64_t renewed_ns;
     CUevent spare[256];
     int spares;
@@ -88,7 +90,8 @@ void origin_return(struct origin *origin, CUevent event);
 void origin_begin(struct origin *origin, struct meter_burst *burst, struct meter_lane *lane);
 void origin_discard(struct origin *origin, struct meter_burst *burst); /* it will never be measured */
 /* Start and end of a finished burst on CLOCK_MONOTONIC; 0 where the driver does not say. */
-int origin_times(struct origin *origin, const struct meter_burst *burst, CUevent start, double *start_ns, double *end_ns);
+int origin_times(struct origin *origin, const struct meter_burst *burst, CUevent start, double *start_ns,
+                 double *end_ns);
 void origin_forget(CUcontext context);
 
 /* ---- predict.c ---- */

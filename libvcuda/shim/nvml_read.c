@@ -24,8 +24,8 @@ static nvmlDevice_t device_of(int slot)
         return NULL;
     const uint8_t *u = limit.gpu_uuid;
     char text[48];
-    snprintf(text, sizeof text, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2],
-             u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    snprintf(text, sizeof text, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
     if (real_nvml.nvmlDeviceGetHandleByUUID(text, &known))
         return NULL;
     __atomic_store_n(&devices[slot], known, __ATOMIC_RELEASE);

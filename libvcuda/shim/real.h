@@ -5,6 +5,7 @@
 #include "driver.h"
 #include "nvidia_ml.h"
 
+/* clang-format off */
 /* Entries that programs get from us instead of the driver's. The shim defines a function of each name. */
 #define HOOKED_CUDA(X)                                                                                          \
     X(cuInit) X(cuGetProcAddress) X(cuGetProcAddress_v2)                                                        \
@@ -36,6 +37,7 @@
 #define HOOKED_NVML(X) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)
 #define CALLED_NVML(X)                                                                                   \
     X(nvmlInit_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetComputeRunningProcesses_v3)
+/* clang-format on */
 
 #define MEMBER(name) __typeof__(name) *name;
 struct real_cuda {
@@ -58,10 +60,10 @@ int real_nvml_ready(int load);
 void *real_hook_of(void *found);
 
 /* Every hook begins so: without a driver there is nothing to pass on to. */
-#define NEED_REAL(name)                                 \
-    do {                                                \
-        if (!real_cuda_ready(1) || !real.name)          \
-            return CUDA_ERROR_NO_DEVICE;                \
+#define NEED_REAL(name)                                                                                                \
+    do {                                                                                                               \
+        if (!real_cuda_ready(1) || !real.name)                                                                         \
+            return CUDA_ERROR_NO_DEVICE;                                                                               \
     } while (0)
 
 #endif

@@ -13,7 +13,7 @@
 
 enum shim_mode {
     SHIM_UNKNOWN,
-    SHIM_INERT,   /* no claim, or no valid page: everything passes through */
+    SHIM_INERT, /* no claim, or no valid page: everything passes through */
     SHIM_ACTIVE,
     SHIM_REFUSED, /* no valid page on a machine that requires one: cuInit fails */
 };
@@ -23,9 +23,9 @@ struct shim_gpu {
     uint32_t state; /* enum vcuda_slot_state */
     uint32_t core_limit;
     uint64_t generation;
-    int64_t inflight_ns; /* predicted, launched and not yet measured */
+    int64_t inflight_ns;       /* predicted, launched and not yet measured */
     uint64_t limited_since_ns; /* work begun before had no limit to answer for */
-    int dry;             /* ran out of credit: launches wait for a full quantum */
+    int dry;                   /* ran out of credit: launches wait for a full quantum */
     uint64_t small_bytes;
     int contexts;
     uint64_t context_base; /* what these contexts are known to cost at least */
@@ -71,14 +71,14 @@ static inline struct vcuda_gpu_usage *shim_usage(int slot)
 
 /* ---- watcher.c ---- */
 void watcher_start(void);
-void watcher_poke(void); /* work was launched: look more often */
+void watcher_poke(void);   /* work was launched: look more often */
 void watcher_forget(void); /* in a forked child: there is no thread here */
 
 /* ---- account.c: every function is a no-op that succeeds unless the mode is active ---- */
-uint64_t account_used(int slot);                  /* the claim's memory and overhead on this GPU */
+uint64_t account_used(int slot);                    /* the claim's memory and overhead on this GPU */
 CUresult account_reserve(int slot, uint64_t bytes); /* OUT_OF_MEMORY, NOT_PERMITTED */
 void account_refund(int slot, uint64_t bytes);
-int account_over(int slot);                       /* the sum passes the limit */
+int account_over(int slot); /* the sum passes the limit */
 /* What an allocation of this size costs the GPU; small ones share granules, so this moves the small total. */
 uint64_t account_charge(int slot, uint64_t bytes, int sign);
 void account_refresh_pools(int slot);

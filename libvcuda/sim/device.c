@@ -146,12 +146,24 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     if (!sim_device(device))
         return CUDA_ERROR_INVALID_DEVICE;
     switch (attribute) {
-    case 1: *value = 1024; break;
-    case 10: *value = 32; break;
-    case 16: *value = 64; break;
-    case 75: *value = 8; break;
-    case 76: *value = 0; break;
-    default: *value = 1; break;
+    case 1:
+        *value = 1024;
+        break;
+    case 10:
+        *value = 32;
+        break;
+    case 16:
+        *value = 64;
+        break;
+    case 75:
+        *value = 8;
+        break;
+    case 76:
+        *value = 0;
+        break;
+    default:
+        *value = 1;
+        break;
     }
     return CUDA_SUCCESS;
 }

@@ -25,10 +25,18 @@ void *sim_find_symbol(const char *name)
 /* The driver version from which an entry is handed out, where that is not simply the first of its number. */
 static int available_from(const char *name)
 {
-    static const struct { const char *name; int version; } later[] = {
-        {"cuCtxCreate_v3", 11040}, {"cuCtxCreate_v4", 12050}, {"cuCtxSynchronize_v2", 13000},
-        {"cuEventElapsedTime_v2", 12080}, {"cuGetProcAddress_v2", 12000}, {"cuDeviceGetUuid_v2", 11040},
-        {"cuDevicePrimaryCtxRelease_v2", 11000}, {"cuDevicePrimaryCtxReset_v2", 11000},
+    static const struct {
+        const char *name;
+        int version;
+    } later[] = {
+        {"cuCtxCreate_v3", 11040},
+        {"cuCtxCreate_v4", 12050},
+        {"cuCtxSynchronize_v2", 13000},
+        {"cuEventElapsedTime_v2", 12080},
+        {"cuGetProcAddress_v2", 12000},
+        {"cuDeviceGetUuid_v2", 11040},
+        {"cuDevicePrimaryCtxRelease_v2", 11000},
+        {"cuDevicePrimaryCtxReset_v2", 11000},
     };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (!strcmp(later[i].name, name))
@@ -75,6 +83,7 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
 }
 
+/* clang-format off */
 #define ERRORS(X)                                                                                              \
     X(CUDA_SUCCESS, "no error") X(CUDA_ERROR_INVALID_VALUE, "invalid argument")                                \
     X(CUDA_ERROR_OUT_OF_MEMORY, "out of memory") X(CUDA_ERROR_NOT_INITIALIZED, "initialization error")         \
@@ -87,13 +96,14 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint
     X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture")        \
     X(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream")    \
     X(CUDA_ERROR_UNKNOWN, "unknown error")
+/* clang-format on */
 
 static CUresult describe(CUresult error, const char **name, const char **text)
 {
-#define X(code, words)             \
-    case code:                     \
-        *name = #code;             \
-        *text = words;             \
+#define X(code, words)                                                                                                 \
+    case code:                                                                                                         \
+        *name = #code;                                                                                                 \
+        *text = words;                                                                                                 \
         return CUDA_SUCCESS;
     switch (error) {
         ERRORS(X)

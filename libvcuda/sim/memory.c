@@ -115,7 +115,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
         charge_block(context->device, bytes, -1);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    struct sim_block block = {.pointer = (CUdeviceptr)(uintptr_t)host, .device = context->device, .bytes = bytes, .host = 1};
+    struct sim_block block = {
+        .pointer = (CUdeviceptr)(uintptr_t)host, .device = context->device, .bytes = bytes, .host = 1};
     sim_block_add(&block);
     *pointer = block.pointer;
     return CUDA_SUCCESS;
@@ -187,11 +188,11 @@ CUresult cuMemFreeHost(void *pointer)
 }
 
 /* Copies and fills move nothing: they wait for earlier work, as the real ones do. */
-#define COPY(name, ...)                                   \
-    CUresult name(__VA_ARGS__)                            \
-    {                                                     \
-        (void)to, (void)bytes;                            \
-        return cuStreamSynchronize(NULL);                 \
+#define COPY(name, ...)                                                                                                \
+    CUresult name(__VA_ARGS__)                                                                                         \
+    {                                                                                                                  \
+        (void)to, (void)bytes;                                                                                         \
+        return cuStreamSynchronize(NULL);                                                                              \
     }
 COPY(cuMemcpyHtoD_v2, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
 COPY(cuMemcpyHtoD_v2_ptds, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)

@@ -91,10 +91,17 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     uint64_t *out = value;
     switch (attribute) {
-    case CU_POOL_RELEASE_THRESHOLD: *out = pool->threshold; break;
-    case CU_POOL_RESERVED_CURRENT: *out = pool->reserved; break;
-    case CU_POOL_USED_CURRENT: *out = pool->used; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_POOL_RELEASE_THRESHOLD:
+        *out = pool->threshold;
+        break;
+    case CU_POOL_RESERVED_CURRENT:
+        *out = pool->reserved;
+        break;
+    case CU_POOL_USED_CURRENT:
+        *out = pool->used;
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
 }

@@ -91,7 +91,7 @@ CUresult sim_charge(struct sim_device *device, int64_t bytes);
 CUresult sim_capture_guard(void);
 /* Queue `ns` of work, waiting for room in the queue. */
 CUresult sim_submit(struct sim_stream *stream, uint64_t ns);
-void sim_settle_events(void);                    /* note the time of every event that has happened; takes the mutex */
+void sim_settle_events(void); /* note the time of every event that has happened; takes the mutex */
 void sim_forget_context_events(CUcontext context);
 void sim_trim_pools(struct sim_device *device);
 unsigned sim_thread(void);

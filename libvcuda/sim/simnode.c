@@ -20,11 +20,20 @@ static uint64_t parse_size(const char *text)
     char *unit;
     uint64_t n = strtoull(text, &unit, 10);
     switch (*unit) {
-    case 'T': case 't': return n << 40;
-    case 'G': case 'g': return n << 30;
-    case 'M': case 'm': return n << 20;
-    case 'K': case 'k': return n << 10;
-    default: return n;
+    case 'T':
+    case 't':
+        return n << 40;
+    case 'G':
+    case 'g':
+        return n << 30;
+    case 'M':
+    case 'm':
+        return n << 20;
+    case 'K':
+    case 'k':
+        return n << 10;
+    default:
+        return n;
     }
 }
 
@@ -55,18 +64,31 @@ static int show(const char *path)
 
 static int create(const char *path, int argc, char **argv)
 {
-    static const struct option options[] = {{"name", 1, NULL, 'n'}, {"gpus", 1, NULL, 'g'}, {"memory", 1, NULL, 'm'},
-                                            {"model", 1, NULL, 'o'}, {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"name", 1, NULL, 'n'},
+                                            {"gpus", 1, NULL, 'g'},
+                                            {"memory", 1, NULL, 'm'},
+                                            {"model", 1, NULL, 'o'},
+                                            {NULL, 0, NULL, 0}};
     const char *name = "sim-1", *model = "NVIDIA SIM-24";
     unsigned long gpus = 4;
     uint64_t memory = 24ull << 30;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {
-        case 'n': name = optarg; break;
-        case 'g': gpus = strtoul(optarg, NULL, 10); break;
-        case 'm': memory = parse_size(optarg); break;
-        case 'o': model = optarg; break;
-        default: fputs(usage, stderr); return 2;
+        case 'n':
+            name = optarg;
+            break;
+        case 'g':
+            gpus = strtoul(optarg, NULL, 10);
+            break;
+        case 'm':
+            memory = parse_size(optarg);
+            break;
+        case 'o':
+            model = optarg;
+            break;
+        default:
+            fputs(usage, stderr);
+            return 2;
         }
     if (gpus < 1 || gpus > SIM_MAX_GPUS || memory < (64ull << 20)) {
         fputs("simnode: 1 to 16 GPUs of at least 64 MiB\n", stderr);

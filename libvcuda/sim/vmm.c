@@ -13,7 +13,7 @@ static struct mapping {
     CUdeviceptr pointer;
     struct physical *physical;
     struct mapping *next;
-} *mappings;
+} * mappings;
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -63,7 +63,8 @@ CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer)
     return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long flags)
+CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr at,
+                             unsigned long long flags)
 {
     (void)alignment, (void)at, (void)flags;
     *pointer = sim_address(bytes);
@@ -134,7 +135,9 @@ CUresult cuArray3DCreate_v2(CUarray *array, const CUarray3DDescriptor *d)
     CUcontext context = sim_current();
     if (!context || !d)
         return CUDA_ERROR_INVALID_CONTEXT;
-    uint64_t element = (d->format == 1 || d->format == 8 ? 1 : d->format == 3 || d->format == 0x20 || d->format == 10 ? 4 : 2);
+    uint64_t element = (d->format == 1 || d->format == 8                         ? 1
+                        : d->format == 3 || d->format == 0x20 || d->format == 10 ? 4
+                                                                                 : 2);
     uint64_t bytes = d->width * (d->height ? d->height : 1) * (d->depth ? d->depth : 1) * element * d->channels;
     uint64_t charge = round_up(bytes ? bytes : 1, SIM_GRANULE);
     CUresult result = sim_charge(context->device, (int64_t)charge);

@@ -84,8 +84,7 @@ static void become(const struct claim *claim, int preloaded, char **argv)
     else
         unsetenv(VCUDA_CLAIM_DIR_ENV);
     if (preloaded) {
-        const char *sanitizer = getenv("SANITIZER_RUNTIME");
-        snprintf(path, sizeof path, "%s%s%s/libvcuda.so", sanitizer ? sanitizer : "", sanitizer ? " " : "", build);
+        snprintf(path, sizeof path, "%s/libvcuda.so", build);
         setenv("LD_PRELOAD", path, 1);
     }
     execv(argv[0], argv);
@@ -132,7 +131,8 @@ uint64_t gpu_memory_used(void)
         snprintf(path, sizeof path, on_real_gpu ? "libnvidia-ml.so.1" : "%s/sim/libnvidia-ml.so.1", build);
         void *library = dlopen(path, RTLD_NOW);
         __typeof__(nvmlInit_v2) *init = library ? dlsym(library, "nvmlInit_v2") : NULL;
-        __typeof__(nvmlDeviceGetHandleByIndex_v2) *by_index = library ? dlsym(library, "nvmlDeviceGetHandleByIndex_v2") : NULL;
+        __typeof__(nvmlDeviceGetHandleByIndex_v2) *by_index =
+            library ? dlsym(library, "nvmlDeviceGetHandleByIndex_v2") : NULL;
         processes = library ? dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3") : NULL;
         if (!init || !by_index || !processes || init() || by_index(0, &device))
             return 0;

@@ -41,10 +41,11 @@ void claim_end(struct claim *claim);
 
 /* Start a role (NULL claim: no GPUCLOUD_CLAIM_DIR). The arguments end with NULL. */
 void play(struct player *player, const struct claim *claim, int preloaded, const char *role, ...);
-void finish(struct player *player);                          /* read all, wait */
-int wait_for(struct player *player, const char *name);       /* until that line was printed */
-double said(const struct player *player, const char *name);  /* -1e9: never said */
-uint64_t gpu_memory_used(void); /* by NVML, over all processes (the GPU's own figure also holds what is freed but not yet scrubbed) */
+void finish(struct player *player);                         /* read all, wait */
+int wait_for(struct player *player, const char *name);      /* until that line was printed */
+double said(const struct player *player, const char *name); /* -1e9: never said */
+uint64_t gpu_memory_used(
+    void); /* by NVML, over all processes (the GPU's own figure also holds what is freed but not yet scrubbed) */
 double now_s(void);
 void pause_s(double seconds);
 

@@ -39,7 +39,8 @@ static void test_shares(void)
     struct player p;
     play(&p, NULL, BARE, "load", "2000000", "0", "1", "100", NULL);
     finish(&p);
-    expect(said(&p, "overall") > 95, "control: without the library the load takes the GPU: %.1f %%", said(&p, "overall"));
+    expect(said(&p, "overall") > 95, "control: without the library the load takes the GPU: %.1f %%",
+           said(&p, "overall"));
 }
 
 static void test_together(void)
@@ -63,8 +64,8 @@ static void test_together(void)
     play(&a, &claim, PRELOADED, "two_streams", "2000000", "2", NULL);
     finish(&a);
     /* Counted twice, it would get 45. */
-    expect(said(&a, "rounds_share") > 55, "work that overlaps on two streams counts once: %.1f %% of rounds under 90 %%",
-           said(&a, "rounds_share"));
+    expect(said(&a, "rounds_share") > 55,
+           "work that overlaps on two streams counts once: %.1f %% of rounds under 90 %%", said(&a, "rounds_share"));
     claim_end(&claim);
 }
 
@@ -120,7 +121,8 @@ static void test_moved(void)
     since = now_s();
     vcuda_limits_close_gpu(claim.limits, gpu_uuid, ++claim.generation);
     finish(&p);
-    expect(said(&p, "error") == 800 && now_s() - since < 1, "the slot is closed: launches fail at once instead of hanging");
+    expect(said(&p, "error") == 800 && now_s() - since < 1,
+           "the slot is closed: launches fail at once instead of hanging");
     claim_end(&claim);
 }
 
@@ -150,8 +152,8 @@ static void test_capture(void)
     claim_make(&claim, 4 * GIB, 50);
     play(&p, &claim, PRELOADED, "capture", NULL);
     finish(&p);
-    expect(said(&p, "bad") == 0 && said(&p, "made") == 20, "twenty captures beside a limited thread: none was broken (%.0f)",
-           said(&p, "bad"));
+    expect(said(&p, "bad") == 0 && said(&p, "made") == 20,
+           "twenty captures beside a limited thread: none was broken (%.0f)", said(&p, "bad"));
     expect(fabs(said(&p, "graph_share") - 50) <= 3, "graph launches are limited: %.1f %%", said(&p, "graph_share"));
     claim_end(&claim);
 }

@@ -18,8 +18,8 @@ static void test_way(struct claim *claim, const char *way)
     double got = said(&p, "got"), most = (double)(LIMIT - context_cost);
     /* Of what the context leaves, all but less than one block (pools: two of theirs). */
     double least = most - 64.0 * MIB * (strcmp(way, "pitch") ? 2 : 3);
-    expect(said(&p, "error") == 2 && got <= most && got >= least, "%s memory ends at the limit: %.0f of %.0f MiB, error %.0f",
-           way, got / MIB, most / MIB, said(&p, "error"));
+    expect(said(&p, "error") == 2 && got <= most && got >= least,
+           "%s memory ends at the limit: %.0f of %.0f MiB, error %.0f", way, got / MIB, most / MIB, said(&p, "error"));
 }
 
 static void test_ways(void)
@@ -36,7 +36,8 @@ static void test_ways(void)
     play(&p, &claim, PRELOADED, "fill", "plain", "1000", "1000000", NULL);
     finish(&p);
     double taken = said(&p, "free_before") - said(&p, "free_after");
-    expect(said(&p, "error") == 0 && taken <= 2.0 * MIB, "a thousand small blocks share granules: %.1f MiB", taken / MIB);
+    expect(said(&p, "error") == 0 && taken <= 2.0 * MIB, "a thousand small blocks share granules: %.1f MiB",
+           taken / MIB);
     play(&p, &claim, BARE, "fill", "plain", "67108864", "4294967296", NULL);
     finish(&p);
     expect(said(&p, "got") == 4.0 * GIB, "control: without the library 4 GiB are granted");

@@ -29,9 +29,9 @@ const char *cuda_api_load(void)
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library)
         return "libcuda.so.1";
-#define FIND(name)                                        \
-    cuda.name = (__typeof__(cuda.name))dlsym(library, #name); \
-    if (!cuda.name)                                       \
+#define FIND(name)                                                                                                     \
+    cuda.name = (__typeof__(cuda.name))dlsym(library, #name);                                                          \
+    if (!cuda.name)                                                                                                    \
         return #name;
     CUDA_FUNCTIONS(FIND)
 #undef FIND
@@ -51,10 +51,10 @@ CUresult cuda_api_start(int ordinal, CUfunction *spin, const char **where)
     CUcontext context;
     CUmodule module;
     CUresult error;
-#define STEP(call, ...)                    \
-    *where = #call;                        \
-    error = cuda.call(__VA_ARGS__);        \
-    if (error)                             \
+#define STEP(call, ...)                                                                                                \
+    *where = #call;                                                                                                    \
+    error = cuda.call(__VA_ARGS__);                                                                                    \
+    if (error)                                                                                                         \
         return error;
     STEP(cuInit, 0)
     STEP(cuDeviceGet, &device, ordinal)

@@ -4,6 +4,7 @@
 
 #include "driver.h"
 
+/* clang-format off */
 #define CUDA_FUNCTIONS(X)                                                                                       \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetProcAddress_v2) X(cuDeviceGetCount) X(cuDeviceGet) \
     X(cuDeviceGetName) X(cuDeviceGetUuid_v2) X(cuDeviceTotalMem_v2) X(cuDevicePrimaryCtxRetain)                 \
@@ -18,6 +19,7 @@
     X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchKernel_ptsz)    \
     X(cuLaunchCooperativeKernel) X(cuGraphLaunch) X(cuGraphInstantiateWithFlags) X(cuGraphExecDestroy)          \
     X(cuGraphDestroy)
+/* clang-format on */
 
 #define CUDA_MEMBER(name) __typeof__(name) *name;
 extern struct cuda_api {

@@ -66,18 +66,25 @@ static uint64_t parse_size(const char *text)
     char *unit;
     double n = strtod(text, &unit);
     switch (*unit) {
-    case 'G': case 'g': return (uint64_t)(n * 1073741824.0);
-    case 'M': case 'm': return (uint64_t)(n * 1048576.0);
-    case 'K': case 'k': return (uint64_t)(n * 1024.0);
-    default: return (uint64_t)n;
+    case 'G':
+    case 'g':
+        return (uint64_t)(n * 1073741824.0);
+    case 'M':
+    case 'm':
+        return (uint64_t)(n * 1048576.0);
+    case 'K':
+    case 'k':
+        return (uint64_t)(n * 1024.0);
+    default:
+        return (uint64_t)n;
     }
 }
 
 static void say(const char *event, uint64_t bytes, CUresult error)
 {
     if (options.json)
-        printf("{\"event\":\"%s\",\"bytes\":%llu,\"error\":%d,\"error_name\":\"%s\"}\n", event, (unsigned long long)bytes,
-               error, cuda_error_name(error));
+        printf("{\"event\":\"%s\",\"bytes\":%llu,\"error\":%d,\"error_name\":\"%s\"}\n", event,
+               (unsigned long long)bytes, error, cuda_error_name(error));
     else
         printf("%s %llu MiB: %s (%d)\n", event, (unsigned long long)bytes >> 20, cuda_error_name(error), error);
     fflush(stdout);
@@ -189,23 +196,47 @@ static CUresult run(CUfunction spin, CUstream stream)
 static int parse(int argc, char **argv)
 {
     static const struct option names[] = {
-        {"kernel-us", 1, NULL, 'k'}, {"grid", 1, NULL, 'g'}, {"sync", 0, NULL, 's'}, {"memory", 1, NULL, 'm'},
-        {"grow", 1, NULL, 'w'}, {"every", 1, NULL, 'e'}, {"device", 1, NULL, 'd'}, {"seconds", 1, NULL, 't'},
-        {"interval", 1, NULL, 'i'}, {"json", 0, NULL, 'j'}, {"help", 0, NULL, 'h'}, {NULL, 0, NULL, 0}};
+        {"kernel-us", 1, NULL, 'k'}, {"grid", 1, NULL, 'g'},  {"sync", 0, NULL, 's'},   {"memory", 1, NULL, 'm'},
+        {"grow", 1, NULL, 'w'},      {"every", 1, NULL, 'e'}, {"device", 1, NULL, 'd'}, {"seconds", 1, NULL, 't'},
+        {"interval", 1, NULL, 'i'},  {"json", 0, NULL, 'j'},  {"help", 0, NULL, 'h'},   {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "h", names, NULL)) != -1;)
         switch (c) {
-        case 'k': options.kernel_ns = (uint64_t)(strtod(optarg, NULL) * 1000); break;
-        case 'g': options.grid = (unsigned)strtoul(optarg, NULL, 10); break;
-        case 's': options.sync = 1; break;
-        case 'm': options.memory = parse_size(optarg); break;
-        case 'w': options.grow = parse_size(optarg); break;
-        case 'e': options.every = strtod(optarg, NULL); break;
-        case 'd': options.device = atoi(optarg); break;
-        case 't': options.seconds = strtod(optarg, NULL); break;
-        case 'i': options.interval = strtod(optarg, NULL); break;
-        case 'j': options.json = 1; break;
-        case 'h': fputs(usage, stdout); exit(0);
-        default: fputs(usage, stderr); return 0;
+        case 'k':
+            options.kernel_ns = (uint64_t)(strtod(optarg, NULL) * 1000);
+            break;
+        case 'g':
+            options.grid = (unsigned)strtoul(optarg, NULL, 10);
+            break;
+        case 's':
+            options.sync = 1;
+            break;
+        case 'm':
+            options.memory = parse_size(optarg);
+            break;
+        case 'w':
+            options.grow = parse_size(optarg);
+            break;
+        case 'e':
+            options.every = strtod(optarg, NULL);
+            break;
+        case 'd':
+            options.device = atoi(optarg);
+            break;
+        case 't':
+            options.seconds = strtod(optarg, NULL);
+            break;
+        case 'i':
+            options.interval = strtod(optarg, NULL);
+            break;
+        case 'j':
+            options.json = 1;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            exit(0);
+        default:
+            fputs(usage, stderr);
+            return 0;
         }
     return 1;
 }

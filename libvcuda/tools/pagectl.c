@@ -64,8 +64,9 @@ static void show(void)
         vcuda_usage_totals(use, i, &t);
         printf("gpu %u state %u generation %llu core %u memory_limit %llu memory %llu context %llu gpu_time_ns %llu "
                "throttled_ns %llu launches %llu refused %llu observed %lld processes %u\n",
-               i, limit.state, (unsigned long long)limit.generation, limit.core_limit, (unsigned long long)limit.memory_bytes,
-               (unsigned long long)t.memory_bytes, (unsigned long long)t.context_bytes, (unsigned long long)t.gpu_time_ns,
+               i, limit.state, (unsigned long long)limit.generation, limit.core_limit,
+               (unsigned long long)limit.memory_bytes, (unsigned long long)t.memory_bytes,
+               (unsigned long long)t.context_bytes, (unsigned long long)t.gpu_time_ns,
                (unsigned long long)t.throttled_ns, (unsigned long long)t.launches, (unsigned long long)t.refused,
                (long long)t.observed_generation, t.processes);
     }
