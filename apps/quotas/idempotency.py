@@ -94,7 +94,9 @@ def _without_secrets(data: Any) -> Any:
 
 def _digest(request: Request) -> str:
     # Both forms of a route are one: `path_info` has its slash, `path` is as it came.
-    text = json.dumps([request.method, request.path_info, request.data], sort_keys=True, default=str)
+    # A preview (`?dry_run=`) is another request than the act; how long the caller waits makes no difference.
+    query = sorted(item for item in request.query_params.items() if item[0] != "wait")
+    text = json.dumps([request.method, request.path_info, query, request.data], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -99,11 +99,12 @@ class Answer:
             self.body += message.get("body", b"")
 
     def claim_uid(self) -> str | None:
-        """The claim of a granted request."""
+        """The claim of a granted request; None for a preview, after which nothing is to come."""
         if not 200 <= self.status < 300:
             return None
-        uid = json.loads(self.body).get("uid")
-        return uid if isinstance(uid, str) else None
+        claim = json.loads(self.body)
+        uid = claim.get("uid")
+        return uid if isinstance(uid, str) and not claim.get("dry_run") else None
 
     def settled(self, asked_for_end: bool) -> bool:
         """True when waiting longer would show nothing new."""

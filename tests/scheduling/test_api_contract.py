@@ -139,6 +139,12 @@ def test_a_key_is_its_senders_own(platform: Platform) -> None:
     assert answers[0].body["uid"] != answers[1].body["uid"]
 
 
+def test_a_preview_is_another_request_than_the_act(platform: Platform) -> None:
+    asked = platform.cast.max.post("claims/?dry_run=true", ROUTES_BODY, Idempotency_Key="k")
+    assert asked.body["dry_run"] is True
+    assert platform.cast.max.post("claims/", ROUTES_BODY, Idempotency_Key="k").code == "idempotency-key-reused"
+
+
 def test_a_refused_post_is_not_remembered(platform: Platform) -> None:
     body = {"tenant": "acme", "core_request": 1, "memory_mib": 10**6}
     assert platform.cast.max.post("claims/", body, Idempotency_Key="k").status == 422

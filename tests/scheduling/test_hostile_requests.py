@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.cast import Answer
-from tests.scheduling.routes import ROUTES, Platform, Route, name_of, stored
+from tests.scheduling.routes import OPERATIONS, ROUTES, Platform, Route, name_of, stored
 
 WRITES = [(route, method) for route in ROUTES for method in ("POST", "PATCH") if method in route.methods]
 LISTS = [route for route in ROUTES if getattr(route.view, "lists", False)]
@@ -54,12 +54,25 @@ def test_an_unknown_field_is_named(platform: Platform, route: Route, method: str
     assert stored() == before
 
 
-@pytest.mark.parametrize(("route", "method"), WRITES, ids=name_of)
+CHANGES = [(route, method) for route, method in OPERATIONS if method != "GET"]
+
+
+@pytest.mark.parametrize(("route", "method"), CHANGES, ids=name_of)
 def test_an_unknown_query_parameter_of_a_change_is_refused(platform: Platform, route: Route, method: str) -> None:
-    """`?dry_run=true`, above all: a question must not be taken for an order."""
+    """A misspelt `?dry_run=true`, above all: a question must not be taken for an order."""
     before = stored()
-    answer = platform.cast.olga.call(method, platform.path(route) + "?dry_run=true", route.body(method), If_Match="*")
-    assert "dry_run" in refused(answer, 400, "invalid-fields").body["errors"]
+    path = platform.path(route) + "?dryrun=true"
+    answer = platform.cast.olga.call(method, path, route.body(method), If_Match="*")
+    assert "dryrun" in refused(answer, 400, "invalid-fields").body["errors"]
+    assert stored() == before
+
+
+@pytest.mark.parametrize(("route", "method"), CHANGES, ids=name_of)
+def test_a_preview_changes_nothing_or_is_refused(platform: Platform, route: Route, method: str) -> None:
+    before = stored()
+    path = platform.path(route) + "?dry_run=true"
+    answer = platform.cast.olga.call(method, path, route.body(method), If_Match="*")
+    assert answer.status == 400 or answer.body["dry_run"] is True
     assert stored() == before
 
 

@@ -1,5 +1,6 @@
 """What this app's and the higher apps' API views share: who asks, scopes, entity tags."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.db.models import Model, QuerySet
@@ -19,8 +20,9 @@ class ApiView(GenericAPIView[Any]):
     read_scope: ClassVar[str | None] = None
     write_scope: ClassVar[str | None] = None
     lookup_key: ClassVar[str] = "pk"
-    # Query parameters that a change may carry. Others are refused: `?dry_run=` must never be taken for an order.
-    change_parameters: ClassVar[frozenset[str]] = frozenset()
+    # Query parameters that a change may carry, by method. Others are refused: a route that does not know `?dry_run=`
+    # must not take it for an order.
+    change_parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """After authentication: the scope. Raises ScopeMissing (403), ValidationError (400)."""
@@ -28,7 +30,8 @@ class ApiView(GenericAPIView[Any]):
         reads = request.method in ("GET", "HEAD", "OPTIONS")
         if scope := self.read_scope if reads else self.write_scope:
             self.principal.require_scope(scope)
-        if not reads and (unknown := set(request.query_params) - self.change_parameters):
+        known = self.change_parameters.get(request.method or "", frozenset())
+        if not reads and (unknown := set(request.query_params) - known):
             raise ValidationError({name: ["Unknown parameter."] for name in sorted(unknown)})
 
     @property

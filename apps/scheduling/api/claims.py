@@ -51,7 +51,6 @@ class ClaimView(ApiView):
     serializer_class: Any = serializers.ClaimSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
-    change_parameters = frozenset({"wait"})
 
     def get_queryset(self) -> Any:
         """Visible to the caller, with what an answer shows."""
@@ -86,6 +85,7 @@ class ClaimList(ClaimView, ListMixin):
     """Claims: what tenants ask for."""
 
     filterset_class = ClaimFilter
+    change_parameters = {"POST": frozenset({"wait", "dry_run"})}
 
     def get(self, request: Request) -> Response:
         """List claims, newest first; released ones stay as history."""
@@ -114,6 +114,8 @@ def default_pool() -> Pool:
 
 class ClaimDetail(ClaimView):
     """One claim."""
+
+    change_parameters = {"PATCH": frozenset({"wait", "dry_run"}), "DELETE": frozenset({"wait"})}
 
     def get_serializer_class(self) -> Any:
         """A resize has three fields."""
@@ -144,6 +146,8 @@ class ClaimDetail(ClaimView):
 
 class ClaimRelease(ClaimView):
     """Release by POST, for clients that cannot send DELETE."""
+
+    change_parameters = {"POST": frozenset({"wait"})}
 
     @extend_schema(
         request=None,

@@ -1,0 +1,49 @@
+"""Programs of the platform as real processes, on the test's own database."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.db import connection
+
+
+@contextlib.contextmanager
+def program(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs until the end of the block, and is killed then."""
+    name = str(connection.settings_dict["NAME"])
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
+    env = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "gpucloud.settings", **environment}
+    process = subprocess.Popen([sys.executable, *command], cwd=settings.BASE_DIR, env=env, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def sessions() -> int:
+    """Sessions on the test's database, but for this one."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def threads(pid: int) -> int:
+    """Of a process, now."""
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
