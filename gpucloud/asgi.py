@@ -23,6 +23,8 @@ from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 # The published types of Channels' routing do not know its own consumers.
 route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
+# It speaks HTTP only; ASGI's type is of every protocol.
+bounded: Any = BoundedBody(django_application)
 websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),
@@ -30,4 +32,4 @@ websockets = URLRouter(
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
-application = ProtocolTypeRouter({"http": WaitingDoor(BoundedBody(django_application)), "websocket": websockets})
+application = ProtocolTypeRouter({"http": WaitingDoor(bounded), "websocket": websockets})

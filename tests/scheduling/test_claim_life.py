@@ -1,5 +1,7 @@
 """A claim from request to release, and all that may come between."""
 
+from typing import Any
+
 import pytest
 
 from agent import wire
@@ -10,8 +12,8 @@ from apps.quotas.services.quotas import change_quota
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Request
 from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.claims import ImpossibleClaim, release_claim
-from apps.scheduling.services.resize import LimitBelowRequest, NoRoom, WrongState, resize_claim
+from apps.scheduling.services.claims import ImpossibleClaim, WrongState, release_claim
+from apps.scheduling.services.resize import LimitBelowRequest, NoRoom, resize_claim
 from apps.scheduling.services.rounds import run_round
 from tests.cast import (
     GIB,
@@ -36,7 +38,7 @@ def machine(cast: Cast) -> Machine:
     return Machine("gpu1", cast.pool)
 
 
-def resize(claim: Claim, **values: int) -> Claim:
+def resize(claim: Claim, **values: Any) -> Claim:
     return resize_claim(principal=SYSTEM, claim=claim, **values)
 
 

@@ -7,7 +7,7 @@ import yaml
 from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants

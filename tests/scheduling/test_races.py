@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -208,8 +209,8 @@ def test_waiting_claims_resized_in_opposite_ways_do_not_hold_each_others_quota(r
     for turn in range(8):
         small, large = (10, 90) if turn % 2 else (90, 10)
         turns += [
-            lambda a=small, b=large: resize_claim(principal=SYSTEM, claim=wide, core_request=a, memory_mib=b),
-            lambda a=large, b=small: resize_claim(principal=SYSTEM, claim=tall, core_request=a, memory_mib=b),
+            partial(resize_claim, principal=SYSTEM, claim=wide, core_request=small, memory_mib=large),
+            partial(resize_claim, principal=SYSTEM, claim=tall, core_request=large, memory_mib=small),
         ]
     assert outcomes(list(race(turns))) == {"Claim": len(turns)}
     assert_books_agree()

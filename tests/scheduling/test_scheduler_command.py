@@ -1,0 +1,93 @@
+"""`manage.py scheduler` as real processes: it places, one leads, another takes over, and it ends when told."""
+
+import signal
+import time
+from functools import partial
+
+import pytest
+from django.db import connection
+
+from apps.scheduling.models import Claim
+from tests.cast import Cast, Machine, ask, give_plenty
+from tests.processes import eventually
+from tests.scheduling.programs import program, sessions
+
+pytestmark = pytest.mark.django_db(transaction=True)
+COMMAND = ("manage.py", "scheduler")
+START_SECONDS = 20.0  # two cores, shared with other tests
+
+
+@pytest.fixture
+def machine(real_cast: Cast) -> Machine:
+    give_plenty(real_cast.acme)
+    return Machine("gpu1", real_cast.pool)
+
+
+def leaders() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def assigned(claim: Claim) -> bool:
+    return Claim.objects.filter(pk=claim.pk, state="assigned").exists()
+
+
+def test_a_claim_is_placed_soon_after_its_commit(real_cast: Cast, machine: Machine) -> None:
+    with program(*COMMAND):
+        assert eventually(lambda: leaders() == 1, seconds=START_SECONDS)
+        for _ in range(3):
+            begun = time.monotonic()
+            claim = ask(real_cast)
+            assert eventually(partial(assigned, claim), seconds=5)
+            assert time.monotonic() - begun < 2
+
+
+def test_what_waited_while_there_was_no_scheduler_is_placed_by_the_first(real_cast: Cast, machine: Machine) -> None:
+    claim = ask(real_cast)
+    with program(*COMMAND):
+        assert eventually(lambda: assigned(claim), seconds=START_SECONDS)
+
+
+def test_of_two_schedulers_one_leads_and_the_other_takes_over_when_it_is_killed(
+    real_cast: Cast, machine: Machine
+) -> None:
+    with program(*COMMAND) as first:
+        assert eventually(lambda: leaders() == 1, seconds=START_SECONDS)
+        alone = sessions()
+        with program(*COMMAND) as second:
+            assert eventually(lambda: sessions() > alone, seconds=START_SECONDS)
+            for _ in range(3):
+                claim = ask(real_cast, core_request=10)
+                assert eventually(partial(assigned, claim), seconds=5)
+                assert leaders() == 1
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            orphan = ask(real_cast, core_request=10)
+            assert eventually(lambda: assigned(orphan), seconds=12)
+            assert leaders() == 1
+            assert second.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_cleanly_when_it_is_told(real_cast: Cast, machine: Machine, number: signal.Signals) -> None:
+    with program(*COMMAND) as process:
+        assert eventually(lambda: leaders() == 1, seconds=START_SECONDS)
+        process.send_signal(number)
+        assert process.wait(timeout=5) == 0
+        assert eventually(lambda: leaders() == 0, seconds=2)
+
+
+def test_it_outlives_the_loss_of_its_sessions(real_cast: Cast, machine: Machine) -> None:
+    with program(*COMMAND, LOG_LEVEL="ERROR"):
+        assert eventually(lambda: leaders() == 1, seconds=START_SECONDS)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        claim = ask(real_cast)
+        assert eventually(lambda: assigned(claim), seconds=12)
