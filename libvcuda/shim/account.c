@@ -46,11 +46,13 @@ int account_over(int slot)
     return account_used(slot) > limit;
 }
 
-static int try_reserve(int slot, uint64_t bytes, uint64_t limit)
+static int try_reserve(int slot, uint64_t bytes)
 {
     uint64_t *mine = &shim_usage(slot)->memory_bytes;
     __atomic_fetch_add(mine, bytes, __ATOMIC_SEQ_CST);
-    if (account_used(slot) <= limit)
+    /* The limit is read after the addition: an agent that lowers it and then reads the use has seen these bytes, or
+     * they are refused here. */
+    if (!account_over(slot))
         return 1;
     __atomic_fetch_sub(mine, bytes, __ATOMIC_SEQ_CST);
     return 0;
@@ -85,12 +87,12 @@ CUresult account_reserve(int slot, uint64_t bytes)
     if (state != VCUDA_SLOT_OPEN)
         return CUDA_ERROR_NOT_PERMITTED;
     if (bytes <= limit) {
-        if (try_reserve(slot, bytes, limit))
+        if (try_reserve(slot, bytes))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
         /* Before refusing: give back what dead processes left, and what pools have returned since. */
         vcuda_usage_reap_dead(shim.usage);
         account_refresh_pools(slot);
-        if (try_reserve(slot, bytes, limit))
+        if (try_reserve(slot, bytes))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
     }
     return refuse(slot);
