@@ -176,6 +176,7 @@ class Chart {
     this.points = points;
     this.marks = marks.filter((mark) => mark.at > now - window);
     this.range = [now - window, now];
+    this.age = points.length ? now - points.at(-1).at : 0;
     this.chart.setData(this.columns());
     this.tell();
     if (this.details.open) this.table();
@@ -185,9 +186,11 @@ class Chart {
   tell() {
     const hovered = this.chart?.cursor.idx;
     const columns = this.chart?.data ?? [];
+    const old = hovered == null && this.age > GAP_SECONDS ? ` (${Math.floor(this.age)} s ago)` : "";
     this.kind.lines.forEach((line, index) => {
       const column = columns[index + 1] ?? [];
-      this.values[index].textContent = number(column[hovered ?? column.length - 1], this.kind.unit, line.digits ?? this.kind.digits);
+      const value = column[hovered ?? column.length - 1];
+      this.values[index].textContent = number(value, this.kind.unit, line.digits ?? this.kind.digits) + old;
     });
   }
 

@@ -81,7 +81,6 @@ export class Watch {
       if (last !== undefined && message.seq !== last + 1) this.refetch();
       this.lastSeq.set(message.node, message.seq);
       this.charts?.take(message);
-      this.measured = performance.now();
     }
     this.paint();
   }

@@ -76,6 +76,7 @@ class ClaimForm(ServiceForm):
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
         to_field_name="slug",
+        empty_label="Choose one",
         help_text="Whose quota bears it.",
         widget=forms.Select(attrs={"class": "form-select"}),
     )
@@ -104,6 +105,8 @@ class ClaimForm(ServiceForm):
         if not principal.is_operator:
             mine = mine.filter(pk__in=principal.with_role(Role.MEMBER))
         self._choose("tenant", mine)
+        if len(mine) == 1 and not self.initial.get("tenant"):
+            self.initial["tenant"] = mine[0].slug
         self.fields["pool"].initial = DEFAULT
 
     def _choose(self, name: str, rows: Any) -> None:
