@@ -4,12 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery import current_app
 from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services import rounds
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.resize import resize_claim
@@ -74,27 +76,29 @@ def test_the_time_limit_counts_from_placing(cast: Cast, machine: Machine) -> Non
     assert state_of(claim) == "pending"
 
 
-@pytest.fixture
-def pushed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Nodes whose push was queued; the queue itself is Celery's."""
+def pushed() -> list[int]:
+    """The nodes whose push lies in Celery's queue; takes them out."""
     ids: list[int] = []
+    with current_app.connection_for_read() as link, link.SimpleQueue(current_app.conf.task_default_queue) as queue:
+        while True:
+            try:
+                message = queue.get(block=False)
+            except queue.Empty:
+                return ids
+            message.ack()
+            assert message.headers["task"] == "apps.scheduling.tasks.push_node"
+            ids.extend(message.payload[0])
 
-    def note(arguments: tuple[int], *_: Any, **__: Any) -> None:
-        ids.extend(arguments)
 
-    monkeypatch.setattr(tasks.push_node, "apply_async", note)
-    return ids
-
-
-def test_what_is_not_observed_after_five_seconds_is_pushed_again(
-    cast: Cast, machine: Machine, pushed: list[int]
-) -> None:
+def test_what_is_not_observed_after_five_seconds_is_pushed_again(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
     resize_claim(principal=SYSTEM, claim=claim, core_request=40)
     aged(4)
     assert tasks.repair_pushes() == 0
     aged(6)
+    pushed()
     assert tasks.repair_pushes() == 1
+    assert pushed() == [machine.node.pk]
 
 
 def test_a_release_whose_report_got_lost_is_pushed_again(cast: Cast, machine: Machine) -> None:
@@ -125,12 +129,13 @@ def test_a_node_that_is_lost_is_not_pushed_to(cast: Cast, machine: Machine) -> N
 
 
 def test_each_change_of_a_node_raises_its_frame_and_is_pushed_after_the_commit(
-    cast: Cast, machine: Machine, pushed: list[int], django_capture_on_commit_callbacks: Any
+    cast: Cast, machine: Machine, django_capture_on_commit_callbacks: Any
 ) -> None:
     def frame() -> int:
         return Node.objects.get(name="gpu1").frame
 
     frames = [frame()]
+    pushed()  # what other tests left
     claim = ask(cast)
     for act in (
         lambda: run_round(cast.pool),
@@ -139,8 +144,8 @@ def test_each_change_of_a_node_raises_its_frame_and_is_pushed_after_the_commit(
     ):
         with django_capture_on_commit_callbacks(execute=True):
             act()
-            before = list(pushed)
-        assert pushed == [*before, machine.node.pk]
+            assert pushed() == []
+        assert pushed() == [machine.node.pk]
         frames.append(frame())
     assert frames == [1, 2, 3, 4]
 
@@ -156,6 +161,18 @@ def test_the_desired_state_holds_all_that_is_wanted_and_nothing_that_is_over(cas
     assert {uid: item.present for uid, item in wanted.items()} == {str(kept.uid): True, str(ending.uid): False}
     assert wanted[str(kept.uid)].tenant == "acme"
     assert wanted[str(kept.uid)].memory_bytes == kept.memory_mib << 20
+
+
+def test_claims_that_fit_are_found_behind_any_number_that_do_not(
+    cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "BATCH", 2)
+    placed(cast, machine, core_request=80, gpu_count=4)
+    large = [ask(cast, core_request=50, priority=level) for level in (9, 5, 5, 0)]
+    small = [ask(cast, core_request=10, priority=level) for level in (0, -1)]
+    run_round(cast.pool)
+    assert {state_of(claim) for claim in large} == {"queued"}
+    assert {state_of(claim) for claim in small} == {"assigned"}
 
 
 def test_a_lost_node_keeps_its_charges(cast: Cast, machine: Machine) -> None:

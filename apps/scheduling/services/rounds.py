@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from apps.nodes.models import Gpu
@@ -24,7 +25,7 @@ from apps.scheduling.services import states
 from apps.scheduling.services.claims import limits, raise_frames, request_of
 from apps.scheduling.services.fleet import read_fleet
 
-# A round that takes everything at once would make the first claim wait for the last one's decision.
+# The picture of the fleet is read anew so often: what was freed meanwhile counts for the rest of the queue.
 BATCH = 500
 
 
@@ -33,14 +34,27 @@ class LostRace(Exception):
 
 
 def run_round(pool: Pool) -> Round | None:
-    """Try every waiting claim of the pool once, highest priority first, then oldest. None where nothing changed."""
-    queue = list(
-        Claim.objects.filter(pool=pool, state__in=WAITING)
-        .select_related("tenant", "pool")
-        .order_by("-priority", "pk")[:BATCH]
-    )
-    if not queue:
-        return None
+    """Try every waiting claim of the pool once, highest priority first, then oldest; the last record made.
+
+    A long queue is tried in batches, each recorded where it changed something, so that claims that fit are found behind
+    any number that do not. None where nothing changed.
+    """
+    done, last = None, None
+    while queue := _next_batch(pool, last):
+        done = _try(pool, queue) or done
+        last = queue[-1]
+    return done
+
+
+def _next_batch(pool: Pool, last: Claim | None) -> list[Claim]:
+    waiting = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "pool")
+    if last is not None:
+        waiting = waiting.filter(Q(priority__lt=last.priority) | Q(priority=last.priority, pk__gt=last.pk))
+    return list(waiting.order_by("-priority", "pk")[:BATCH])
+
+
+def _try(pool: Pool, queue: list[Claim]) -> Round | None:
+    """Decide these claims in order, and record it where anything changed."""
     started = time.perf_counter()
     seen = read_fleet(pool)
     fleet, decisions, changed = {gpu.uuid: gpu for gpu in seen}, [], False
