@@ -43,7 +43,10 @@ class WaitingDoor:
             inner: Any = {**scope, "query_string": urlencode(query).encode()}
             answer = await self._ask(inner, receive)
             if uid := answer.claim_uid():
-                answer.follow(await self._settled(inner, uid, int(text)))
+                # Who has hung up is not waited for: a wait reads the claim every second.
+                gone = asyncio.create_task(_hung_up(receive))
+                answer.follow(await self._settled(inner, uid, int(text), gone))
+                gone.cancel()
             await answer.replay(send)
 
     async def _ask(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> "Answer":
@@ -51,8 +54,8 @@ class WaitingDoor:
         await self.application(scope, receive, answer.take)
         return answer
 
-    async def _settled(self, scope: HTTPScope, uid: str, seconds: int) -> "Answer":
-        """The claim once nothing more is to be waited for, or as it is at the end of the wait."""
+    async def _settled(self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None]) -> "Answer":
+        """The claim once nothing more is to be waited for, or as it is when the wait ends or the caller is gone."""
         layer = channel_layer()
         channel = await layer.new_channel()
         await layer.group_add(claim_group(uid), channel)
@@ -62,7 +65,7 @@ class WaitingDoor:
             while True:
                 answer = await self._read(scope, uid)
                 left = deadline - asyncio.get_running_loop().time()
-                if left <= 0 or answer.settled(asked_for_end):
+                if left <= 0 or gone.done() or answer.settled(asked_for_end):
                     return answer
                 await _hint(layer, channel, min(left, LOOK_AGAIN_SECONDS))
         finally:
@@ -133,6 +136,12 @@ class Answer:
         """Send it at last."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers, "trailers": False})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+async def _hung_up(receive: ASGIReceiveCallable) -> None:
+    """Return when the client has left; its request was read to the end before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _nothing_more() -> ASGIReceiveCallable:

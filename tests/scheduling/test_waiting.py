@@ -14,7 +14,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.rounds import run_round
 from tests.cast import Answer, Cast, Machine, give_plenty
 from tests.processes import eventually
-from tests.scheduling.asgi_client import call, in_database
+from tests.scheduling.asgi_client import Request, call, in_database
 from tests.scheduling.programs import free_port, program, sessions, threads
 from tests.scheduling.routes import stored
 
@@ -133,6 +133,17 @@ async def test_a_preview_does_not_wait_and_stays_a_preview(real_cast: Cast, mach
     answer = await call(real_cast.max, "PATCH", f"claims/{uid}/?dry_run=true&wait=30", {"core_request": 50})
     assert time.monotonic() - begun < 5
     assert (answer.body["dry_run"], answer.body["core_request"]) == (True, 50)
+
+
+async def test_who_hangs_up_is_not_waited_for(real_cast: Cast, machine: Machine) -> None:
+    begun = time.monotonic()
+    body = json.dumps(CLAIM).encode()
+    request = Request(real_cast.max, "POST", "claims/?wait=60", content_length=str(len(body)))
+    await request.send(body)
+    await asyncio.sleep(1)
+    await request.exchange.send_input({"type": "http.disconnect"})
+    assert (await request.answer()).body["state"] == "pending"
+    assert time.monotonic() - begun < 10
 
 
 async def test_the_form_without_a_slash_waits_too(real_cast: Cast, machine: Machine) -> None:
