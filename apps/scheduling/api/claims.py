@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from django.db.models import Prefetch
+from django.db.models import Prefetch, prefetch_related_objects
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
@@ -31,6 +31,9 @@ WAIT = OpenApiParameter(
 
 DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what would happen and change nothing.")
 
+# What an answer shows of each assignment, in one query for any number of claims.
+ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
+
 
 class ClaimFilter(filters.FilterSet):
     """Claims by whose, where, in which state."""
@@ -54,18 +57,17 @@ class ClaimView(ApiView):
 
     def get_queryset(self) -> Any:
         """Visible to the caller, with what an answer shows."""
-        assignments = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
-        return Claim.objects.visible_to(self.principal).select_related("tenant", "pool").prefetch_related(assignments)
+        return Claim.objects.visible_to(self.principal).select_related("tenant", "pool").prefetch_related(ASSIGNMENTS)
 
     def named(self, uid: object) -> Claim:
-        """The claim to be changed; what an answer shows is read again after the change."""
+        """The claim to be changed; what an answer shows of its assignments is read after the change."""
         return get_object_or_404(Claim.objects.visible_to(self.principal).select_related("tenant"), uid=uid)
 
     def shown(self, claim: Claim, *, status: int = 200) -> Response:
-        """The claim as it is in the database now, in the claim's own shape."""
-        row = self.find(claim.uid)
-        body = serializers.ClaimSerializer(row, context=self.get_serializer_context()).data
-        headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/claims/{row.uid}/"}
+        """The claim as it was read or has just been changed."""
+        prefetch_related_objects([claim], ASSIGNMENTS)
+        body = serializers.ClaimSerializer(claim, context=self.get_serializer_context()).data
+        headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(body, status=status, headers=headers)
 
     def rehearsed(self, act: Callable[[], Claim]) -> Response:

@@ -53,7 +53,8 @@ def resize_claim(
         return claim
     for name, value in after.items():
         setattr(claim, name, value)
-    refuse_impossible(claim)
+    if after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]:
+        refuse_impossible(claim)
     if claim.waiting:
         _charge_waiting(claim, principal)
         events.wake_scheduler(claim.pool)
