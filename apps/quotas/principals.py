@@ -51,6 +51,8 @@ class Principal:
     roles: Mapping[int, str] = field(default_factory=dict)
     scopes: frozenset[str] = ALL_SCOPES
     source_ip: str | None = None
+    # A token that is valid for a time or from some networks only.
+    limited: bool = False
     # What Django and DRF ask of a request's user.
     is_authenticated: bool = True
     is_anonymous: bool = False
@@ -104,4 +106,5 @@ def of_token(token: Token, *, source_ip: str | None = None) -> Principal:
         roles={} if token.tenant_id is None else {token.tenant_id: token.role},
         scopes=frozenset(token.scopes),
         source_ip=source_ip,
+        limited=bool(token.expires_at or token.cidrs),
     )

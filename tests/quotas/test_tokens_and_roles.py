@@ -198,3 +198,17 @@ def test_a_token_text_is_kept_nowhere(cast: Cast) -> None:
     secret = text.partition(".")[2]
     assert secret.encode() not in cast.olga.get("audit/").raw
     assert secret not in str(IdempotencyRecord.objects.values())
+
+
+def test_a_platform_token_ends_with_its_makers_office(cast: Cast) -> None:
+    assert cast.olga.get("me/").status == 200
+    User.objects.filter(username="olga").update(is_operator=False)
+    assert cast.olga.get("me/").code == "unauthenticated"
+
+
+def test_a_token_with_an_end_or_with_networks_makes_no_tokens(cast: Cast) -> None:
+    body = {"name": "child", "tenant": "acme"}
+    for facts in ({"expires_at": timezone.now() + timedelta(hours=1)}, {"cidrs": ["127.0.0.0/8"]}):
+        limited = Api(token_for(cast.acme, "admin", **facts))
+        assert limited.post("tokens/", body).code == "token-limited"
+    assert cast.anna.post("tokens/", body).status == 201

@@ -9,7 +9,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.services.forgetting import NodeOnline, forget_node
-from tests.cast import GIB, Cast, Machine, assert_books_agree, give, placed, used
+from tests.cast import GIB, Cast, Machine, assert_books_agree, give, hello, placed, used
 
 
 def lose(machine: Machine) -> Node:
@@ -48,3 +48,13 @@ def test_a_forgotten_nodes_agent_is_refused_until_it_is_enrolled_again(cast: Cas
     assert (node.state, node.key_digest) == ("awaiting-agent", None)
     _, token = nodes.renew_enrolment(principal=SYSTEM, node=node)
     assert nodes.enrol(token=token, key_digest=digest).key_digest is not None
+
+
+def test_a_gpu_that_reports_less_than_is_promised_keeps_its_promises(cast: Cast) -> None:
+    give(cast.acme, core_percent=100, memory_mib=24 * GIB)
+    machine = Machine("gpu1", cast.pool, gpus=1, memory_mib=16 * GIB)
+    placed(cast, machine, memory_mib=16 * GIB)
+    nodes.take_hello(node=machine.node, hello=hello("gpu1", gpus=1, memory_mib=15 * GIB))
+    assert (machine.gpu().memory_mib, machine.gpu().memory_free_mib) == (16 * GIB, 0)
+    nodes.take_hello(node=machine.node, hello=hello("gpu1", gpus=1, memory_mib=20 * GIB))
+    assert machine.gpu().memory_free_mib == 4 * GIB

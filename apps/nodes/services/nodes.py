@@ -128,7 +128,8 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     Raises GpuElsewhere, and changes nothing then.
     """
     # GPUs before their node, in key order, as a round locks them.
-    list(Gpu.objects.select_for_update().filter(node=node).order_by("pk").values_list("pk"))
+    known = Gpu.objects.select_for_update().filter(node=node).order_by("pk")
+    promised = dict(known.values_list("uuid", "memory_used_mib"))
     node = Node.objects.select_for_update().get(pk=node.pk)
     said = {gpu.uuid: gpu for gpu in hello.gpus}
     if foreign := Gpu.objects.filter(uuid__in=said).exclude(node=node).select_related("node").first():
@@ -136,11 +137,12 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     for gpu in hello.gpus:
         Gpu.objects.update_or_create(
             uuid=gpu.uuid,
+            node=node,
             defaults={
-                "node": node,
                 "index": gpu.index,
                 "model": gpu.model,
-                "memory_mib": gpu.memory_bytes // MIB,
+                # Never below what is promised of it: a driver that reserves more takes nothing from who was here first.
+                "memory_mib": max(gpu.memory_bytes // MIB, promised.get(gpu.uuid, 0)),
                 "links": gpu.links,
                 "present": True,
             },

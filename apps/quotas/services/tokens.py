@@ -14,10 +14,18 @@ from django.utils import timezone
 from apps.quotas.models import Role, Tenant, Token, User
 from apps.quotas.principals import SCOPES, Principal, RoleMissing, ScopeMissing
 from apps.quotas.services import audit
+from gpucloud.errors import Denied
 
 PREFIX = "gpc_"
 # `last_used_at` tells an unused token from a used one; a write per request would tell no more.
 LAST_USED_RESOLUTION = timedelta(minutes=1)
+
+
+class TokenLimited(Denied):
+    """The caller's token cannot hand out tokens."""
+
+    code = "token-limited"
+    title = "This token cannot make tokens"
 
 
 def keyed_digest(secret: str) -> str:
@@ -45,6 +53,8 @@ def create(
         principal.require_role(tenant, Role.ADMIN)
     if beyond := set(scopes) - principal.scopes:
         raise ScopeMissing(f"You cannot give scopes that you lack: {', '.join(sorted(beyond))}.", scope=min(beyond))
+    if principal.limited:
+        raise TokenLimited("A token with an end or with networks cannot make tokens: they would outlive or escape it.")
     key, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     token = Token.objects.create(
         key=key,
@@ -77,6 +87,8 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
         return None
     if token.user is not None and not token.user.is_active:
         return None
+    if token.tenant is None and token.user is not None and not token.user.is_operator:
+        return None  # the platform's token of somebody who no longer runs it
     if token.cidrs and not _inside(source_ip, token.cidrs):
         return None
     if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION:

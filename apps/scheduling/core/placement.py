@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from apps.scheduling.core.values import GpuState, Placed, Reason, Refused, Request
 
+SINGULAR = {"have": "has", "are": "is"}
+
 
 def place(fleet: Iterable[GpuState], request: Request) -> Placed | Refused:
     """Choose GPUs for the request, or say why none will do."""
@@ -53,7 +55,7 @@ def _left(gpu: GpuState, request: Request) -> tuple[int, int, str, int, str]:
 
 def _filter(fleet: Sequence[GpuState], request: Request) -> tuple[list[GpuState], list[Reason]]:
     filters: list[tuple[str, Callable[[GpuState], bool], str]] = [
-        ("node-unavailable", lambda gpu: gpu.schedulable, "are on nodes that are cordoned or lost, or are gone"),
+        ("node-unavailable", lambda gpu: gpu.schedulable, "are gone, or on a node that is cordoned or lost"),
         (
             "gpu-model",
             lambda gpu: request.gpu_model is None or gpu.model == request.gpu_model,
@@ -76,6 +78,14 @@ def _filter(fleet: Sequence[GpuState], request: Request) -> tuple[list[GpuState]
     for code, keeps, words in filters:
         kept = [gpu for gpu in left if keeps(gpu)]
         if removed := len(left) - len(kept):
-            reasons.append(Reason(code, removed, f"{removed} GPU{'s'[: removed > 1]} {words}"))
+            reasons.append(Reason(code, removed, _sentence(removed, words)))
         left = kept
     return left, reasons
+
+
+def _sentence(gpus: int, words: str) -> str:
+    """Seven GPUs *have* less than …, one GPU *has* less than …"""
+    if gpus > 1:
+        return f"{gpus} GPUs {words}"
+    verb, _, rest = words.partition(" ")
+    return f"1 GPU {SINGULAR[verb]} {rest}"

@@ -28,24 +28,26 @@ def forget_node(*, principal: Principal, node: Node) -> Node:
     answers for that. Raises NodeOnline.
     """
     principal.require_operator()
-    if node.online:
-        raise NodeOnline(f"Node {node.name} is online: cordon it and release its claims.", node=node.name)
+    _refuse_online(node)
     live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
-    for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk"):
-        _end(claim, principal)
+    # All claims before all quotas before all GPUs before the node: the order of locks.
+    claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
+    for claim in sorted(claims, key=lambda claim: claim.tenant_id):
+        states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
+    for item in live.select_related("gpu").order_by("gpu_id", "pk"):
+        capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
+        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")
+    for claim in claims:
+        states.move(claim, ClaimState.RELEASED)
+        events.wake_scheduler(claim.pool)
     node = Node.objects.select_for_update().get(pk=node.pk)
+    _refuse_online(node)  # it may have come back meanwhile; then nothing of this happened
     node.gpus.update(present=False)
     node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)
     audit.record(principal=principal, action="node.forget", object_type="node", object_id=node.name)
     return node
 
 
-def _end(claim: Claim, principal: Principal) -> None:
-    claim = locked(claim)
-    assignments = list(claim.assignments.exclude(state=AssignmentState.RELEASED).order_by("gpu_id"))
-    states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
-    for item in assignments:
-        capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
-        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")
-    states.move(claim, ClaimState.RELEASED)
-    events.wake_scheduler(claim.pool)
+def _refuse_online(node: Node) -> None:
+    if node.online:
+        raise NodeOnline(f"Node {node.name} is online: cordon it and release its claims.", node=node.name)
