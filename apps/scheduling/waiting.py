@@ -45,8 +45,10 @@ class WaitingDoor:
             if uid := answer.claim_uid():
                 # Who has hung up is not waited for: a wait reads the claim every second.
                 gone = asyncio.create_task(_hung_up(receive))
-                answer.follow(await self._settled(inner, uid, int(text), gone))
-                gone.cancel()
+                try:
+                    answer.follow(await self._settled(inner, uid, int(text), gone))
+                finally:
+                    gone.cancel()
             await answer.replay(send)
 
     async def _ask(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> "Answer":
