@@ -138,7 +138,9 @@ CHANNEL_LAYERS = {
         "BACKEND": "channels_redis.core.RedisChannelLayer",
         "CONFIG": {
             # redis 8 ends idle sockets after 5 s and stops at 100 connections unless told otherwise.
-            "hosts": [{"address": REDIS_URL, "socket_timeout": None, "max_connections": 4096}],
+            "hosts": [
+                {"address": REDIS_URL, "socket_timeout": None, "socket_connect_timeout": 2, "max_connections": 4096}
+            ],
             "prefix": f"{REDIS_PREFIX}:channels",
             # The layer drops silently when a channel is full: room for a burst, repaired by the next push.
             "capacity": 1000,
@@ -167,6 +169,7 @@ CELERY_BEAT_SCHEDULE = {
     "repair-pushes": {"task": "apps.scheduling.tasks.repair_pushes", "schedule": 2.0, "options": {"expires": 4}},
     "expire-claims": {"task": "apps.scheduling.tasks.expire_claims", "schedule": 5.0, "options": {"expires": 10}},
     "drop-old-samples": {"task": "apps.nodes.tasks.drop_old_samples", "schedule": 600.0},
+    "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }
 

@@ -15,6 +15,7 @@ from channels.layers import BaseChannelLayer, get_channel_layer
 from django.db import connection, transaction
 from kombu.exceptions import OperationalError
 
+from apps.nodes.gateway import registry
 from apps.quotas.models import Pool
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 ROUNDS_CHANNEL = "gpucloud_rounds"
 # By its name: tasks call services, and services call this.
+# A Redis that takes connections and answers nothing must not hold whoever has committed already.
+HINT_SECONDS = 2.0
 PUSH_NODE = "apps.scheduling.tasks.push_node"
 
 
@@ -62,6 +65,11 @@ def push_on_commit(node_ids: Iterable[int]) -> None:
     transaction.on_commit(push)
 
 
+def node_forgotten_on_commit(uid: uuid.UUID) -> None:
+    """Close the connection of a node's agent. Repair: its key is void, so its next hello is refused."""
+    transaction.on_commit(lambda: send_to_group(registry.group(uid), {"type": "node.forgotten"}))
+
+
 def claim_changed_on_commit(claim: "Claim") -> None:
     """Tell who waits for this claim or watches it that it changed. Repair: they read again by themselves."""
     groups = [claim_group(claim.uid), claims_group(claim.tenant_id), claims_group(None)]
@@ -88,7 +96,8 @@ def send_to_group(group: str, message: dict[str, object]) -> None:
 def _send(groups: list[str], message: dict[str, object]) -> None:
     async def send() -> None:
         layer = channel_layer()
-        await asyncio.gather(*(layer.group_send(group, message) for group in groups))
+        async with asyncio.timeout(HINT_SECONDS):
+            await asyncio.gather(*(layer.group_send(group, message) for group in groups))
 
     try:
         async_to_sync(send)()

@@ -5,6 +5,7 @@ anything is sent.
 """
 
 import json
+import time
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -14,26 +15,34 @@ from django.core.exceptions import ValidationError
 
 from apps.nodes.models import Node
 from apps.quotas import principals
+from apps.quotas.models import User
 from apps.scheduling import events
 from apps.scheduling.models import Claim
 
 CLOSE_DENIED = 4403
+# A right that was taken away ends what it let in within a minute.
+ASK_AGAIN_SECONDS = 60.0
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
     """One open page."""
 
     watched: tuple[str, ...] = ()
+    checked = 0.0
 
     async def connect(self) -> None:
         """Join what the session may see; else close with 4403."""
         await self.accept()
-        query = {name: values[0] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
-        self.watched = await database_sync_to_async(_groups)(self.scope.get("user"), query)
+        self.watched = await self._may_watch()
         if not self.watched:
             await self.close(CLOSE_DENIED, "not signed in, or not yours")
         for group in self.watched:
             await self.channel_layer.group_add(group, self.channel_name)
+
+    async def _may_watch(self) -> tuple[str, ...]:
+        self.checked = time.monotonic()
+        query = {name: values[0] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
+        return await database_sync_to_async(_groups)(self.scope.get("session"), self.scope.get("user"), query)
 
     async def disconnect(self, code: int) -> None:
         """Leave."""
@@ -41,7 +50,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.channel_layer.group_discard(group, self.channel_name)
 
     async def live_usage(self, message: dict[str, Any]) -> None:
-        """A second of telemetry."""
+        """A second of telemetry; now and then the session is asked again whether it still may."""
+        if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
+            await self.close(CLOSE_DENIED, "signed out, or no longer yours")
+            return
         await self.send(json.dumps({**message, "type": "usage"}))
 
     async def claim_changed(self, message: dict[str, Any]) -> None:
@@ -49,9 +61,12 @@ class LiveConsumer(AsyncWebsocketConsumer):
         await self.send(json.dumps({"type": "changed", "uid": message["uid"]}))
 
 
-def _groups(user: Any, query: dict[str, str]) -> tuple[str, ...]:
-    """The groups that this session may watch; none where it may not."""
-    if user is None or not user.is_authenticated:
+def _groups(session: Any, user: Any, query: dict[str, str]) -> tuple[str, ...]:
+    """The groups that this session may watch; none where it may not. Asks the database, not the socket's memory."""
+    if user is None or not user.is_authenticated or not session.exists(session.session_key):
+        return ()
+    user = User.objects.filter(pk=user.pk, is_active=True).first()
+    if user is None:
         return ()
     principal = principals.of_user(user)
     if "claim" in query:

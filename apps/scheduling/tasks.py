@@ -12,7 +12,7 @@ from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
@@ -44,6 +44,16 @@ def repair_pushes() -> int:
     for node_id in node_ids:
         push_node.delay(node_id)
     return len(node_ids)
+
+
+# An old round explains nothing that is still so; each holds the fleet and the queue that it saw.
+ROUNDS_KEPT = timedelta(days=7)
+
+
+@shared_task
+def drop_old_rounds() -> int:
+    """Drop rounds after a week; returns how many."""
+    return Round.objects.filter(at__lt=timezone.now() - ROUNDS_KEPT).delete()[0]
 
 
 @shared_task

@@ -14,7 +14,7 @@ from gpucloud.api.problems import MEDIA_TYPE, problem
 
 
 class BoundedBody:
-    """Wraps the HTTP application; below /api/ only."""
+    """Wraps the HTTP application: no request here, of a program or of a page, needs more than a few kilobytes."""
 
     def __init__(self, application: ASGI3Application) -> None:
         self.application = application
@@ -23,9 +23,7 @@ class BoundedBody:
         """Pass on what fits; answer 413 to the rest, having read no more of it than fits."""
         limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         length = dict(scope["headers"]).get(b"content-length")
-        if not scope["path"].startswith("/api/"):
-            await self.application(scope, receive, send)
-        elif length is not None:
+        if length is not None:
             too_large = length.isdigit() and len(length) < 19 and int(length) > limit
             await (_refuse(send) if too_large else self.application(scope, receive, send))
         elif (messages := await _read(receive, limit)) is None:

@@ -8,7 +8,7 @@ from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
 from apps.quotas.services.charging import QuotaExceeded, Whose, charge, refund
-from tests.cast import Cast, assert_ledger_agrees, give, used
+from tests.cast import Cast, Machine, assert_ledger_agrees, give, placed, used
 
 
 def by(tenant: Tenant, pool: Pool) -> Whose:
@@ -178,3 +178,19 @@ def test_one_tenants_charge_is_not_anothers(cast: Cast) -> None:
     charge(by(cast.acme, cast.pool), amounts={"core_percent": 100})
     charge(by(cast.globex, cast.pool), amounts={"core_percent": 100})
     assert used(cast.globex) == {"core_percent": 100}
+
+
+def test_a_quota_made_later_counts_what_is_held_already_and_gets_it_back(cast: Cast) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    machine = Machine("gpu1", cast.pool)
+    first, _ = placed(cast, machine, core_request=40)
+    second, _ = placed(cast, machine, core_request=40)
+    quota = give(cast.acme, pool=cast.pool, vgpus=1)["vgpus"]
+    assert (quota.used, quota.excess) == (2, 1)
+    assert cast.max.post("claims/", {"tenant": "acme", "core_request": 1, "memory_mib": 1}).code == "quota-exceeded"
+    for claim in (first, second):
+        cast.max.delete(f"claims/{claim.uid}/")
+    machine.obey()
+    quota.refresh_from_db()
+    assert (quota.used, quota.excess) == (0, 0)
+    assert_ledger_agrees()

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from apps.quotas.models import IdempotencyRecord, Token, User
+from apps.quotas.models import IdempotencyRecord, Membership, Token, User
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
 from tests.cast import Api, Cast, Machine, give, give_plenty, token_for
 
 CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
@@ -159,6 +161,7 @@ def test_a_member_sees_the_tokens_made_by_them_and_an_admin_the_tenants(cast: Ca
 
 def test_a_token_of_one_tenant_does_not_show_its_makers_tokens_in_another(cast: Cast) -> None:
     gus = User.objects.get(username="gus")
+    tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=gus, role="member")
     token_for(cast.globex, "member", user=gus)
     stranger = Api(token_for(cast.acme, "member", user=gus))
     shown = stranger.get("tokens/").body["results"]
@@ -212,3 +215,12 @@ def test_a_token_with_an_end_or_with_networks_makes_no_tokens(cast: Cast) -> Non
         limited = Api(token_for(cast.acme, "admin", **facts))
         assert limited.post("tokens/", body).code == "token-limited"
     assert cast.anna.post("tokens/", body).status == 201
+
+
+def test_a_tenants_token_reaches_no_further_than_its_maker_does_now(cast: Cast) -> None:
+    anna = Membership.objects.filter(user__username="anna")
+    assert cast.anna.get("me/").body["roles"] == {"acme": "admin"}
+    anna.update(role="viewer")
+    assert cast.anna.get("me/").body["roles"] == {"acme": "viewer"}
+    anna.delete()
+    assert cast.anna.get("me/").code == "unauthenticated"

@@ -58,3 +58,13 @@ def test_a_gpu_that_reports_less_than_is_promised_keeps_its_promises(cast: Cast)
     assert (machine.gpu().memory_mib, machine.gpu().memory_free_mib) == (16 * GIB, 0)
     nodes.take_hello(node=machine.node, hello=hello("gpu1", gpus=1, memory_mib=20 * GIB))
     assert machine.gpu().memory_free_mib == 4 * GIB
+
+
+def test_a_forgotten_nodes_open_connection_says_no_second_hello(cast: Cast) -> None:
+    machine = Machine("gpu1", cast.pool)
+    nodes.enrol(token=machine.enrolment, key_digest="0" * 64)
+    connected = Node.objects.get(pk=machine.node.pk)
+    forget_node(principal=SYSTEM, node=lose(machine))
+    with pytest.raises(nodes.CredentialRevoked):
+        nodes.take_hello(node=connected, hello=hello("gpu1"))
+    assert not machine.gpu(0).present

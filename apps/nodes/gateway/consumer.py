@@ -60,6 +60,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
                     await database_sync_to_async(registry.claims().event)(node, frame)
                 case wire.Pong():
                     await database_sync_to_async(_seen)(node)
+        except nodes.CredentialRevoked as error:
+            await self.close(wire.CLOSE_UNAUTHORISED, _brief(error.detail))
         except GpucloudError as error:
             logger.warning("node %s: %s", node.name, error.detail)
             await self.close(wire.CLOSE_MALFORMED, _brief(error.detail))
@@ -90,6 +92,10 @@ class AgentConsumer(AsyncWebsocketConsumer):
         """A newer connection of this node."""
         if message["by"] != self.channel_name:
             await self.close(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
+
+    async def node_forgotten(self, message: dict[str, Any]) -> None:
+        """An operator forgot the node: its agent is shut out until it is enrolled again."""
+        await self.close(wire.CLOSE_UNAUTHORISED, "this node was forgotten")
 
     async def disconnect(self, code: int) -> None:
         """Leave the group; what is wanted stays in the database."""

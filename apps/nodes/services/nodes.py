@@ -33,6 +33,13 @@ class EnrolmentRefused(Denied):
     title = "Enrolment refused"
 
 
+class CredentialRevoked(Denied):
+    """The agent's key is no longer its node's: the node was forgotten, or enrolled anew."""
+
+    code = "credential-revoked"
+    title = "This agent's key is no longer valid"
+
+
 class GpuElsewhere(Conflict):
     """A GPU of the hello is another node's."""
 
@@ -125,12 +132,14 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
 def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     """Write down what the agent says of its machine. GPUs that are gone stay, marked, with what is promised of them.
 
-    Raises GpuElsewhere, and changes nothing then.
+    Raises GpuElsewhere, CredentialRevoked, and changes nothing then.
     """
     # GPUs before their node, in key order, as a round locks them.
     known = Gpu.objects.select_for_update().filter(node=node).order_by("pk")
     promised = dict(known.values_list("uuid", "memory_used_mib"))
-    node = Node.objects.select_for_update().get(pk=node.pk)
+    key, node = node.key_digest, Node.objects.select_for_update().get(pk=node.pk)
+    if node.key_digest != key:
+        raise CredentialRevoked(f"Node {node.name} was forgotten or enrolled anew: enrol this agent again.")
     said = {gpu.uuid: gpu for gpu in hello.gpus}
     if foreign := Gpu.objects.filter(uuid__in=said).exclude(node=node).select_related("node").first():
         raise GpuElsewhere(f"GPU {foreign.uuid} belongs to node {foreign.node.name}: remove it there first.")

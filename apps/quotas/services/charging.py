@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
+from apps.quotas import holdings
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.models.quota import ZERO_WITHOUT_ROW
 from apps.quotas.models.row import unlimited_or_room
@@ -55,10 +56,32 @@ class QuotaExceeded(Conflict):
         )
 
 
+def lock_tenant(tenant: Tenant, *, alone: bool = False) -> None:
+    """Keep the set of the tenant's quotas as it is: shared by charges and refunds, `alone` for whoever makes one.
+
+    Without it a claim under way while a quota is made would be charged to the quotas of before, never to the new one.
+    """
+    strength = "UPDATE" if alone else "KEY SHARE"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT 1 FROM quotas_tenant WHERE id = %s FOR {strength}", [tenant.pk])  # noqa: S608
+
+
+def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
+    """Charge a quota just made with what the tenant's claims hold already; above `hard` it is `excess`."""
+    total = 0
+    for claim_uid, amount in holdings.held(quota.tenant, quota.pool, quota.resource).items():
+        total += amount
+        excess = 0 if quota.hard is None else max(0, total - quota.hard)
+        ResourceQuota.objects.filter(pk=quota.pk).update(used=total, excess=excess)
+        _enter(quota, LedgerEntry.Kind.CHARGE, amount, claim_uid, principal)
+    quota.refresh_from_db()
+
+
 @transaction.atomic
 def charge(whose: Whose, *, amounts: Amounts) -> None:
     """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded."""
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    lock_tenant(whose.tenant)
     quotas = list(_covering(whose, wanted))
     covered = {quota.resource for quota in quotas}
     for resource in ZERO_WITHOUT_ROW:
@@ -75,7 +98,7 @@ def charge(whose: Whose, *, amounts: Amounts) -> None:
                 used=quota.used,
                 requested=amount,
             )
-        _enter(quota, LedgerEntry.Kind.CHARGE, amount, whose)
+        _enter(quota, LedgerEntry.Kind.CHARGE, amount, whose.claim_uid, whose.principal)
 
 
 @transaction.atomic
@@ -85,6 +108,7 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
     A quota that was made after the claim took nothing from it, and gets nothing back.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    lock_tenant(whose.tenant)
     for quota in _covering(whose, wanted):
         held = _held(quota, whose.claim_uid)
         if amount := min(wanted[quota.resource], held):
@@ -93,7 +117,7 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
                 excess=Greatest(F("excess") - amount, 0),
                 updated_at=timezone.now(),
             )
-            _enter(quota, LedgerEntry.Kind.REFUND, -amount, whose)
+            _enter(quota, LedgerEntry.Kind.REFUND, -amount, whose.claim_uid, whose.principal)
 
 
 def lock(whose: Whose, *, amounts: Amounts) -> None:
@@ -130,7 +154,9 @@ def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
     return sum(entries.values_list("amount", flat=True))
 
 
-def _enter(quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, whose: Whose) -> None:
+def _enter(
+    quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, claim_uid: uuid.UUID, principal: Principal
+) -> None:
     now = ResourceQuota.objects.values_list("used", "hard").get(pk=quota.pk)
     LedgerEntry.objects.create(
         tenant_id=quota.tenant_id,
@@ -140,6 +166,6 @@ def _enter(quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, whose: Who
         amount=amount,
         used=now[0],
         hard=now[1],
-        claim_uid=whose.claim_uid,
-        actor=whose.principal.name,
+        claim_uid=claim_uid,
+        actor=principal.name,
     )

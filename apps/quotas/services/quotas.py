@@ -4,7 +4,7 @@ from django.db import IntegrityError, transaction
 
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit
+from apps.quotas.services import audit, charging
 from apps.quotas.services.tenants import InUse, NameTaken
 from gpucloud.api import etags
 
@@ -13,8 +13,12 @@ from gpucloud.api import etags
 def create_quota(
     *, principal: Principal, tenant: Tenant, pool: Pool | None, resource: str, hard: int | None
 ) -> ResourceQuota:
-    """Give a tenant a quota. Raises NameTaken where it has one for this pool and resource: change that one."""
+    """Give a tenant a quota; what its claims hold already counts, and stays theirs.
+
+    Raises NameTaken where it has one for this pool and resource: change that one.
+    """
     principal.require_operator()
+    charging.lock_tenant(tenant, alone=True)
     try:
         with transaction.atomic():
             quota = ResourceQuota.objects.create(tenant=tenant, pool=pool, resource=resource, hard=hard)
@@ -25,6 +29,7 @@ def create_quota(
             quota=taken.pk,
         ) from error
     _note(quota, principal=principal, action="quota.create", before=None)
+    charging.count_held(quota, principal=principal)
     return quota
 
 

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from apps.quotas.models import Role, Tenant, Token, User
-from apps.quotas.principals import SCOPES, Principal, RoleMissing, ScopeMissing
+from apps.quotas.principals import RANK, SCOPES, Principal, RoleMissing, ScopeMissing
 from apps.quotas.services import audit
 from gpucloud.errors import Denied
 
@@ -89,6 +89,8 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
         return None
     if token.tenant is None and token.user is not None and not token.user.is_operator:
         return None  # the platform's token of somebody who no longer runs it
+    if token.tenant is not None and not _still_in_tenant(token):
+        return None
     if token.cidrs and not _inside(source_ip, token.cidrs):
         return None
     if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION:
@@ -108,6 +110,17 @@ def revoke(*, principal: Principal, token: Token) -> Token:
             principal=principal, action="token.revoke", object_type="token", object_id=token.key, tenant=token.tenant
         )
     return token
+
+
+def _still_in_tenant(token: Token) -> bool:
+    """Whether its maker may still act there; the token's role becomes the lesser of the two."""
+    if token.user is None or token.user.is_operator:
+        return True
+    role = token.user.memberships.filter(tenant_id=token.tenant_id).values_list("role", flat=True).first()
+    if role is None:
+        return False
+    token.role = min(token.role, role, key=lambda name: RANK[Role(name)])
+    return True
 
 
 def _inside(source_ip: str | None, cidrs: Iterable[str]) -> bool:

@@ -44,6 +44,9 @@ def forget_node(*, principal: Principal, node: Node) -> Node:
     _refuse_online(node)  # it may have come back meanwhile; then nothing of this happened
     node.gpus.update(present=False)
     node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)
+    if live.exclude(claim__in=claims).exists():
+        raise Conflict(f"A claim was just placed on {node.name}: try again.")
+    events.node_forgotten_on_commit(node.uid)
     audit.record(principal=principal, action="node.forget", object_type="node", object_id=node.name)
     return node
 

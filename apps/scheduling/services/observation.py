@@ -57,6 +57,9 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
 FIELDS = ("state", "held_core", "held_memory_mib", "observed_generation", "in_force_at", "reason")
 
 
+IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
+
+
 def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
     """Bring the row, not yet saved, in step with what was said under the claim's lock; True where that changed it."""
     if not _is_news(assignment, said):
@@ -67,10 +70,11 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
         if current and said.state == "released":
             assignment.state, assignment.held_core, assignment.held_memory_mib = AssignmentState.RELEASED, 0, 0
     elif said.state in ("in_force", "over_limit", "failed"):
+        comes_into_force = assignment.state not in IN_FORCE or assignment.observed_generation < said.generation
         assignment.state = said.state
         if current and said.state != "failed":
             _shrink(assignment, said.memory_bytes)
-            if assignment.observed_generation < said.generation:
+            if comes_into_force:
                 assignment.in_force_at = timezone.now()
     else:
         return False  # it is wanted, so its end is not what it comes to: the next push says so

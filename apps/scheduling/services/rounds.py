@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from apps.nodes.models import Gpu
+from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
 from apps.quotas.models import Pool
 from apps.quotas.services.charging import QuotaExceeded
@@ -115,7 +115,12 @@ def _commit(seen: Claim, answer: Placed) -> None:
             generation=claim.generation,
         )
     states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
-    raise_frames({gpu.node_id for gpu in gpus})
+    node_ids = {gpu.node_id for gpu in gpus}
+    raise_frames(node_ids)
+    # Their rows are locked now: a node that was moved or cordoned meanwhile carries nothing new.
+    nodes = Node.objects.filter(pk__in=node_ids)
+    if any(node.pool_id != claim.pool_id or node.state != "ready" for node in nodes):
+        raise LostRace
 
 
 @transaction.atomic

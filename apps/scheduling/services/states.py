@@ -1,10 +1,11 @@
 """Moving a claim from state to state, and what its holdings charge."""
 
+import uuid
 from collections.abc import Iterable
 
 from django.utils import timezone
 
-from apps.quotas.models import Resource
+from apps.quotas.models import Pool, Resource, Tenant
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import charging
 from apps.scheduling import events
@@ -47,6 +48,15 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
         charging.refund(whose, amounts=returned)
     for resource, amount in target.items():
         setattr(claim, f"charged_{resource}", amount)
+
+
+def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
+    """What each claim of the tenant bears of a resource, in one pool or in all; see `apps.quotas.holdings`."""
+    field = f"charged_{resource}"
+    claims = Claim.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
+    if pool is not None:
+        claims = claims.filter(pool=pool)
+    return dict(claims.values_list("uid", field))
 
 
 CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
