@@ -110,7 +110,7 @@ def one_life(platform: Platform, tenant: str, part: str, *, before: bool) -> Jso
     return settled(platform, uid, "released")
 
 
-@pytest.mark.parametrize("part", ["server", "worker", "agent-sim-1", "scheduler"])
+@pytest.mark.parametrize("part", ["server", "worker", "agent-sim-1", "scheduler", "valkey", "postgres"])
 def test_a_claim_ends_where_it_should_though_a_part_is_killed_at_every_step(
     platform: Platform, tenant: str, part: str
 ) -> None:
