@@ -31,6 +31,7 @@ EXEC_MORE = """\
 environment, either of:
   GPUCLOUD_URL with GPUCLOUD_TOKEN or GPUCLOUD_TOKEN_FILE      ask the control plane for the claim's secret
   GPUCLOUD_CLAIM_SECRET with GPUCLOUD_AGENT_SOCKET             no control plane needed
+The token and the secret are not passed on to the program.
 
 exit codes: the program's, or 125 the claim cannot be used, 126 the command cannot be run, 127 it was not found,
 2 bad usage"""

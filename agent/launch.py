@@ -24,6 +24,8 @@ EXIT_NOT_FOUND = 127
 RETRY_SECONDS = 0.05
 # Long enough for every start that goes well to stay silent.
 SILENT_SECONDS = 1.0
+# They open more than a program under the claim has to do with, and its children would inherit them.
+SECRETS = ("GPUCLOUD_TOKEN", "GPUCLOUD_TOKEN_FILE", "GPUCLOUD_CLAIM_SECRET")
 
 
 class LaunchError(Exception):
@@ -55,6 +57,8 @@ def launch(claim: str, command: list[str], *, wait_seconds: float) -> NoReturn:
     environment = os.environ.copy()
     key = find_key(claim, environment)
     answer = _admitted(claim, key, wait_seconds=wait_seconds)
+    for name in SECRETS:
+        environment.pop(name, None)
     apply(answer, environment)
     # Python ignores these two; the program starts with what it would have had from a shell.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

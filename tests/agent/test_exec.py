@@ -57,6 +57,17 @@ async def test_the_environment_is_the_claims_and_keeps_what_was_there(stage: Sta
     assert path.endswith("/sim:/opt/mine")
 
 
+async def test_the_program_gets_none_of_what_opened_the_claim(stage: Stage, held: wire.Assignment) -> None:
+    secrets = {"GPUCLOUD_TOKEN": "gpc_a.b", "GPUCLOUD_TOKEN_FILE": "/tmp/token"}  # noqa: S108 - never opened
+    code, out, _ = await stage.executed(held.claim_uid, "env", **secrets, GPUCLOUD_URL="http://127.0.0.1:1")
+    told = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    assert code == 0
+    assert not {"GPUCLOUD_CLAIM_SECRET", *secrets} & set(told)
+    # The control: the rest is passed on.
+    assert told["GPUCLOUD_URL"] == "http://127.0.0.1:1"
+    assert told["GPUCLOUD_AGENT_SOCKET"] == str(stage.run_dir / "agent.sock")
+
+
 async def test_a_wrong_secret_is_told_at_once(stage: Stage, held: wire.Assignment) -> None:
     code, _, error = await stage.executed(held.claim_uid, "true", secret="wrong")
     assert code == 125
