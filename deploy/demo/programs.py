@@ -14,6 +14,28 @@ HOST = "127.0.0.1"
 PYTHON = sys.executable
 # An agent's frame has at most 1 MiB, and nothing larger comes to a websocket here.
 LARGEST_FRAME_BYTES = 1 << 20
+# What `gpucloud/settings.py`, Django, Compose and libpq read, and an operator's own token: a shell may have them set.
+CONTROL_PLANE = frozenset(
+    {
+        "ALLOWED_HOSTS",
+        "CSRF_TRUSTED_ORIGINS",
+        "DATABASE_POOL_SIZE",
+        "DATABASE_URL",
+        "DEBUG",
+        "DJANGO_SETTINGS_MODULE",
+        "GPUCLOUD_TOKEN",
+        "GPUCLOUD_TOKEN_FILE",
+        "HTTPS_ONLY",
+        "LOG_LEVEL",
+        "PGPASSFILE",
+        "PGPASSWORD",
+        "POSTGRES_PASSWORD",
+        "REDIS_PREFIX",
+        "REDIS_URL",
+        "SECRET_KEY",
+        "STATIC_ROOT",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +54,7 @@ class Commands:
     def __init__(self, state: State, *, port: int, database_url: str, redis_url: str) -> None:
         self.state, self.port = state, port
         self.address = f"http://{HOST}:{port}"
-        self.control_plane = {
+        self.control_plane = {name: os.environ[name] for name in CONTROL_PLANE if name in os.environ} | {
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "SECRET_KEY": state.secret_key(),
@@ -97,11 +119,12 @@ class Commands:
 
     def _program(self, name: str, *command: str, more: dict[str, str]) -> Program:
         """Agents and tenants' programs get none of the control plane's variables: its secrets are among them."""
+        inherited = {key: value for key, value in os.environ.items() if key not in CONTROL_PLANE}
         return Program(
             name=name,
             command=command,
             log=self.state.log(name),
-            environment={**os.environ, "PYTHONUNBUFFERED": "1", **more},
+            environment={**inherited, "PYTHONUNBUFFERED": "1", **more},
             directory=ROOT,
         )
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from deploy.demo.nodes import Node
+from deploy.demo.programs import CONTROL_PLANE, Commands, Workload
+from deploy.demo.state import State
 from tests.platform import STOP_SECONDS, Platform
 from tests.processes import alive, eventually
 
@@ -70,6 +73,28 @@ def test_agents_and_programs_get_none_of_the_control_planes_secrets(running: Pla
         if name.startswith(("agent-", "program-")):
             assert secret not in environment, name
             assert b"DATABASE_URL=" + b"postgresql://gpucloud@" not in environment, name
+
+
+def test_they_get_none_of_those_that_the_launcher_itself_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "REDIS_PREFIX", "POSTGRES_PASSWORD", "GPUCLOUD_TOKEN"}
+    for name in given:
+        monkeypatch.setenv(name, f"the launcher's {name}")
+    monkeypatch.setenv("KEPT", "anyone's")
+    state = State.at(tmp_path / "demo")
+    commands = Commands(state, port=1, database_url="database", redis_url="redis")
+    workload = Workload(claim="c" * 36, secret="its own", agent_socket="/agent.sock", command=("true",))
+    server = commands.server().environment or {}
+    agent = commands.agent(Node("real", "default", simulated=False)).environment or {}
+    program = commands.workload(workload).environment or {}
+    # The control: the server has them, its own before the shell's.
+    assert given <= server.keys()
+    assert (server["DATABASE_URL"], server["REDIS_PREFIX"]) == ("database", "the launcher's REDIS_PREFIX")
+    for environment in (agent, program):
+        assert not CONTROL_PLANE & environment.keys()
+        assert environment["KEPT"] == "anyone's"
+    assert program["GPUCLOUD_CLAIM_SECRET"] == "its own"
 
 
 def test_a_second_launcher_on_the_same_state_is_refused(running: Platform) -> None:
