@@ -79,7 +79,9 @@ class Holding:
         del self.slots[assignment_uid]
 
     def refresh(self) -> None:
-        """Read the usage page, and clear what dead processes left in it."""
+        """Read the usage page, and have cleared what dead processes left in it."""
+        # First what was asked for before: where that is done, this reading is without the dead.
+        self._usage.reap([])
         self.damaged = not self._usage.read()
         if self.damaged:
             # The tenant cut its own page: its last numbers stand, its registered processes are still known.
@@ -87,9 +89,12 @@ class Holding:
         dead = self.members.refresh(self._usage.processes())
         if dead:
             self._usage.reap(dead)
-            self.damaged = not self._usage.read()
-        if not self.damaged:
-            self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
+        self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
+
+    @property
+    def reaping(self) -> bool:
+        """Whether what dead processes left is being cleared just now."""
+        return self._usage.reaping
 
     def memory_bytes(self, assignment_uid: str) -> int:
         """Device memory in use under the assignment at the last refresh."""

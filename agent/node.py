@@ -105,6 +105,8 @@ class Node:
         patience = self._grace_seconds + 1.0
         if any(one.ending_since is not None and now - one.ending_since < patience for one in holdings):
             return ENDING_SECONDS
+        if any(one.reaping for one in holdings):
+            return ENDING_SECONDS
         if any(not slot.is_open or self._over(one, slot) for one in holdings for slot in one.slots.values()):
             return FALLING_SECONDS
         return STEADY_SECONDS

@@ -1,18 +1,24 @@
 """The pages of one claim, through libvcuda's own helper library: its header is the contract, this is the other side.
 
-The limits page is ours and mapped. The usage page belongs to the tenant, who may shorten the file at any time: a read
-of a mapping would then end the agent (SIGBUS), so it is read by pread into a buffer, and mapped only for the moment in
-which a dead process's slot is cleared.
+The limits page is ours and mapped. The usage page belongs to the tenant, who may shorten the file at any time: a touch
+of a mapping would then end the agent (SIGBUS), so it is read by pread into a buffer, and a dead process's slot in it is
+cleared by a child (`reaper.py`).
 """
 
 import ctypes
-import errno
 import json
 import os
+import subprocess
+import sys
+import time
 from ctypes import POINTER, c_char_p, c_int, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
+
+import structlog
+
+log = structlog.get_logger()
 
 ABI_VERSION = 1
 MAX_GPUS = 16
@@ -20,6 +26,11 @@ SLOT_OPEN = 1
 SLOT_CLOSED = 2
 LARGEST = 2**63 - 1
 _NONE_LIVE = 2**64 - 1
+_REAPER = Path(__file__).with_name("reaper.py")
+# It takes tens of milliseconds; a tenant can hold up the opening of its own file for most of a minute.
+REAPER_SECONDS = 10.0
+# A page that its tenant keeps damaging must not cost a child at every look.
+REAPER_RETRY_SECONDS = 1.0
 
 
 class PageError(Exception):
@@ -112,12 +123,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "vcuda_limits_heartbeat": [c_void_p],
     "vcuda_limits_get": [c_void_p, c_uint32, POINTER(_Limit)],
     "vcuda_usage_create": [c_char_p, POINTER(c_void_p)],
-    "vcuda_usage_open": [c_char_p, c_int, POINTER(c_void_p)],
     "vcuda_usage_unmap": [c_void_p],
     "vcuda_usage_totals": [c_void_p, c_uint32, POINTER(_Totals)],
     "vcuda_usage_processes": [c_void_p, POINTER(_ProcessInfo), c_uint32],
-    "vcuda_usage_reap": [c_void_p, c_uint64, c_uint32, c_uint64],
-    "vcuda_usage_reap_dead": [c_void_p],
 }
 _WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vcuda_usage_unmap"})
 
@@ -132,6 +140,7 @@ class PagesLibrary:
             raise PageError(
                 f"libvcuda's pages library cannot be loaded: {error}. Build it with `make -C libvcuda`."
             ) from error
+        self.path = path
         self.calls.vcuda_abi_describe.restype = c_char_p
         abi = json.loads(self.calls.vcuda_abi_describe())
         self._check(abi, path)
@@ -141,6 +150,11 @@ class PagesLibrary:
             call.restype = None if name in _WITHOUT_RESULT else c_int
         usage = abi["structs"]["vcuda_usage"]["fields"]
         self.usage_bytes: int = abi["usage_size"]
+        # What every usage page says of itself, at which place.
+        self.usage_header = [
+            (usage[field][0], value.to_bytes(usage[field][1], "little"))
+            for field, value in (("magic", abi["usage_magic"]), ("version", ABI_VERSION), ("size", self.usage_bytes))
+        ]
         self.max_processes: int = abi["max_processes"]
         self.slots_used_at: int = usage["slots_used"][0]
         self.processes_at: int = usage["process"][0]
@@ -233,20 +247,32 @@ class UsagePage:
     def __init__(self, library: PagesLibrary, directory: Path) -> None:
         self._library = library
         self.path = directory / "usage"
-        page = c_void_p()
-        result = library.calls.vcuda_usage_create(os.fsencode(self.path), ctypes.byref(page))
-        if result < 0 and result != -errno.EBADMSG:
-            raise PageError(f"cannot make {self.path}: {os.strerror(-result)}")
-        if result >= 0:
+        self._dead: set[Attached] = set()
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._reaped: frozenset[Attached] = frozenset()
+        self._reaper_since = 0.0
+        self._reap_not_before = 0.0
+        try:
+            # A page that its tenant has damaged is taken as it is: its claim must still be ended one day.
+            self._file = self._open()
+        except FileNotFoundError:
+            # What is made here is nobody else's yet: it may be mapped.
+            page = c_void_p()
+            result = library.calls.vcuda_usage_create(os.fsencode(self.path), ctypes.byref(page))
+            if result < 0:
+                raise PageError(f"cannot make {self.path}: {os.strerror(-result)}") from None
             library.calls.vcuda_usage_unmap(page)
-        # A page that its tenant has damaged is taken as it is: its claim must still be ended one day.
-        self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._file = self._open()
 
     def read(self) -> bool:
         """Take a copy for `totals` and `processes`; the next `read` of any claim replaces it. False: damaged."""
         library = self._library
         view = memoryview(library.buffer)
+        if os.fstat(self._file).st_size != library.usage_bytes:
+            return False
         if os.preadv(self._file, [view[: library.processes_at]], 0) != library.processes_at:
+            return False
+        if any(bytes(view[at : at + len(value)]) != value for at, value in library.usage_header):
             return False
         used_at = library.slots_used_at
         used = min(int.from_bytes(view[used_at : used_at + 4], "little"), library.max_processes)
@@ -276,16 +302,52 @@ class UsagePage:
         return [Attached(row.pid, row.pidns, row.start_time) for row in rows[: max(count, 0)]]
 
     def reap(self, dead: list[Attached]) -> None:
-        """Clear the slots of processes that are known to be dead, so that their memory counts as free."""
-        calls = self._library.calls
-        page = c_void_p()
-        if calls.vcuda_usage_open(os.fsencode(self.path), 1, ctypes.byref(page)) < 0:
+        """Have the slots of these dead processes cleared, so that their memory counts as free; a later `read` sees it.
+
+        To be called, with an empty list too, at every look at the page: what was asked for before is gone on with.
+        """
+        # As many as a page has room for: a forged page must not make this grow.
+        self._dead.update(dead[: max(0, self._library.max_processes - len(self._dead))])
+        now = time.monotonic()
+        if self._reaper is not None and not self._reaper_ended(self._reaper, now):
             return
-        for process in dead:
-            calls.vcuda_usage_reap(page, process.namespace, process.pid, process.start_ticks)
-        # And those that were killed before they had written when they started.
-        calls.vcuda_usage_reap_dead(page)
-        calls.vcuda_usage_unmap(page)
+        if self._dead and now >= self._reap_not_before:
+            self._start_reaper(now)
+
+    @property
+    def reaping(self) -> bool:
+        """Whether slots are being cleared just now."""
+        return self._reaper is not None
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def _start_reaper(self, now: float) -> None:
+        self._reaped = frozenset(self._dead)
+        numbers = [str(n) for one in self._reaped for n in (one.namespace, one.pid, one.start_ticks)]
+        # Neither site-packages nor the agent's variables: it starts faster, and they are of no use to it.
+        command = [sys.executable, "-I", "-S", str(_REAPER), str(self._library.path), str(self.path), *numbers]
+        try:
+            self._reaper = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        except OSError as error:
+            log.warning("reaper-not-started", page=str(self.path), reason=str(error))
+            self._reap_not_before = now + REAPER_RETRY_SECONDS
+        self._reaper_since = now
+
+    def _reaper_ended(self, reaper: "subprocess.Popen[bytes]", now: float) -> bool:
+        code = reaper.poll()
+        if code is None:
+            if now - self._reaper_since > REAPER_SECONDS:
+                reaper.kill()
+            return False
+        self._reaper = None
+        if code == 0:
+            self._dead -= self._reaped
+        else:
+            # SIGBUS: the tenant cut its page meanwhile. What died stays counted until a try goes well.
+            log.warning("usage-page-damaged", page=str(self.path), code=code)
+            self._reap_not_before = now + REAPER_RETRY_SECONDS
+        return True
 
     @property
     def owner_uid(self) -> int:
@@ -304,4 +366,8 @@ class UsagePage:
 
     def close(self) -> None:
         """Let go of the page; it stays as it is."""
+        if self._reaper is not None:
+            self._reaper.kill()
+            self._reaper.wait()
+            self._reaper = None
         os.close(self._file)
