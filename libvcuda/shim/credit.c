@@ -115,6 +115,9 @@ CUresult credit_wait(int slot)
         meter_retire();
         if (limit && may_go(slot, &missing))
             break;
+        /* Nothing is measured any more, so what is in flight stays: no end to this waiting. */
+        if (__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE))
+            break;
         sleep_for(limit ? missing / limit * 100 : WAIT_MAX_NS, gen);
         /* Work in flight of a process that was killed would hold everyone else back. */
         if (shim_now() - since > 100000000ull && !dead_looked_for++)

@@ -118,7 +118,7 @@ CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, co
         return CUDA_SUCCESS;
     int limited = __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) < 100;
     CUresult result = limited ? credit_wait(slot) : CUDA_SUCCESS;
-    if (result)
+    if (result || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
         return result;
     t->slot = slot;
     t->predicted_ns = 0;
