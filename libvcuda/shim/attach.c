@@ -79,6 +79,10 @@ int shim_attach(void)
     if (!shim.self) {
         /* What a killed predecessor left counts as used until somebody clears it: the next process does. */
         vcuda_usage_reap_dead(shim.usage);
+        /* So does a program that replaced itself by another (exec): same process, but nothing of the old one is left. */
+        uint64_t pidns = pages_pidns(), begun = pages_start_time((uint32_t)getpid());
+        if (pidns && begun)
+            vcuda_usage_reap(shim.usage, pidns, (uint32_t)getpid(), begun);
         int slot = pages_slot_take(shim.usage);
         if (slot >= 0) {
             shim.seen_gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) - 1;

@@ -46,6 +46,19 @@ static void find_devices(struct sim_node *node)
     }
 }
 
+/* What this process held before an exec ended with that. */
+static void clear_predecessor(struct sim_node *node)
+{
+    for (uint32_t i = 0; i < node->gpus; i++) {
+        struct sim_gpu *gpu = &node->gpu[i];
+        sim_lock(gpu);
+        for (int c = 0; c < SIM_MAX_CLIENTS; c++)
+            if (gpu->client[c].pid == (uint32_t)getpid())
+                memset(&gpu->client[c], 0, sizeof gpu->client[c]);
+        sim_unlock(gpu);
+    }
+}
+
 CUresult cuInit(unsigned flags)
 {
     if (flags)
@@ -54,8 +67,10 @@ CUresult cuInit(unsigned flags)
         return initialised_in == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
     struct sim_node *node = sim_node_open(NULL);
     pthread_mutex_lock(&sim_process_mutex);
-    if (node && !initialised_in)
+    if (node && !initialised_in) {
+        clear_predecessor(node);
         find_devices(node);
+    }
     if (device_count)
         initialised_in = getpid();
     pthread_mutex_unlock(&sim_process_mutex);
