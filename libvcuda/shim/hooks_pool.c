@@ -8,35 +8,62 @@
 
 #include "meter.h"
 
-#define POOLS 64
+#include <pthread.h>
+
+#define POOLS 256
+/* A pool of host memory: nothing of it lies on a GPU. */
+#define SLOT_NONE (-2)
 #define BLOCK (32ull << 20)
 #define GRANULE (2ull << 20)
 
+/* An entry with a pool is in use. Entries change only under the mutex, and looks at pools that no allocation of the caller's
+ * keeps alive are taken under it, so that a pool is never asked once it is being destroyed. */
 static struct known_pool {
     CUmemoryPool pool;
     int slot;
     uint64_t charged;
 } pools[POOLS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
 }
 
-static struct known_pool *find_pool(CUmemoryPool pool, int slot)
+static struct known_pool *known(CUmemoryPool pool)
 {
-    for (int i = 0; i < POOLS; i++) {
-        CUmemoryPool seen = __atomic_load_n(&pools[i].pool, __ATOMIC_ACQUIRE);
-        if (seen == pool)
+    for (int i = 0; pool && i < POOLS; i++)
+        if (__atomic_load_n(&pools[i].pool, __ATOMIC_ACQUIRE) == pool)
             return &pools[i];
-        if (!seen && __atomic_compare_exchange_n(&pools[i].pool, &seen, pool, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-            pools[i].slot = slot;
-            return &pools[i];
-        }
-        if (seen == pool)
-            return &pools[i];
-    }
     return NULL;
+}
+
+/* Its entry, with `charged` more on it; a pool that has none gets one. NULL: all are taken. */
+static struct known_pool *enter(CUmemoryPool pool, int slot, uint64_t charged)
+{
+    pthread_mutex_lock(&mutex);
+    struct known_pool *p = known(pool);
+    for (int i = 0; !p && i < POOLS; i++)
+        if (!pools[i].pool) {
+            p = &pools[i];
+            p->slot = slot;
+            p->charged = 0;
+            __atomic_store_n(&p->pool, pool, __ATOMIC_RELEASE);
+        }
+    if (p)
+        __atomic_fetch_add(&p->charged, charged, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&mutex);
+    return p;
+}
+
+/* The GPU of a pool that was not made here: a device's own, else taken to be the current context's. */
+static int slot_of_pool(CUmemoryPool pool, int current)
+{
+    CUmemoryPool own;
+    for (CUdevice device = 0; real.cuDeviceGetDefaultMemPool && !real.cuDeviceGetDefaultMemPool(&own, device); device++)
+        if (own == pool)
+            return shim_slot_of_device(device);
+    return current;
 }
 
 static uint64_t ask(CUmemoryPool pool, int attribute)
@@ -56,13 +83,16 @@ static int settle(struct known_pool *p, uint64_t reserved)
 
 void account_refresh_pools(int slot)
 {
-    for (int i = 0; i < POOLS && pools[i].pool; i++)
-        if (pools[i].slot == slot)
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; i < POOLS; i++)
+        if (pools[i].pool && pools[i].slot == slot)
             settle(&pools[i], 0);
+    pthread_mutex_unlock(&mutex);
 }
 
 void account_forget_pools(void)
 {
+    pthread_mutex_init(&mutex, NULL); /* a thread of the parent may have held it */
     for (int i = 0; i < POOLS; i++)
         pools[i] = (struct known_pool){0};
 }
@@ -86,10 +116,9 @@ static CUresult reserve(struct known_pool *p, uint64_t bytes, uint64_t *reserved
     return result;
 }
 
-static int current_pool(CUmemoryPool *pool, int slot)
+static int current_pool(CUmemoryPool *pool)
 {
     CUdevice device;
-    (void)slot;
     return real.cuDeviceGetMemPool && !real.cuCtxGetDevice(&device) && !real.cuDeviceGetMemPool(pool, device);
 }
 
@@ -105,6 +134,13 @@ static CUresult finish(struct known_pool *p, uint64_t reserved, CUresult result,
     return result;
 }
 
+/* More pools at once than can be watched: what is not watched would have no limit. */
+static CUresult refuse(int slot)
+{
+    __atomic_fetch_add(&shim_usage(slot)->refused, 1, __ATOMIC_RELAXED);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* 1: accounted, `*p` and `*reserved` are set; 0: pass through; else an error in *result. */
 static int begin(CUmemoryPool pool, uint64_t bytes, CUstream stream, int per_thread, struct known_pool **p,
                  uint64_t *reserved, CUresult *result)
@@ -116,11 +152,18 @@ static int begin(CUmemoryPool pool, uint64_t bytes, CUstream stream, int per_thr
     if (slot == -2)
         return 0;
     *result = slot < 0 || !shim_attach() ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
-    if (*result || (!pool && !current_pool(&pool, slot)))
+    int named = pool != NULL;
+    if (*result || (!named && !current_pool(&pool)))
         return *result ? -1 : 0;
-    *p = find_pool(pool, slot);
+    *p = known(pool);
     if (!*p)
+        *p = enter(pool, named ? slot_of_pool(pool, slot) : slot, 0);
+    if (!*p)
+        return *result = refuse(slot), -1;
+    if ((*p)->slot == SLOT_NONE)
         return 0;
+    if ((*p)->slot < 0)
+        return *result = CUDA_ERROR_NOT_PERMITTED, -1;
     __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
     *result = reserve(*p, bytes, reserved);
     if (*result)
@@ -149,32 +192,53 @@ ASYNC(cuMemAllocFromPoolAsync, 0, pool, (CUdeviceptr * pointer, size_t bytes, CU
 ASYNC(cuMemAllocFromPoolAsync_ptsz, 1, pool, (CUdeviceptr * pointer, size_t bytes, CUmemoryPool pool, CUstream stream),
       (pointer, bytes, pool, stream))
 
-static struct known_pool *known(CUmemoryPool pool)
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUpoolProps *props)
 {
-    for (int i = 0; i < POOLS && pools[i].pool; i++)
-        if (pools[i].pool == pool)
-            return &pools[i];
-    return NULL;
+    NEED_REAL(cuMemPoolCreate);
+    CUresult result = real.cuMemPoolCreate(pool, props);
+    if (result || shim_mode() != SHIM_ACTIVE)
+        return result;
+    /* Memory comes from the GPU that the pool lies on, whatever context is current when it is taken. */
+    int on_gpu = props->location.type == CU_LOCATION_DEVICE;
+    if (enter(*pool, on_gpu ? shim_slot_of_device(props->location.id) : SLOT_NONE, 0))
+        return CUDA_SUCCESS;
+    real.cuMemPoolDestroy(*pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     NEED_REAL(cuMemPoolTrimTo);
     CUresult result = real.cuMemPoolTrimTo(pool, keep);
-    struct known_pool *p = shim_mode() == SHIM_ACTIVE ? known(pool) : NULL;
-    if (p)
+    if (shim_mode() != SHIM_ACTIVE)
+        return result;
+    pthread_mutex_lock(&mutex);
+    struct known_pool *p = known(pool);
+    if (p && p->slot >= 0 && shim.self)
         settle(p, 0);
+    pthread_mutex_unlock(&mutex);
     return result;
 }
 
+/* Forget the pool before the driver destroys it: nobody may ask about it then, and another may get the same handle. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     NEED_REAL(cuMemPoolDestroy);
-    struct known_pool *p = shim_mode() == SHIM_ACTIVE ? known(pool) : NULL;
+    struct known_pool was = {0};
+    if (shim_mode() != SHIM_ACTIVE)
+        return real.cuMemPoolDestroy(pool);
+    pthread_mutex_lock(&mutex);
+    struct known_pool *p = known(pool);
+    if (p) {
+        was = *p;
+        __atomic_store_n(&p->pool, NULL, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&mutex);
     CUresult result = real.cuMemPoolDestroy(pool);
-    if (p && !result)
-        account_refund(p->slot, __atomic_exchange_n(&p->charged, 0, __ATOMIC_SEQ_CST));
-    if (p && !result)
-        __atomic_store_n(&p->pool, (CUmemoryPool)(uintptr_t)-1, __ATOMIC_RELEASE); /* never a pool again */
+    /* Without an entry to put it back to, the charge stays: too much is safe. */
+    if (result && p)
+        enter(pool, was.slot, was.charged);
+    else if (p && was.slot >= 0)
+        account_refund(was.slot, was.charged);
     return result;
 }

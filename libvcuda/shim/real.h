@@ -15,7 +15,7 @@
     X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy) X(cuCtxDestroy_v2)     \
     X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged) X(cuMemFree_v2)                                 \
     X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)       \
-    X(cuMemPoolDestroy) X(cuMemPoolTrimTo)                                                                      \
+    X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolTrimTo)                                                   \
     X(cuMemCreate) X(cuMemRelease) X(cuMemRetainAllocationHandle) X(cuMemMap) X(cuMemUnmap)                     \
     X(cuArrayCreate_v2) X(cuArray3DCreate_v2) X(cuArrayDestroy)                                                 \
     X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy)                                                        \
@@ -32,7 +32,7 @@
     X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                \
     X(cuEventElapsedTime) X(cuStreamIsCapturing)                                    \
     X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
-    X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz)
+    X(cuDeviceGetDefaultMemPool) X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz)
 
 #define HOOKED_NVML(X) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)
 #define CALLED_NVML(X)                                                                                   \

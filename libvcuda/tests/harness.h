@@ -53,6 +53,7 @@ void pause_s(double seconds);
 /* roles*.c */
 int role_play(int argc, char **argv);
 int role_compute(int argc, char **argv);
+int role_bugs(int argc, char **argv);
 
 /* the chapters */
 void test_pages(void);
@@ -61,5 +62,6 @@ void test_memory(void);
 void test_views(void);
 void test_compute(void);
 void test_life(void);
+void test_bugs(void);
 
 #endif

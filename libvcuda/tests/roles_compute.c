@@ -132,5 +132,5 @@ int role_compute(int argc, char **argv)
         return two_streams(strtoull(argv[1], NULL, 10), atof(argv[2]));
     if (argc && !strcmp(argv[0], "capture"))
         return capture();
-    return 2;
+    return role_bugs(argc, argv);
 }

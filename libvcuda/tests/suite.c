@@ -18,5 +18,6 @@ int main(int argc, char **argv)
     test_views();
     test_compute();
     test_life();
+    test_bugs();
     return harness_end();
 }

@@ -1,0 +1,111 @@
+/* Roles that once broke the library: many pools, an exit that waits for a launching thread, a program that is exec'd. */
+#include "cuda_api.h"
+#include "harness.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MANY 400
+
+static CUfunction spin;
+static CUstream stream;
+
+static int start(void)
+{
+    const char *where = cuda_api_load();
+    return !where && !cuda_api_start(0, &spin, &where) && !cuda.cuStreamCreate(&stream, 1);
+}
+
+/* Pools one after the other, then many at once; each time more is asked for than the limit gives. */
+static int pools(void)
+{
+    if (!start())
+        return 1;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    __typeof__(cuMemPoolCreate) *make = (__typeof__(make))dlsym(library, "cuMemPoolCreate");
+    __typeof__(cuMemPoolDestroy) *destroy = (__typeof__(destroy))dlsym(library, "cuMemPoolDestroy");
+    CUpoolProps props = {.type = 1, .location = {CU_LOCATION_DEVICE, 0}};
+    CUmemoryPool pool;
+    CUdeviceptr p;
+    size_t f, t;
+    int bad = 0;
+    for (int i = 0; i < MANY; i++) {
+        bad += make(&pool, &props) || cuda.cuMemAllocFromPoolAsync(&p, MIB, pool, stream);
+        bad += cuda.cuMemFreeAsync(p, stream) || cuda.cuStreamSynchronize(stream) || destroy(pool);
+        bad += cuda.cuMemGetInfo_v2(&f, &t) != 0; /* looks at every pool */
+    }
+    pause_s(0.6); /* so does the watcher */
+    printf("bad %d\nfree %.0f\n", bad, (double)f);
+    bad = make(&pool, &props) ? -1 : (int)cuda.cuMemAllocFromPoolAsync(&p, 4 * GIB, pool, stream);
+    printf("big %d\n", bad);
+    props.location.id = 1;
+    bad = make(&pool, &props) ? -1 : (int)cuda.cuMemAllocFromPoolAsync(&p, 16 * MIB, pool, stream);
+    printf("elsewhere %d\n", bad);
+    props.location.id = 0;
+    int granted = 0;
+    for (bad = 0; !bad && granted < MANY; granted++)
+        bad = make(&pool, &props) ? 2 : (int)cuda.cuMemAllocFromPoolAsync(&p, 4 * GIB, pool, stream) == 0;
+    printf("crowd %d\n", bad);
+    return 0;
+}
+
+static volatile int stop, launched;
+static pthread_t launcher;
+
+static void *launch_on(void *context)
+{
+    cuda.cuCtxSetCurrent(context);
+    while (!stop)
+        launched += cuda_spin(spin, 1, 300000000, stream) == 0;
+    return NULL;
+}
+
+static void end_launcher(void)
+{
+    stop = 1;
+    pthread_join(launcher, NULL);
+}
+
+/* The program ends while a thread waits for credit, and its own clean-up waits for that thread. */
+static int exits(void)
+{
+    CUcontext context;
+    alarm(15);
+    atexit(end_launcher);
+    if (!start() || cuda.cuDevicePrimaryCtxRetain(&context, 0))
+        return 1;
+    /* Once measured, such a kernel is predicted: while it runs, far more is in flight than credit can ever be. */
+    if (cuda_spin(spin, 1, 300000000, stream) || cuda.cuStreamSynchronize(stream))
+        return 1;
+    pause_s(0.1);
+    pthread_create(&launcher, NULL, launch_on, context);
+    while (!launched)
+        pause_s(0.005);
+    pause_s(0.02);
+    return 0;
+}
+
+/* Take most of the limit, then become another program that does the same. */
+static int execs(char **argv)
+{
+    CUdeviceptr p;
+    if (!start() || cuda.cuMemAlloc_v2(&p, strtoull(argv[1], NULL, 10)))
+        return 1;
+    execl("/proc/self/exe", "suite", "--role", "fill", "plain", "67108864", "8589934592", NULL);
+    return 1;
+}
+
+int role_bugs(int argc, char **argv)
+{
+    if (argc && !strcmp(argv[0], "pools"))
+        return pools();
+    if (argc && !strcmp(argv[0], "exits"))
+        return exits();
+    if (argc == 2 && !strcmp(argv[0], "execs"))
+        return execs(argv);
+    return 2;
+}

@@ -1,0 +1,56 @@
+/* What once broke, so that it does not again. */
+#include "harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+static void test_pools(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 2 * GIB, 100);
+    play(&p, &claim, PRELOADED, "pools", NULL);
+    finish(&p);
+    expect(p.status == 0 && said(&p, "bad") == 0, "four hundred pools made and destroyed: status %d, %.0f failures",
+           p.status, said(&p, "bad"));
+    expect(said(&p, "free") >= (double)(2 * GIB - context_cost - 64 * MIB), "and nothing of them stays counted");
+    expect(said(&p, "big") == 2, "a pool after them ends at the limit: error %.0f", said(&p, "big"));
+    expect(said(&p, "elsewhere") == 800 || (on_real_gpu && said(&p, "elsewhere") == -1),
+           "a pool on a GPU outside the claim gives nothing: error %.0f", said(&p, "elsewhere"));
+    expect(said(&p, "crowd") == 2, "more pools at once than can be watched are refused");
+    claim_end(&claim);
+}
+
+static void test_exit(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 2 * GIB, 50);
+    double begin = now_s();
+    play(&p, &claim, PRELOADED, "exits", NULL);
+    finish(&p);
+    expect(p.status == 0 && now_s() - begin < 8,
+           "a program ends while its thread waits for credit: status %d after %.1f s", p.status, now_s() - begin);
+    claim_end(&claim);
+}
+
+static void test_exec(void)
+{
+    struct claim claim;
+    struct player p;
+    uint64_t limit = 2 * GIB;
+    claim_make(&claim, limit, 100);
+    play(&p, &claim, PRELOADED, "execs", "1073741824", NULL);
+    finish(&p);
+    expect(said(&p, "got") >= (double)(limit - context_cost - 64 * MIB),
+           "a program that replaced itself pays for itself alone: %.0f MiB", said(&p, "got") / MIB);
+    claim_end(&claim);
+}
+
+void test_bugs(void)
+{
+    test_pools();
+    test_exit();
+    test_exec();
+}
