@@ -1,7 +1,10 @@
 """Previews: what would happen, by the services that would do it, with nothing kept."""
 
+import pytest
+
 from apps.quotas.models import AuditEvent, LedgerEntry
 from apps.scheduling.models import Claim
+from apps.scheduling.services import claims
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give, give_plenty, placed, used
 
 ASKED = {"tenant": "acme", "core_request": 30, "memory_mib": 8 * GIB}
@@ -49,3 +52,11 @@ def test_a_previewed_resize_changes_nothing(cast: Cast) -> None:
     assert cast.max.get(f"claims/{claim.uid}/").body["core_request"] == 30
     assert type(machine.node).objects.get(pk=machine.node.pk).frame == frame
     assert_books_agree()
+
+
+def test_what_waits_for_quota_uncharged_is_bounded(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST_UNCHARGED", 3)
+    give(cast.acme, core_percent=10, memory_mib=GIB)
+    for _ in range(3):
+        assert cast.max.post("claims/", {**ASKED, "when_over_quota": "wait"}).status == 201
+    assert cast.max.post("claims/", {**ASKED, "when_over_quota": "wait"}).code == "too-many-waiting"

@@ -116,7 +116,7 @@ def _still_in_tenant(token: Token) -> bool:
     """Whether its maker may still act there; the token's role becomes the lesser of the two."""
     if token.user is None or token.user.is_operator:
         return True
-    role = token.user.memberships.filter(tenant_id=token.tenant_id).values_list("role", flat=True).first()
+    role = token.user.memberships.filter(tenant=token.tenant).values_list("role", flat=True).first()
     if role is None:
         return False
     token.role = min(token.role, role, key=lambda name: RANK[Role(name)])

@@ -16,11 +16,14 @@ from apps.scheduling import events
 from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.models.claim import OverQuota
+from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services import states
 from apps.scheduling.services.fleet import read_fleet
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
+
+# What waits for quota costs its tenant nothing, and every round looks at it.
+MOST_UNCHARGED = 200
 
 
 class ImpossibleClaim(Invalid):
@@ -28,6 +31,13 @@ class ImpossibleClaim(Invalid):
 
     code = "impossible-claim"
     title = "This can never fit"
+
+
+class TooManyWaiting(Conflict):
+    """The tenant has as many uncharged claims in the queue as it may."""
+
+    code = "too-many-waiting"
+    title = "Too many claims wait for quota"
 
 
 class WrongState(Conflict):
@@ -53,6 +63,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     except QuotaExceeded as error:
         if claim.when_over_quota == OverQuota.REFUSE:
             raise
+        _refuse_endless_queue(tenant)
         claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
     claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
     claim.save()
@@ -67,6 +78,12 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     events.wake_scheduler(pool)
     events.claim_changed_on_commit(claim)
     return claim
+
+
+def _refuse_endless_queue(tenant: Tenant) -> None:
+    waiting = Claim.objects.filter(tenant=tenant, state__in=WAITING, charged_vgpus=0).count()
+    if waiting >= MOST_UNCHARGED:
+        raise TooManyWaiting(f"{waiting} claims of {tenant.slug} wait for quota already.", waiting=waiting)
 
 
 def refuse_impossible(claim: Claim) -> None:
