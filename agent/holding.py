@@ -39,6 +39,9 @@ class Holding:
         # As on the page, by assignment.
         self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
         self.totals: dict[UUID, Totals] = {}
+        # The largest limit in force since the page was last read, by assignment: what may be in use where it cannot be
+        # read. What an earlier agent may have lowered is not known: more than the limit that it left.
+        self._most = {uid: slot.memory_bytes + 1 for uid, slot in self.slots.items()}
         # When the release of the whole claim began, by the monotonic clock; None while it is wanted.
         self.ending_since: float | None = None
         self.damaged = False
@@ -56,6 +59,8 @@ class Holding:
         )
         if self.slots.get(wanted.uid) == slot:
             return False
+        # Before the write: the limit that it takes back counts until a reading.
+        self._most[wanted.uid] = max(self._most.get(wanted.uid, 0), wanted.memory_bytes)
         self._limits.set(slot)
         self.slots[wanted.uid] = slot
         return True
@@ -77,6 +82,7 @@ class Holding:
     def forget(self, assignment_uid: str) -> None:
         """The assignment is released; its closed slot waits for the next one on the same GPU."""
         del self.slots[assignment_uid]
+        del self._most[assignment_uid]
 
     def refresh(self) -> None:
         """Read the usage page, and have cleared what dead processes left in it."""
@@ -90,6 +96,7 @@ class Holding:
         if dead:
             self._usage.reap(dead)
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
+        self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
 
     @property
     def reaping(self) -> bool:
@@ -97,8 +104,12 @@ class Holding:
         return self._usage.reaping
 
     def memory_bytes(self, assignment_uid: str) -> int:
-        """Device memory in use under the assignment at the last refresh."""
-        return self.totals.get(self.slots[assignment_uid].gpu, Totals()).memory_bytes
+        """Device memory in use under the assignment at the last refresh; the most that may be, if the page is damaged.
+
+        A tenant must not get its memory counted as free by cutting its page.
+        """
+        read = self.totals.get(self.slots[assignment_uid].gpu, Totals()).memory_bytes
+        return max(read, self._most[assignment_uid]) if self.damaged else read
 
     def heartbeat(self) -> None:
         """Say on the page that the agent lives."""

@@ -61,7 +61,6 @@ class Node:
                 self._unreadable[directory.name] = str(error)
                 log.warning("claim-not-adopted", claim=directory.name, reason=str(error))
                 continue
-            holding.refresh()
             log.info("claim-adopted", claim=directory.name, assignments=len(holding.slots))
 
     def know_gpus(self, uuids: frozenset[str], problem: str | None) -> None:
@@ -137,6 +136,8 @@ class Node:
 
     def _open(self, claim_uid: str) -> Holding:
         holding = Holding(library=self._library, claims=self._claims, claim_uid=claim_uid, registry=self._registry)
+        # What was never read must not be told as nothing in use.
+        holding.refresh()
         self.holdings[claim_uid] = holding
         return holding
 
@@ -243,7 +244,11 @@ class Node:
             )
         elif self._over(holding, slot):
             state = "over_limit"
-            reason = f"{used} bytes in use, {used - slot.memory_bytes} over the limit of {slot.memory_bytes}"
+            reason = (
+                f"the usage page is damaged: up to {used} bytes may be in use, and the limit is {slot.memory_bytes}"
+                if holding.damaged
+                else f"{used} bytes in use, {used - slot.memory_bytes} over the limit of {slot.memory_bytes}"
+            )
         return wire.Observation(
             uid=slot.assignment_uid, generation=slot.generation, state=state, reason=reason, memory_bytes=used
         )

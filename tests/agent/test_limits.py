@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import pytest
@@ -142,3 +143,32 @@ async def test_programs_keep_their_limits_while_the_server_is_away(
     again = await control.connection()
     # What was measured meanwhile was kept.
     await again.expect(wire.Usage, lambda frame: any(40 < one.core_percent < 60 for one in frame.assignments))
+
+
+async def test_a_shrink_is_not_confirmed_by_a_damaged_usage_page(
+    stage: Stage, link: Connection, held: wire.Assignment, control: Control
+) -> None:
+    page = stage.claim_dir(held) / "usage"
+    whole = page.read_bytes()
+    # Nothing is to be freed: the assignment is what it was.
+    os.truncate(page, 100)
+    await asyncio.sleep(1.2)
+    assert stage.status()["assignments"][0]["state"] == "in_force"
+    smaller = changed(held, generation=2, memory_bytes=GIB)
+    await link.send(wire.Desired(frame=2, assignments=[smaller]))
+    told = await link.state(held.uid, "over_limit", 2)
+    assert told.memory_bytes == 4 * GIB
+    assert "the usage page is damaged" in (told.reason or "")
+    # Nor by a new agent, which has never read the page and finds the smaller limit in force.
+    await stage.kill()
+    stage.start()
+    again = await control.connection()
+    told = await again.state(held.uid, "over_limit", 2)
+    assert told.memory_bytes > GIB
+    await again.send(wire.Desired(frame=3, assignments=[smaller]))
+    await again.expect(wire.Observed, lambda frame: frame.frame == 3 and frame.assignments[0].state == "over_limit")
+    # The control: the page as it was confirms the shrink, for nothing was in use.
+    page.write_bytes(whole)
+    assert (await again.state(held.uid, "in_force", 2)).memory_bytes == 0
+    await again.send(wire.Desired(frame=4, assignments=[changed(smaller, present=False, generation=3)]))
+    await again.state(held.uid, "released", 3)
