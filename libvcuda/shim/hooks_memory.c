@@ -78,15 +78,39 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     return settle(&t, result, result ? 0 : *pointer);
 }
 
+/* The block is of `bytes`, more than was taken for it: take the rest too, or nothing stays taken. */
+static CUresult take_rest(struct taking *t, uint64_t bytes)
+{
+    /* Out of the running totals with the old size and in with the new: the charge moves by the difference. */
+    uint64_t old = account_charge(t->slot, t->bytes, -1), new = account_charge(t->slot, bytes, 1);
+    CUresult result = new > old ? account_reserve(t->slot, new - old) : CUDA_SUCCESS;
+    if (!result && new < old)
+        account_refund(t->slot, old - new);
+    if (!result) {
+        t->bytes = bytes;
+        t->charged = new;
+        return CUDA_SUCCESS;
+    }
+    /* Other threads may have moved the totals meanwhile: what the four steps come to is made good (modulo 2^64). */
+    uint64_t out = account_charge(t->slot, bytes, -1), in = account_charge(t->slot, t->bytes, 1);
+    account_refund(t->slot, old + out - new - in);
+    return result;
+}
+
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
 {
     NEED_REAL(cuMemAllocPitch_v2);
     struct taking t;
-    /* Rows are padded to 512 bytes on every GPU so far; the pitch that comes back is checked against it. */
+    /* Rows are padded to 512 bytes on every GPU so far; where the driver pads more, the rest is taken after. */
     CUresult result = take(&t, (width + 511) / 512 * 512 * height);
     if (result)
         return result;
     result = real.cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+    if (!result && t.slot >= 0 && *pitch * height > t.bytes) {
+        result = take_rest(&t, *pitch * height);
+        if (result)
+            real.cuMemFree_v2(*pointer);
+    }
     return settle(&t, result, result ? 0 : *pointer);
 }
 

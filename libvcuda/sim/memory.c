@@ -97,7 +97,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     (void)element;
     if (!pitch || !width || !height)
         return CUDA_ERROR_INVALID_VALUE;
-    *pitch = round_up(width, 512);
+    const char *unit = getenv("GPUCLOUD_SIM_PITCH");
+    *pitch = round_up(width, unit ? strtoull(unit, NULL, 10) : 512);
     return cuMemAlloc_v2(pointer, *pitch * height);
 }
 

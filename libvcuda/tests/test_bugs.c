@@ -48,8 +48,27 @@ static void test_exec(void)
     claim_end(&claim);
 }
 
+static void test_pitch(void)
+{
+    struct claim claim;
+    struct player p;
+    uint64_t limit = 2 * GIB;
+    if (on_real_gpu)
+        return;
+    claim_make(&claim, limit, 100);
+    setenv("GPUCLOUD_SIM_PITCH", "131072", 1); /* every row twice as long as the program's */
+    play(&p, &claim, PRELOADED, "fill", "pitch", "67108864", "8589934592", NULL);
+    unsetenv("GPUCLOUD_SIM_PITCH");
+    finish(&p);
+    double really = 2 * said(&p, "got"), most = (double)(limit - context_cost);
+    expect(said(&p, "error") == 2 && really <= most && really >= most - 256.0 * MIB,
+           "rows padded beyond what is expected count in full: %.0f of %.0f MiB", really / MIB, most / MIB);
+    claim_end(&claim);
+}
+
 void test_bugs(void)
 {
+    test_pitch();
     test_pools();
     test_exit();
     test_exec();
