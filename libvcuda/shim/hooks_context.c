@@ -70,7 +70,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 }
 
 /* After a call that may have ended the primary context. */
-static CUresult primary_ended(CUdevice device, CUresult result)
+static CUresult primary_ended(CUdevice device, int locked, CUresult result)
 {
     if (!result && !primary_active(device) && device >= 0 && device < MAX_DEVICES) {
         __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);
@@ -79,7 +79,8 @@ static CUresult primary_ended(CUdevice device, CUresult result)
         if (slot >= 0 && __atomic_exchange_n(&primary_counted[device], 0, __ATOMIC_ACQ_REL))
             account_context_gone(slot);
     }
-    meter_unlock();
+    if (locked)
+        meter_unlock();
     return result;
 }
 
@@ -89,8 +90,8 @@ static CUresult primary_ended(CUdevice device, CUresult result)
         NEED_REAL(name);                                                                                               \
         if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
             return real.name(device);                                                                                  \
-        meter_lock(); /* nobody asks about events while they vanish */                                                 \
-        return primary_ended(device, real.name(device));                                                               \
+        int locked = meter_lock(); /* nobody asks about events while they vanish */                                    \
+        return primary_ended(device, locked, real.name(device));                                                       \
     }
 PRIMARY_END(cuDevicePrimaryCtxRelease)
 PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
@@ -147,7 +148,7 @@ CREATE(cuCtxCreate_v4, (CUcontext * context, void *params, unsigned flags, CUdev
             return real.name(context);                                                                                 \
         CUcontext current = NULL;                                                                                      \
         int slot = shim_slot_of_current(&current);                                                                     \
-        meter_lock();                                                                                                  \
+        int locked = meter_lock();                                                                                     \
         CUresult result = real.name(context);                                                                          \
         if (!result) {                                                                                                 \
             __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);                                              \
@@ -158,7 +159,8 @@ CREATE(cuCtxCreate_v4, (CUcontext * context, void *params, unsigned flags, CUdev
             if (known >= 0)                                                                                            \
                 account_context_gone(known);                                                                           \
         }                                                                                                              \
-        meter_unlock();                                                                                                \
+        if (locked)                                                                                                    \
+            meter_unlock();                                                                                            \
         return result;                                                                                                 \
     }
 DESTROY(cuCtxDestroy)

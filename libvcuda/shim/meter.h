@@ -63,7 +63,7 @@ int meter_capturing(CUstream stream, int per_thread);
 /* Charge what is finished. Does nothing where another thread is at it. Returns how many bursts are still out. */
 int meter_retire(void);
 void meter_sweep(void); /* by the watcher: forget open bursts that nobody continued */
-void meter_lock(void);
+int meter_lock(void);   /* 0: given up, not locked; unlock only what was locked */
 void meter_unlock(void);
 void meter_quiesce(void);
 int meter_forget_context(CUcontext context); /* locked; returns the slot it was on, or -1 */

@@ -15,11 +15,15 @@ static int try_lock(void)
     return !__atomic_exchange_n(&lock, 1, __ATOMIC_ACQUIRE);
 }
 
-void meter_lock(void)
+int meter_lock(void)
 {
     /* Bounded: whoever holds it may have been ended with the process that is ending. */
-    for (int i = 0; i < 100000 && !try_lock(); i++)
+    for (int i = 0; i < 100000; i++) {
+        if (try_lock())
+            return 1;
         sched_yield();
+    }
+    return 0;
 }
 
 void meter_unlock(void)
