@@ -17,7 +17,7 @@ RUN := .venv/bin/python
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# `exec`, so that the launcher is make's own child and a signal to make reaches it.
+# `exec`, so that the launcher is make's own child: Ctrl-C reaches both, and make passes a SIGTERM on.
 demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo); Ctrl-C ends it
 	@$(BOOTSTRAP) && exec $(RUN) -m deploy.demo --with-parent
 

@@ -31,11 +31,11 @@ PER_PAGE = 50
 def claim_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     """Claims, newest first, narrowed by what the URL says."""
     form = FilterForm(request.GET, principal=principal)
+    form.is_valid()  # a filter that means nothing narrows nothing: all but released, as the form then says
+    wanted = form.cleaned_data
     rows = Claim.objects.visible_to(principal)
-    if form.is_valid():
-        wanted = form.cleaned_data
-        rows = rows.filter(state=wanted["state"]) if wanted["state"] else rows.live()
-        rows = rows.filter(tenant=wanted["tenant"]) if wanted["tenant"] else rows
+    rows = rows.filter(state=wanted["state"]) if wanted.get("state") else rows.live()
+    rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
     part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     shown = {"claims": with_use(part.object_list), "part": part, "form": form, "filtered": form.has_changed()}
     template = "claims/_rows.html" if wants_fragment(request) else "claims/list.html"

@@ -22,8 +22,8 @@ def snippets(claim: Claim, *, server: str) -> list[Snippet]:
     return [
         Snippet(
             "Run a program",
-            "On the claim's node: starts the command under its limits. The token stays out of the program.",
-            f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN=…\npython -m agent exec {claim.uid} -- python train.py",
+            "On the claim's node, where the agent is installed. The token stays out of the program.",
+            f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN\npython3 -m agent exec {claim.uid} -- python3 train.py",
         ),
         Snippet(
             "Environment",
