@@ -10,13 +10,16 @@ struct physical {
     uint64_t bytes;
     int slot;
     unsigned references; /* handles and mappings */
+    unsigned handles;    /* 0: the driver may give this handle's number to another */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 struct mapping {
     CUdeviceptr pointer;
+    size_t bytes;
     struct physical *physical;
+    uint64_t ending; /* being unmapped by the call of this number: not to be found any more */
 };
 
 static struct physical **made;
@@ -40,7 +43,7 @@ static int make_room(void **array, size_t count, size_t *room, size_t size)
 static struct physical *find(CUhandle handle)
 {
     for (size_t i = 0; i < made_count; i++)
-        if (made[i]->handle == handle)
+        if (made[i]->handle == handle && made[i]->handles)
             return made[i];
     return NULL;
 }
@@ -61,7 +64,7 @@ static void remember(CUhandle handle, uint64_t bytes, int slot)
     pthread_mutex_lock(&mutex);
     struct physical *p = malloc(sizeof *p);
     if (p && make_room((void **)&made, made_count, &made_room, sizeof *made)) {
-        *p = (struct physical){handle, bytes, slot, 1};
+        *p = (struct physical){handle, bytes, slot, 1, 1};
         made[made_count++] = p;
     } else {
         free(p);
@@ -88,18 +91,33 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
     return result;
 }
 
+/* The handle is forgotten before the driver releases it: afterwards another allocation may get the same. */
 CUresult cuMemRelease(CUhandle handle)
 {
     NEED_REAL(cuMemRelease);
-    CUresult result = real.cuMemRelease(handle);
-    if (result || shim_mode() != SHIM_ACTIVE)
-        return result;
+    if (shim_mode() != SHIM_ACTIVE)
+        return real.cuMemRelease(handle);
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
     if (p)
+        p->handles--;
+    pthread_mutex_unlock(&mutex);
+    CUresult result = real.cuMemRelease(handle);
+    pthread_mutex_lock(&mutex);
+    if (p && result)
+        p->handles++;
+    else if (p)
         drop(p);
     pthread_mutex_unlock(&mutex);
     return result;
+}
+
+static struct physical *mapped_at(CUdeviceptr pointer)
+{
+    for (size_t i = 0; i < mapped_count; i++)
+        if (!mapped[i].ending && pointer >= mapped[i].pointer && pointer - mapped[i].pointer < mapped[i].bytes)
+            return mapped[i].physical;
+    return NULL;
 }
 
 CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer)
@@ -110,8 +128,13 @@ CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer)
         return result;
     pthread_mutex_lock(&mutex);
     struct physical *p = find(*handle);
-    if (p)
+    if (!p)
+        p = mapped_at((CUdeviceptr)(uintptr_t)pointer);
+    if (p) {
+        p->handle = *handle;
+        p->handles++;
         p->references++;
+    }
     pthread_mutex_unlock(&mutex);
     return result;
 }
@@ -125,7 +148,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle han
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
     if (p && make_room((void **)&mapped, mapped_count, &mapped_room, sizeof *mapped)) {
-        mapped[mapped_count++] = (struct mapping){pointer, p};
+        mapped[mapped_count++] = (struct mapping){pointer, bytes, p, 0};
         p->references++;
     } else if (p) {
         p->references++; /* no memory to remember the mapping: the charge stays */
@@ -134,20 +157,29 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle han
     return result;
 }
 
+/* As with a handle: forgotten before the driver's call, and found again where that fails. */
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
+    static uint64_t calls;
     NEED_REAL(cuMemUnmap);
-    CUresult result = real.cuMemUnmap(pointer, bytes);
-    if (result || shim_mode() != SHIM_ACTIVE)
-        return result;
+    if (shim_mode() != SHIM_ACTIVE)
+        return real.cuMemUnmap(pointer, bytes);
     pthread_mutex_lock(&mutex);
-    for (size_t i = 0; i < mapped_count;) {
-        if (mapped[i].pointer < pointer || mapped[i].pointer >= pointer + bytes) {
-            i++;
+    uint64_t call = ++calls;
+    for (size_t i = 0; i < mapped_count; i++)
+        if (!mapped[i].ending && mapped[i].pointer >= pointer && mapped[i].pointer - pointer < bytes)
+            mapped[i].ending = call;
+    pthread_mutex_unlock(&mutex);
+    CUresult result = real.cuMemUnmap(pointer, bytes);
+    pthread_mutex_lock(&mutex);
+    for (size_t i = 0; i < mapped_count; i++) {
+        if (mapped[i].ending != call)
             continue;
-        }
+        mapped[i].ending = 0;
+        if (result)
+            continue;
         drop(mapped[i].physical);
-        mapped[i] = mapped[--mapped_count];
+        mapped[i--] = mapped[--mapped_count];
     }
     pthread_mutex_unlock(&mutex);
     return result;

@@ -53,6 +53,36 @@ static int pools(void)
     return 0;
 }
 
+static void say_used(const char *name)
+{
+    static size_t before;
+    size_t f = 0, t;
+    cuda.cuMemGetInfo_v2(&f, &t);
+    before = before ? before : f;
+    printf("%s %.0f\n", name, (double)(before - f) / MIB);
+}
+
+/* A handle and a mapping hold the same 64 MiB; calls that fail change nothing. */
+static int maps(void)
+{
+    CUallocationProp prop = {.type = 1, .location = {CU_LOCATION_DEVICE, 0}};
+    CUhandle handle;
+    CUdeviceptr p;
+    if (!start())
+        return 1;
+    say_used("nothing");
+    if (cuda.cuMemCreate(&handle, 64 * MIB, &prop, 0) || cuda.cuMemAddressReserve(&p, 64 * MIB, 0, 0, 0) ||
+        cuda.cuMemMap(p, 64 * MIB, 0, handle, 0) || cuda.cuMemRelease(handle))
+        return 1;
+    say_used("mapped");
+    printf("bad_unmap %d\n", cuda.cuMemUnmap(p + 64 * MIB, 64 * MIB));
+    say_used("still");
+    if (cuda.cuMemUnmap(p, 64 * MIB))
+        return 1;
+    say_used("unmapped");
+    return 0;
+}
+
 static volatile int stop, launched;
 static pthread_t launcher;
 
@@ -103,6 +133,8 @@ int role_bugs(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "pools"))
         return pools();
+    if (argc && !strcmp(argv[0], "maps"))
+        return maps();
     if (argc && !strcmp(argv[0], "exits"))
         return exits();
     if (argc == 2 && !strcmp(argv[0], "execs"))

@@ -66,8 +66,22 @@ static void test_pitch(void)
     claim_end(&claim);
 }
 
+static void test_maps(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 2 * GIB, 100);
+    play(&p, &claim, PRELOADED, "maps", NULL);
+    finish(&p);
+    expect(p.status == 0 && said(&p, "mapped") == 64 && said(&p, "bad_unmap") > 0 && said(&p, "still") == 64,
+           "a mapping keeps its memory counted when the handle is gone, and when an unmapping fails");
+    expect(said(&p, "unmapped") == 0, "and no longer once it is unmapped: %.0f MiB", said(&p, "unmapped"));
+    claim_end(&claim);
+}
+
 void test_bugs(void)
 {
+    test_maps();
     test_pitch();
     test_pools();
     test_exit();
