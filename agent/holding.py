@@ -44,6 +44,8 @@ class Holding:
         self._most = {uid: slot.memory_bytes + 1 for uid, slot in self.slots.items()}
         # When the release of the whole claim began, by the monotonic clock; None while it is wanted.
         self.ending_since: float | None = None
+        # When its processes were last looked for by their environment, by the same clock.
+        self.kin_known_at: float | None = None
         self.damaged = False
 
     def put(self, wanted: wire.Assignment) -> bool:

@@ -21,6 +21,8 @@ log = structlog.get_logger()
 ENDING_SECONDS = 0.1
 FALLING_SECONDS = 0.25
 STEADY_SECONDS = 1.0
+# A walk through every process's environment holds up the event loop.
+KIN_SECONDS = 0.5
 UID_CHARACTERS = frozenset("0123456789abcdef-")
 
 
@@ -45,6 +47,7 @@ class Node:
         self._gpu_problem: str | None = None
         # Why an assignment is not in force, by its uid.
         self._failures: dict[str, str] = {}
+        self._kin_looked_at = float("-inf")
         # Claims whose pages an earlier agent left and this one cannot read (another version's, say), and why.
         self._unreadable: dict[str, str] = {}
         # Released here and no longer wanted there; told until the next desired state.
@@ -87,15 +90,25 @@ class Node:
         if not ending:
             return []
         killed = []
-        # Looked for each time: the last process may have started another just before it ended.
-        kin = processes.carrying("GPUCLOUD_CLAIM_DIR")
+        if self._must_look_for_kin(ending, now):
+            self._kin_looked_at = now
+            kin = processes.carrying("GPUCLOUD_CLAIM_DIR")
+            for holding in ending:
+                holding.members.know_kin(kin.get(str(holding.directory), set()))
+                holding.kin_known_at = now
         for holding in ending:
-            holding.members.know_kin(kin.get(str(holding.directory), set()))
             victims = holding.end(now=now, grace_seconds=self._grace_seconds)
             killed += [Killed(holding.claim_uid, process.pid) for process in victims]
-            if not holding.members.living():
+            # The last process may have started another just before it ended: never without a look of this moment.
+            if holding.kin_known_at == now and not holding.members.living():
                 self._finish(holding)
         return killed
+
+    def _must_look_for_kin(self, ending: list[Holding], now: float) -> bool:
+        """Now and then, and at once where a release begins or nobody is left."""
+        return now - self._kin_looked_at >= KIN_SECONDS or any(
+            one.kin_known_at is None or not one.members.living() for one in ending
+        )
 
     def pause_seconds(self, *, now: float) -> float:
         """How long the next look may wait: shorter while someone waits for what only a look can see."""

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from agent import processes, wire
+from agent.node import Node
 from agent.processes import Process
+from agent.registry import Registry
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
 from tests.agent.test_limits import load
@@ -198,6 +201,42 @@ async def test_a_claim_whose_limits_cannot_be_read_is_never_called_released(
     await again.state(held.uid, "failed")
     await again.send(wire.Desired(frame=2, assignments=[changed(held, present=False, generation=2)]))
     assert "limits" in ((await again.state(held.uid, "releasing", 2)).reason or "")
+
+
+async def test_a_release_that_waits_looks_through_all_processes_now_and_then_only(
+    stage: Stage, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.gpus = ["GPU-00000000-0000-4000-8000-000000000001"]
+    (run_dir / "claims").mkdir()
+    registry = Registry(run_dir / "processes.json")
+    node = Node(library=stage.library, claims=run_dir / "claims", registry=registry, grace_seconds=1000)
+    node.know_gpus(frozenset(stage.gpus), None)
+    held = stage.assignment()
+    node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
+    stubborn = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)  # noqa: ASYNC220
+    assert stubborn.stdout is not None
+    stubborn.stdout.readline()
+    member = processes.find(stubborn.pid)
+    assert member is not None
+    registry.add(held.claim_uid, member)
+    looks: list[str] = []
+
+    def carrying(name: str) -> dict[str, set[Process]]:
+        looks.append(name)
+        return {}
+
+    monkeypatch.setattr(processes, "carrying", carrying)
+    node.apply(wire.Desired(frame=2, assignments=[]), now=10)
+    for tenth in range(11):
+        node.end_processes(now=10 + tenth / 10)
+    assert len(looks) == 3
+    # The control: with nobody left it looks at once, and only then is the claim released.
+    stubborn.kill()
+    stubborn.wait()
+    stubborn.stdout.close()
+    node.end_processes(now=11.05)
+    assert len(looks) == 4
+    assert not node.holdings
 
 
 def test_a_reused_pid_is_another_process() -> None:
