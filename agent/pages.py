@@ -20,7 +20,7 @@ import structlog
 
 log = structlog.get_logger()
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_GPUS = 16
 SLOT_OPEN = 1
 SLOT_CLOSED = 2
@@ -71,16 +71,25 @@ class Attached(NamedTuple):
     start_ticks: int
 
 
+_Uuid = c_uint8 * 16
+
+
 class _Limit(ctypes.Structure):
     _fields_ = [
         ("index", c_uint32),
         ("state", c_uint32),
-        ("gpu_uuid", c_uint8 * 16),
-        ("assignment_uid", c_uint8 * 16),
+        ("gpu_uuid", _Uuid),
+        ("assignment_uid", _Uuid),
         ("generation", c_uint64),
         ("memory_bytes", c_uint64),
         ("core_request", c_uint32),
         ("core_limit", c_uint32),
+        ("policy", c_uint32),
+        ("weight", c_uint32),
+        ("ceiling", c_uint32),
+        ("parts", c_uint32),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -93,7 +102,12 @@ class _Totals(ctypes.Structure):
         ("launches", c_uint64),
         ("refused", c_uint64),
         ("observed_generation", c_uint64),
+        ("inflight_ns", c_uint64),
+        ("last_end_ns", c_uint64),
+        ("last_launch_ns", c_uint64),
         ("processes", c_uint32),
+        ("waiting", c_uint32),
+        ("accounting", c_uint32),
         ("reserved", c_uint32),
     ]
 
@@ -118,7 +132,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "vcuda_limits_create": [c_char_p, c_char_p, POINTER(c_void_p)],
     "vcuda_limits_open": [c_char_p, c_int, POINTER(c_void_p)],
     "vcuda_limits_unmap": [c_void_p],
-    "vcuda_limits_set": [c_void_p, c_char_p, c_char_p, c_uint64, c_uint64, c_uint32, c_uint32],
+    "vcuda_limits_set": [c_void_p, POINTER(_Limit)],
     "vcuda_limits_close_gpu": [c_void_p, c_char_p, c_uint64],
     "vcuda_limits_heartbeat": [c_void_p],
     "vcuda_limits_get": [c_void_p, c_uint32, POINTER(_Limit)],
@@ -216,10 +230,15 @@ class LimitsPage:
 
     def set(self, slot: LimitSlot) -> int:
         """Put these limits in force and open the slot; the slot's index. Raises PageError."""
-        return self._must("write", self._calls.vcuda_limits_set(
-            self._page, slot.gpu.bytes, UUID(slot.assignment_uid).bytes,
-            slot.generation, slot.memory_bytes, slot.core_request, slot.core_limit,
-        ))  # fmt: skip
+        limit = _Limit(
+            gpu_uuid=_Uuid(*slot.gpu.bytes),
+            assignment_uid=_Uuid(*UUID(slot.assignment_uid).bytes),
+            generation=slot.generation,
+            memory_bytes=slot.memory_bytes,
+            core_request=slot.core_request,
+            core_limit=slot.core_limit,
+        )
+        return self._must("write", self._calls.vcuda_limits_set(self._page, ctypes.byref(limit)))
 
     def close_gpu(self, gpu: UUID, generation: int) -> None:
         """From now on this GPU refuses allocations and launches of the claim. Raises PageError."""

@@ -1,14 +1,20 @@
 /* The pages: shared memory between the agent and the processes of one claim on one node.
  *
- * A claim's directory holds one file per writer. `limits` is written by the agent and read-only to the tenant; `usage` is
- * written by libvcuda inside the tenant's processes and is therefore untrusted: the agent only reads numbers from it.
- * Both files have a fixed size and are never renamed, truncated or replaced while mapped. Processes find the directory by
- * the environment variable GPUCLOUD_CLAIM_DIR.
+ * A claim's directory holds one file per writer. `limits` is written by the agent and `turns` by the arbiter; both are
+ * read-only to the tenant. `usage` is written by libvcuda inside the tenant's processes and is therefore untrusted: agent
+ * and arbiter only read numbers from it. The files have fixed sizes and are never renamed, truncated or replaced while
+ * mapped. Processes find the directory by the environment variable GPUCLOUD_CLAIM_DIR.
  *
- * Index i of `vcuda_limits.slot` and index i of every `gpu` array in the usage page mean the same GPU of the claim.
+ * Index i of `vcuda_limits.slot`, of `vcuda_turns.turn` and of every `gpu` array in the usage page mean the same GPU of the
+ * claim.
  *
  * Limits: each slot stands behind a sequence lock. Writer's order: seq odd, fields, seq even, gen++, futex wake of gen.
  * `gen` is all that a launch loads when nothing changed, and what a waiting launch sleeps on.
+ *
+ * Turns: who may use a GPU that several claims want. `ends_ns` is one word, so a launch needs no lock to read it: a process
+ * first adds what it is about to launch to its `inflight_ns`, then reads `ends_ns` again, and takes the addition back where
+ * the turn was closed meanwhile; the arbiter closes the turn, then reads `inflight_ns`. Both sides are sequentially
+ * consistent, so the arbiter never believes a GPU drained that a launch is about to enter.
  *
  * Usage: memory is accounted by reserve-then-sum. Each process adds to its own slot, then sums every live slot, and takes
  * its addition back where the sum passes the limit; the adds are sequentially consistent, so the last successful racer has
@@ -25,17 +31,24 @@
 
 #define VCUDA_LIMITS_MAGIC 0x53544d494c435647ull /* "GVCLIMTS" */
 #define VCUDA_USAGE_MAGIC 0x4547415355435647ull  /* "GVCUSAGE" */
-#define VCUDA_ABI_VERSION 1u
+#define VCUDA_TURNS_MAGIC 0x534e525554435647ull  /* "GVCTURNS" */
+#define VCUDA_ABI_VERSION 2u
 
 #define VCUDA_MAX_GPUS 16
 #define VCUDA_MAX_PROCESSES 256
 #define VCUDA_LIMITS_SIZE 4096
-#define VCUDA_USAGE_SIZE 299008
+#define VCUDA_USAGE_SIZE 561152
+#define VCUDA_TURNS_SIZE 4096
 #define VCUDA_NO_MEMORY_LIMIT UINT64_MAX
 
 #define VCUDA_CLAIM_DIR_ENV "GPUCLOUD_CLAIM_DIR"
 #define VCUDA_LIMITS_FILE "limits"
 #define VCUDA_USAGE_FILE "usage"
+#define VCUDA_TURNS_FILE "turns"
+/* `ends_ns` of a GPU on which no turns are given: every claim follows its own limit alone. */
+#define VCUDA_TURN_FREE UINT64_MAX
+/* An arbiter that has not been heard of for so long is dead: its last words no longer count. */
+#define VCUDA_TURNS_STALE_NS 1000000000ull
 
 enum vcuda_slot_state {
     VCUDA_SLOT_UNUSED = 0,
@@ -43,6 +56,18 @@ enum vcuda_slot_state {
     /* Allocations and launches fail with driver errors; frees, copies and synchronisation still work. */
     VCUDA_SLOT_CLOSED = 2,
 };
+
+/* How the claims of one GPU share it while several of them want it. */
+enum vcuda_policy {
+    VCUDA_POLICY_BURST = 0, /* guaranteed core_request, up to core_limit of what others leave */
+    VCUDA_POLICY_FIXED = 1, /* core_request, no more */
+    VCUDA_POLICY_FAIR = 2,  /* equal parts */
+    VCUDA_POLICY_WEIGHTED = 3,
+    VCUDA_POLICY_AVERAGE = 4, /* one part of `parts`; parts of nobody stay idle */
+    VCUDA_POLICY_PREEMPT = 5, /* as burst, but best-effort claims get only what the others leave */
+    VCUDA_POLICY_NATIVE = 6,  /* the driver's own time slices, no limit of compute */
+};
+enum { VCUDA_FLAG_BEST_EFFORT = 1 };
 
 /* One assignment: the claim's share of one GPU. */
 struct vcuda_limit_slot {
@@ -55,7 +80,12 @@ struct vcuda_limit_slot {
     uint32_t core_request;
     uint32_t core_limit; /* 100: may use the whole GPU */
     uint64_t changed_ns; /* CLOCK_MONOTONIC of the last write */
-    uint8_t reserved[56];
+    uint32_t policy;     /* enum vcuda_policy; the same for all claims of a GPU */
+    uint32_t weight;     /* 0 means 1 */
+    uint32_t ceiling;    /* percent that all claims of the GPU together may use; 0 means 100 */
+    uint32_t parts;      /* average: into how many the GPU is divided; 0 means 1 */
+    uint32_t flags;
+    uint8_t reserved[36];
 };
 
 struct vcuda_limits {
@@ -71,6 +101,35 @@ struct vcuda_limits {
     uint8_t reserved2[1792];
 };
 
+/* What one claim may do on one GPU now. Written by the arbiter. */
+struct vcuda_turn {
+    uint64_t ends_ns;   /* CLOCK_MONOTONIC: launches that would still run then must wait; 0: closed; VCUDA_TURN_FREE */
+    uint64_t starts_ns; /* while closed: when the next turn is expected; 0: not known */
+    uint64_t number;    /* of the turn given last */
+    uint32_t share;     /* hundredths of a percent allotted at present; what a dashboard shows */
+    uint32_t reserved0;
+    uint8_t reserved[32];
+};
+
+struct vcuda_turns {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t size;
+    uint32_t gen; /* futex word; raised when a turn begins or turns are given or no longer given */
+    uint32_t reserved0;
+    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC; see VCUDA_TURNS_STALE_NS */
+    uint8_t reserved1[224];
+    struct vcuda_turn turn[VCUDA_MAX_GPUS];
+    uint8_t reserved2[2816];
+};
+
+/* How a process's memory is accounted. */
+enum vcuda_accounting {
+    VCUDA_ACCOUNTING_UNKNOWN = 0,
+    VCUDA_ACCOUNTING_KERNEL = 1, /* what the driver takes from the kernel: everything, to the byte */
+    VCUDA_ACCOUNTING_CALLS = 2,  /* what the program asks the driver for, trued up from NVML */
+};
+
 /* What one process did on one GPU of the claim. The counters only grow; the three *_bytes move both ways. */
 struct vcuda_gpu_usage {
     uint64_t memory_bytes;  /* allocations, as the driver rounds them */
@@ -81,7 +140,13 @@ struct vcuda_gpu_usage {
     uint64_t refused; /* allocations refused for the limit */
     /* The assignment generation that this process last acted on: credit recomputed, waiting launches woken. */
     uint64_t observed_generation;
-    uint64_t inflight_ns; /* predicted GPU time of launched work that is not yet measured */
+    uint64_t inflight_ns;    /* predicted GPU time of launched work not yet known to be done; 0: nothing of ours runs */
+    uint64_t last_end_ns;    /* CLOCK_MONOTONIC at which the work measured last ended on the GPU */
+    uint64_t last_launch_ns; /* CLOCK_MONOTONIC about when work was last launched */
+    uint32_t waiting;        /* threads that wait for credit or a turn */
+    uint32_t accounting;     /* enum vcuda_accounting */
+    uint64_t managed_bytes;  /* part of memory_bytes: managed memory, which NVML does not count */
+    uint8_t reserved[32];
 };
 
 struct vcuda_process {
@@ -115,19 +180,23 @@ struct vcuda_usage {
     struct vcuda_bucket bucket[VCUDA_MAX_GPUS];
     /* The counters of cleared slots, so that totals never fall; their *_bytes, generation and inflight stay zero. */
     struct vcuda_gpu_usage retired[VCUDA_MAX_GPUS];
-    uint8_t reserved1[1984];
+    uint8_t reserved1[960];
     struct vcuda_process process[VCUDA_MAX_PROCESSES];
 };
 
 _Static_assert(sizeof(struct vcuda_limit_slot) == 128, "a slot is two cache lines");
 _Static_assert(offsetof(struct vcuda_limit_slot, generation) == 40, "limit slot layout");
 _Static_assert(offsetof(struct vcuda_limit_slot, core_limit) == 60, "limit slot layout");
+_Static_assert(offsetof(struct vcuda_limit_slot, policy) == 72, "limit slot layout");
+_Static_assert(sizeof(struct vcuda_turn) == 64, "one cache line");
+_Static_assert(sizeof(struct vcuda_turns) == VCUDA_TURNS_SIZE, "turns page size");
+_Static_assert(offsetof(struct vcuda_turns, turn) == 256, "turns layout");
 _Static_assert(sizeof(struct vcuda_limits) == VCUDA_LIMITS_SIZE, "limits page size");
 _Static_assert(offsetof(struct vcuda_limits, gen) == 16, "limits layout");
 _Static_assert(offsetof(struct vcuda_limits, slot) == 256, "limits layout");
-_Static_assert(sizeof(struct vcuda_gpu_usage) == 64, "one cache line");
+_Static_assert(sizeof(struct vcuda_gpu_usage) == 128, "two cache lines");
 _Static_assert(sizeof(struct vcuda_bucket) == 64, "one cache line");
-_Static_assert(sizeof(struct vcuda_process) == 1152, "process slot size");
+_Static_assert(sizeof(struct vcuda_process) == 2176, "process slot size");
 _Static_assert(offsetof(struct vcuda_process, gpu) == 128, "process slot layout");
 _Static_assert(offsetof(struct vcuda_usage, process) == 4096, "usage layout");
 _Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage page size");
@@ -144,6 +213,12 @@ struct vcuda_limit {
     uint64_t memory_bytes;
     uint32_t core_request;
     uint32_t core_limit;
+    uint32_t policy;
+    uint32_t weight;
+    uint32_t ceiling;
+    uint32_t parts;
+    uint32_t flags;
+    uint32_t reserved;
 };
 
 /* One GPU of the claim, over every live process (and, for the counters, every cleared one). */
@@ -156,7 +231,12 @@ struct vcuda_totals {
     uint64_t refused;
     /* The least over live processes; UINT64_MAX where no process is live. */
     uint64_t observed_generation;
+    uint64_t inflight_ns;
+    uint64_t last_end_ns;    /* the latest */
+    uint64_t last_launch_ns; /* the latest */
     uint32_t processes;
+    uint32_t waiting;
+    uint32_t accounting; /* the weakest way of any live process; 0 where none lives */
     uint32_t reserved;
 };
 
@@ -169,8 +249,8 @@ struct vcuda_process_info {
     uint32_t reserved;
 };
 
-_Static_assert(sizeof(struct vcuda_limit) == 64, "ctypes mirror");
-_Static_assert(sizeof(struct vcuda_totals) == 64, "ctypes mirror");
+_Static_assert(sizeof(struct vcuda_limit) == 88, "ctypes mirror");
+_Static_assert(sizeof(struct vcuda_totals) == 96, "ctypes mirror");
 _Static_assert(sizeof(struct vcuda_process_info) == 32, "ctypes mirror");
 
 #pragma GCC visibility push(default)
@@ -182,10 +262,10 @@ int vcuda_limits_create(const char *path, const uint8_t claim_uid[16], struct vc
 int vcuda_limits_open(const char *path, int writable, struct vcuda_limits **page);
 void vcuda_limits_unmap(struct vcuda_limits *page);
 
-/* Write one assignment's limits and open its slot. Returns the slot's index. The slot is the one of this GPU, else the
- * first unused one. -ENOSPC: all 16 in use; -EINVAL: core_request > core_limit, or core_limit not in 0..100. */
-int vcuda_limits_set(struct vcuda_limits *page, const uint8_t gpu_uuid[16], const uint8_t assignment_uid[16],
-                     uint64_t generation, uint64_t memory_bytes, uint32_t core_request, uint32_t core_limit);
+/* Write one assignment's limits and open its slot; `index` and `state` are not read. Returns the slot's index: the one of
+ * this GPU, else the first unused one. -ENOSPC: all 16 in use; -EINVAL: core_request > core_limit, core_limit or ceiling
+ * over 100, an unknown policy. */
+int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit);
 /* Close one GPU's slot: allocations and launches there return CUDA_ERROR_NOT_PERMITTED from now on. Returns the index;
  * -ENOENT: no slot of this GPU. A later vcuda_limits_set opens it again. */
 int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16], uint64_t generation);
@@ -193,6 +273,17 @@ int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16]
 void vcuda_limits_heartbeat(struct vcuda_limits *page);
 /* -ERANGE: index not in 0..15; -EAGAIN: the slot stayed half-written (its writer was killed in the middle). */
 int vcuda_limits_get(const struct vcuda_limits *page, uint32_t index, struct vcuda_limit *out);
+
+/* Percent of its GPU that the assignment may use while nobody else wants it; 100: no limit. */
+uint32_t vcuda_limit_alone(const struct vcuda_limit *limit);
+
+/* Make the page where it is missing (mode 0644), with no turns given, or open the one there. */
+int vcuda_turns_create(const char *path, struct vcuda_turns **page);
+int vcuda_turns_open(const char *path, int writable, struct vcuda_turns **page);
+void vcuda_turns_unmap(struct vcuda_turns *page);
+/* Give a turn (`ends_ns` a time), close it (0) or stop giving turns (VCUDA_TURN_FREE). Wakes who waits unless it closes. */
+void vcuda_turns_set(struct vcuda_turns *page, uint32_t gpu_index, uint64_t ends_ns, uint64_t starts_ns);
+void vcuda_turns_heartbeat(struct vcuda_turns *page);
 
 /* Make the page where it is missing (mode 0600), or open the one there. -EBADMSG as above. */
 int vcuda_usage_create(const char *path, struct vcuda_usage **page);

@@ -36,6 +36,23 @@ static const struct field layout[] = {
     FIELD(vcuda_limit_slot, core_request),
     FIELD(vcuda_limit_slot, core_limit),
     FIELD(vcuda_limit_slot, changed_ns),
+    FIELD(vcuda_limit_slot, policy),
+    FIELD(vcuda_limit_slot, weight),
+    FIELD(vcuda_limit_slot, ceiling),
+    FIELD(vcuda_limit_slot, parts),
+    FIELD(vcuda_limit_slot, flags),
+    SIZE(vcuda_turns),
+    FIELD(vcuda_turns, magic),
+    FIELD(vcuda_turns, version),
+    FIELD(vcuda_turns, size),
+    FIELD(vcuda_turns, gen),
+    FIELD(vcuda_turns, heartbeat_ns),
+    FIELD(vcuda_turns, turn),
+    SIZE(vcuda_turn),
+    FIELD(vcuda_turn, ends_ns),
+    FIELD(vcuda_turn, starts_ns),
+    FIELD(vcuda_turn, number),
+    FIELD(vcuda_turn, share),
     SIZE(vcuda_usage),
     FIELD(vcuda_usage, magic),
     FIELD(vcuda_usage, version),
@@ -65,6 +82,11 @@ static const struct field layout[] = {
     FIELD(vcuda_gpu_usage, refused),
     FIELD(vcuda_gpu_usage, observed_generation),
     FIELD(vcuda_gpu_usage, inflight_ns),
+    FIELD(vcuda_gpu_usage, last_end_ns),
+    FIELD(vcuda_gpu_usage, last_launch_ns),
+    FIELD(vcuda_gpu_usage, waiting),
+    FIELD(vcuda_gpu_usage, accounting),
+    FIELD(vcuda_gpu_usage, managed_bytes),
     SIZE(vcuda_limit),
     FIELD(vcuda_limit, index),
     FIELD(vcuda_limit, state),
@@ -74,6 +96,11 @@ static const struct field layout[] = {
     FIELD(vcuda_limit, memory_bytes),
     FIELD(vcuda_limit, core_request),
     FIELD(vcuda_limit, core_limit),
+    FIELD(vcuda_limit, policy),
+    FIELD(vcuda_limit, weight),
+    FIELD(vcuda_limit, ceiling),
+    FIELD(vcuda_limit, parts),
+    FIELD(vcuda_limit, flags),
     SIZE(vcuda_totals),
     FIELD(vcuda_totals, memory_bytes),
     FIELD(vcuda_totals, context_bytes),
@@ -82,7 +109,12 @@ static const struct field layout[] = {
     FIELD(vcuda_totals, launches),
     FIELD(vcuda_totals, refused),
     FIELD(vcuda_totals, observed_generation),
+    FIELD(vcuda_totals, inflight_ns),
+    FIELD(vcuda_totals, last_end_ns),
+    FIELD(vcuda_totals, last_launch_ns),
     FIELD(vcuda_totals, processes),
+    FIELD(vcuda_totals, waiting),
+    FIELD(vcuda_totals, accounting),
     SIZE(vcuda_process_info),
     FIELD(vcuda_process_info, slot),
     FIELD(vcuda_process_info, pid),
@@ -100,11 +132,12 @@ static size_t append(char *text, size_t room, size_t at, const char *format, con
 const char *vcuda_abi_describe(void)
 {
     static _Thread_local char text[8192];
-    size_t at = (size_t)snprintf(text, sizeof text,
-                                 "{\"version\":%u,\"limits_magic\":%llu,\"usage_magic\":%llu,\"max_gpus\":%d,"
-                                 "\"max_processes\":%d,\"limits_size\":%d,\"usage_size\":%d,\"structs\":{",
-                                 VCUDA_ABI_VERSION, VCUDA_LIMITS_MAGIC, VCUDA_USAGE_MAGIC, VCUDA_MAX_GPUS,
-                                 VCUDA_MAX_PROCESSES, VCUDA_LIMITS_SIZE, VCUDA_USAGE_SIZE);
+    size_t at =
+        (size_t)snprintf(text, sizeof text,
+                         "{\"version\":%u,\"limits_magic\":%llu,\"usage_magic\":%llu,\"max_gpus\":%d,"
+                         "\"max_processes\":%d,\"limits_size\":%d,\"usage_size\":%d,\"turns_size\":%d,\"structs\":{",
+                         VCUDA_ABI_VERSION, VCUDA_LIMITS_MAGIC, VCUDA_USAGE_MAGIC, VCUDA_MAX_GPUS, VCUDA_MAX_PROCESSES,
+                         VCUDA_LIMITS_SIZE, VCUDA_USAGE_SIZE, VCUDA_TURNS_SIZE);
     for (size_t i = 0, n = sizeof layout / sizeof *layout; i < n; i++) {
         const struct field *f = &layout[i];
         if (!f->name)

@@ -98,27 +98,59 @@ static int find_unused(const struct vcuda_limits *page)
     return -ENOSPC;
 }
 
-int vcuda_limits_set(struct vcuda_limits *page, const uint8_t gpu_uuid[16], const uint8_t assignment_uid[16],
-                     uint64_t generation, uint64_t memory_bytes, uint32_t core_request, uint32_t core_limit)
+int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit)
 {
-    if (core_limit > 100 || core_request > core_limit)
+    if (limit->core_limit > 100 || limit->core_request > limit->core_limit || limit->ceiling > 100 ||
+        limit->policy > VCUDA_POLICY_NATIVE)
         return -EINVAL;
-    int index = find_gpu(page, gpu_uuid);
+    int index = find_gpu(page, limit->gpu_uuid);
     if (index < 0)
         index = find_unused(page);
     if (index < 0)
         return index;
     struct vcuda_limit_slot *slot = &page->slot[index];
     write_begin(slot);
-    memcpy(slot->gpu_uuid, gpu_uuid, 16);
-    memcpy(slot->assignment_uid, assignment_uid, 16);
-    slot->generation = generation;
-    slot->memory_bytes = memory_bytes;
-    slot->core_request = core_request;
-    slot->core_limit = core_limit;
+    memcpy(slot->gpu_uuid, limit->gpu_uuid, 16);
+    memcpy(slot->assignment_uid, limit->assignment_uid, 16);
+    slot->generation = limit->generation;
+    slot->memory_bytes = limit->memory_bytes;
+    slot->core_request = limit->core_request;
+    slot->core_limit = limit->core_limit;
+    slot->policy = limit->policy;
+    slot->weight = limit->weight;
+    slot->ceiling = limit->ceiling;
+    slot->parts = limit->parts;
+    slot->flags = limit->flags;
     slot->state = VCUDA_SLOT_OPEN;
     write_end(page, slot);
     return index;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+uint32_t vcuda_limit_alone(const struct vcuda_limit *limit)
+{
+    uint32_t ceiling = limit->ceiling ? limit->ceiling : 100;
+    if (limit->core_limit == 0)
+        return 0;
+    switch (limit->policy) {
+    case VCUDA_POLICY_FIXED:
+        return least(ceiling, limit->core_request);
+    case VCUDA_POLICY_FAIR:
+    case VCUDA_POLICY_WEIGHTED:
+        return ceiling;
+    case VCUDA_POLICY_AVERAGE:
+        return least(ceiling, 100 / (limit->parts ? limit->parts : 1));
+    case VCUDA_POLICY_PREEMPT:
+        return limit->flags & VCUDA_FLAG_BEST_EFFORT ? ceiling : least(ceiling, limit->core_limit);
+    case VCUDA_POLICY_NATIVE:
+        return 100;
+    default:
+        return least(ceiling, limit->core_limit);
+    }
 }
 
 int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16], uint64_t generation)
@@ -159,7 +191,12 @@ int vcuda_limits_get(const struct vcuda_limits *page, uint32_t index, struct vcu
                                     .generation = copy.generation,
                                     .memory_bytes = copy.memory_bytes,
                                     .core_request = copy.core_request,
-                                    .core_limit = copy.core_limit};
+                                    .core_limit = copy.core_limit,
+                                    .policy = copy.policy,
+                                    .weight = copy.weight,
+                                    .ceiling = copy.ceiling,
+                                    .parts = copy.parts,
+                                    .flags = copy.flags};
         memcpy(out->gpu_uuid, copy.gpu_uuid, 16);
         memcpy(out->assignment_uid, copy.assignment_uid, 16);
         return 0;

@@ -125,6 +125,11 @@ static int is_live(const struct vcuda_process *p)
     return load(&p->owner) > VCUDA_OWNER_CLEARING && load(&p->start_time) != 0;
 }
 
+static uint64_t greatest(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struct vcuda_totals *out)
 {
     if (gpu_index >= VCUDA_MAX_GPUS)
@@ -145,6 +150,12 @@ int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struc
         out->throttled_ns += load(&g->throttled_ns);
         out->launches += load(&g->launches);
         out->refused += load(&g->refused);
+        out->inflight_ns += load(&g->inflight_ns);
+        out->last_end_ns = greatest(out->last_end_ns, load(&g->last_end_ns));
+        out->last_launch_ns = greatest(out->last_launch_ns, load(&g->last_launch_ns));
+        out->waiting += __atomic_load_n(&g->waiting, __ATOMIC_RELAXED);
+        uint32_t accounting = __atomic_load_n(&g->accounting, __ATOMIC_RELAXED);
+        out->accounting = accounting > out->accounting ? accounting : out->accounting;
         uint64_t observed = load(&g->observed_generation);
         if (observed < out->observed_generation)
             out->observed_generation = observed;

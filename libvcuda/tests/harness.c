@@ -66,8 +66,13 @@ void claim_make(struct claim *claim, uint64_t memory_bytes, uint32_t core)
 
 void claim_set(struct claim *claim, uint64_t memory_bytes, uint32_t core)
 {
-    static const uint8_t assignment[16] = {7};
-    vcuda_limits_set(claim->limits, gpu_uuid, assignment, ++claim->generation, memory_bytes, core, core);
+    struct vcuda_limit limit = {.assignment_uid = {7},
+                                .generation = ++claim->generation,
+                                .memory_bytes = memory_bytes,
+                                .core_request = core,
+                                .core_limit = core};
+    memcpy(limit.gpu_uuid, gpu_uuid, 16);
+    vcuda_limits_set(claim->limits, &limit);
 }
 
 void claim_end(struct claim *claim)

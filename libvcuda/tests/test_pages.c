@@ -12,16 +12,21 @@ static void test_limits(struct claim *c, const char *limits_path)
 {
     struct vcuda_limits *other;
     struct vcuda_limit limit;
-    static const uint8_t foreign[16] = {0xff}, assignment[16] = {7};
+    static const uint8_t foreign[16] = {0xff};
+    struct vcuda_limit set = {.generation = 42, .memory_bytes = 5 * GIB, .core_request = 10, .core_limit = 20}, bad;
     uint32_t gen = c->limits->gen;
-    int index = vcuda_limits_set(c->limits, gpu_uuid, assignment, 42, 5 * GIB, 10, 20);
+    memcpy(set.gpu_uuid, gpu_uuid, 16);
+    int index = vcuda_limits_set(c->limits, &set);
     vcuda_limits_get(c->limits, (uint32_t)index, &limit);
     expect(index == 0 && limit.generation == 42 && limit.memory_bytes == 5 * GIB && limit.core_limit == 20 &&
                limit.state == VCUDA_SLOT_OPEN && c->limits->gen == gen + 1,
            "a limit that was set is read back, and gen has moved");
-    expect(vcuda_limits_set(c->limits, gpu_uuid, assignment, 43, 0, 30, 20) == -EINVAL &&
-               vcuda_limits_set(c->limits, gpu_uuid, assignment, 43, 0, 0, 101) == -EINVAL && c->limits->gen == gen + 1,
-           "impossible shares are refused and change nothing");
+    int refused = 0;
+    refused += (bad = set, bad.core_request = 30, vcuda_limits_set(c->limits, &bad)) == -EINVAL;
+    refused += (bad = set, bad.core_limit = 101, vcuda_limits_set(c->limits, &bad)) == -EINVAL;
+    refused += (bad = set, bad.ceiling = 101, vcuda_limits_set(c->limits, &bad)) == -EINVAL;
+    refused += (bad = set, bad.policy = VCUDA_POLICY_NATIVE + 1, vcuda_limits_set(c->limits, &bad)) == -EINVAL;
+    expect(refused == 4 && c->limits->gen == gen + 1, "impossible shares and policies are refused and change nothing");
     expect(vcuda_limits_create(limits_path, foreign, &other) == -EEXIST, "another claim's page is not taken over");
     FILE *file = fopen(limits_path, "r+");
     fputc('x', file);
@@ -64,7 +69,7 @@ void test_pages(void)
     claim_make(&claim, GIB, 100);
     snprintf(path, sizeof path, "%s/limits", claim.directory);
     expect(strstr(vcuda_abi_describe(), "\"vcuda_limits\":{\"size\":4096") &&
-               strstr(vcuda_abi_describe(), "\"vcuda_usage\":{\"size\":299008") && strstr(vcuda_abi_describe(), "}}}}"),
+               strstr(vcuda_abi_describe(), "\"vcuda_usage\":{\"size\":561152") && strstr(vcuda_abi_describe(), "}}}}"),
            "the layout describes itself");
     test_usage(&claim);
     test_limits(&claim, path);

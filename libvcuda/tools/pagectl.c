@@ -10,6 +10,9 @@
 static const char usage[] =
     "usage: pagectl DIR create                            make a claim's pages\n"
     "       pagectl DIR set GPU-UUID MEMORY CORE [GEN]    memory in bytes, KiB, MiB, GiB or 'none'; core in percent\n"
+    "                                                     (CORE: LIMIT, or REQUEST-LIMIT)\n"
+    "           [policy=NAME] [weight=N] [ceiling=PERCENT] [parts=N] [best-effort]\n"
+    "           policies: burst fixed fair weighted average preempt native\n"
     "       pagectl DIR close GPU-UUID [GEN]\n"
     "       pagectl DIR show                              use, one line a GPU and a process\n";
 
@@ -72,9 +75,39 @@ static void show(void)
     }
 }
 
+static int parse_policy(const char *name)
+{
+    static const char *const names[] = {"burst", "fixed", "fair", "weighted", "average", "preempt", "native"};
+    for (int i = 0; i <= VCUDA_POLICY_NATIVE; i++)
+        if (!strcmp(name, names[i]))
+            return i;
+    return -1;
+}
+
+/* 0: no such option. A bare number is the generation. */
+static int parse_option(struct vcuda_limit *limit, const char *text)
+{
+    const char *value = strchr(text, '=');
+    uint32_t number = value ? (uint32_t)strtoul(value + 1, NULL, 10) : 0;
+    if (!strcmp(text, "best-effort"))
+        limit->flags |= VCUDA_FLAG_BEST_EFFORT;
+    else if (!strncmp(text, "policy=", 7) && parse_policy(value + 1) >= 0)
+        limit->policy = (uint32_t)parse_policy(value + 1);
+    else if (!strncmp(text, "weight=", 7))
+        limit->weight = number;
+    else if (!strncmp(text, "ceiling=", 8))
+        limit->ceiling = number;
+    else if (!strncmp(text, "parts=", 6))
+        limit->parts = number;
+    else if (*text >= '0' && *text <= '9')
+        limit->generation = strtoull(text, NULL, 10);
+    else
+        return 0;
+    return 1;
+}
+
 static int run(int argc, char **argv)
 {
-    static const uint8_t assignment[16] = {2};
     uint8_t gpu[16];
     const char *verb = argv[2];
     if (!strcmp(verb, "create"))
@@ -91,9 +124,17 @@ static int run(int argc, char **argv)
         return vcuda_limits_close_gpu(limits, gpu, argc > 4 ? strtoull(argv[4], NULL, 10) : old.generation + 1);
     if (strcmp(verb, "set") || argc < 6)
         return -EINVAL;
-    uint32_t core = (uint32_t)strtoul(argv[5], NULL, 10);
-    uint64_t generation = argc > 6 ? strtoull(argv[6], NULL, 10) : old.generation + 1;
-    return vcuda_limits_set(limits, gpu, assignment, generation, parse_size(argv[4]), core, core);
+    struct vcuda_limit limit = {.assignment_uid = {2}, .memory_bytes = parse_size(argv[4])};
+    memcpy(limit.gpu_uuid, gpu, 16);
+    char *rest;
+    limit.core_request = limit.core_limit = (uint32_t)strtoul(argv[5], &rest, 10);
+    if (*rest == '-')
+        limit.core_limit = (uint32_t)strtoul(rest + 1, NULL, 10);
+    limit.generation = old.generation + 1;
+    for (int i = 6; i < argc; i++)
+        if (!parse_option(&limit, argv[i]))
+            return -EINVAL;
+    return vcuda_limits_set(limits, &limit);
 }
 
 int main(int argc, char **argv)
