@@ -105,6 +105,7 @@ class _Totals(ctypes.Structure):
         ("inflight_ns", c_uint64),
         ("last_end_ns", c_uint64),
         ("last_launch_ns", c_uint64),
+        ("yielded", c_uint64),
         ("processes", c_uint32),
         ("waiting", c_uint32),
         ("accounting", c_uint32),

@@ -146,7 +146,8 @@ struct vcuda_gpu_usage {
     uint32_t waiting;        /* threads that wait for credit or a turn */
     uint32_t accounting;     /* enum vcuda_accounting */
     uint64_t managed_bytes;  /* part of memory_bytes: managed memory, which NVML does not count */
-    uint8_t reserved[32];
+    uint64_t yielded;        /* number of the turn whose rest it has no use for */
+    uint8_t reserved[24];
 };
 
 struct vcuda_process {
@@ -234,6 +235,7 @@ struct vcuda_totals {
     uint64_t inflight_ns;
     uint64_t last_end_ns;    /* the latest */
     uint64_t last_launch_ns; /* the latest */
+    uint64_t yielded;        /* the latest */
     uint32_t processes;
     uint32_t waiting;
     uint32_t accounting; /* the weakest way of any live process; 0 where none lives */
@@ -250,7 +252,7 @@ struct vcuda_process_info {
 };
 
 _Static_assert(sizeof(struct vcuda_limit) == 88, "ctypes mirror");
-_Static_assert(sizeof(struct vcuda_totals) == 96, "ctypes mirror");
+_Static_assert(sizeof(struct vcuda_totals) == 104, "ctypes mirror");
 _Static_assert(sizeof(struct vcuda_process_info) == 32, "ctypes mirror");
 
 #pragma GCC visibility push(default)

@@ -153,6 +153,7 @@ int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struc
         out->inflight_ns += load(&g->inflight_ns);
         out->last_end_ns = greatest(out->last_end_ns, load(&g->last_end_ns));
         out->last_launch_ns = greatest(out->last_launch_ns, load(&g->last_launch_ns));
+        out->yielded = greatest(out->yielded, load(&g->yielded));
         out->waiting += __atomic_load_n(&g->waiting, __ATOMIC_RELAXED);
         uint32_t accounting = __atomic_load_n(&g->accounting, __ATOMIC_RELAXED);
         out->accounting = accounting > out->accounting ? accounting : out->accounting;
