@@ -30,13 +30,16 @@ enum {
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
     CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_ECC_UNCORRECTABLE = 214,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
@@ -47,6 +50,7 @@ enum {
 enum { CU_CAPTURE_GLOBAL = 0, CU_CAPTURE_THREAD_LOCAL = 1, CU_CAPTURE_RELAXED = 2 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
 enum { CU_LOCATION_DEVICE = 1 };
+enum { CU_EVENT_DEFAULT = 0, CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_POOL_RELEASE_THRESHOLD = 4, CU_POOL_RESERVED_CURRENT = 5, CU_POOL_USED_CURRENT = 7 };
 enum { CU_GET_PROC_LEGACY = 1, CU_GET_PROC_PER_THREAD = 2 };
 #define CU_STREAM_LEGACY ((CUstream)0x1)
@@ -72,6 +76,13 @@ typedef struct {
     void *attributes;
     unsigned attribute_count;
 } CUlaunchConfig;
+typedef struct {
+    CUfunction function;
+    unsigned grid[3], block[3], shared_bytes;
+    CUstream stream;
+    void **params;
+} CUmultiLaunch; /* CUDA_LAUNCH_PARAMS */
+typedef void (*CUhostFn)(void *data);
 typedef struct {
     size_t width, height;
     unsigned format, channels;
@@ -169,6 +180,10 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
 VCUDA_BOTH(ptds, cuMemcpyHtoD_v2, CUdeviceptr to, const void *from, size_t bytes);
 VCUDA_BOTH(ptds, cuMemcpyDtoH_v2, void *to, CUdeviceptr from, size_t bytes);
 VCUDA_BOTH(ptds, cuMemsetD8_v2, CUdeviceptr to, unsigned char value, size_t count);
+VCUDA_BOTH(ptsz, cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
+VCUDA_BOTH(ptsz, cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t bytes, CUstream stream);
+VCUDA_BOTH(ptsz, cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+VCUDA_BOTH(ptsz, cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values);
@@ -191,6 +206,7 @@ CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 CUresult cuEventCreate(CUevent *event, unsigned flags);
 CUresult cuEventDestroy_v2(CUevent event);
 VCUDA_BOTH(ptsz, cuEventRecord, CUevent event, CUstream stream);
+VCUDA_BOTH(ptsz, cuEventRecordWithFlags, CUevent event, CUstream stream, unsigned flags);
 CUresult cuEventQuery(CUevent event);
 CUresult cuEventSynchronize(CUevent event);
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
@@ -199,6 +215,8 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end);
 VCUDA_BOTH(ptsz, cuLaunchKernel, CUfunction f, KERNEL_SHAPE, CUstream stream, void **params, void **extra);
 VCUDA_BOTH(ptsz, cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
 VCUDA_BOTH(ptsz, cuLaunchCooperativeKernel, CUfunction f, KERNEL_SHAPE, CUstream stream, void **params);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUmultiLaunch *launches, unsigned count, unsigned flags);
+VCUDA_BOTH(ptsz, cuLaunchHostFunc, CUstream stream, CUhostFn function, void *data);
 VCUDA_BOTH(ptsz, cuGraphLaunch, CUgraphExec exec, CUstream stream);
 CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
 CUresult cuGraphDestroy(CUgraph graph);

@@ -51,9 +51,18 @@ static void run_until(struct sim_gpu *gpu, uint64_t now)
                 gpu->advanced_ns = now;
                 return;
             }
+            if ((uint32_t)next != gpu->current)
+                gpu->switch_left_ns = gpu->switch_ns;
             gpu->current = (uint32_t)next;
             gpu->slice_left_ns = SIM_SLICE_NS;
             c = &gpu->client[next];
+        }
+        if (gpu->switch_left_ns) {
+            uint64_t pass = now - gpu->advanced_ns;
+            pass = pass < gpu->switch_left_ns ? pass : gpu->switch_left_ns;
+            gpu->switch_left_ns -= pass;
+            gpu->advanced_ns += pass;
+            continue;
         }
         uint64_t run = now - gpu->advanced_ns;
         if (run > gpu->slice_left_ns)
@@ -67,27 +76,31 @@ static void run_until(struct sim_gpu *gpu, uint64_t now)
     }
 }
 
-static void take_samples(struct sim_gpu *gpu, uint64_t now)
+static uint64_t lock(struct sim_gpu *gpu)
 {
-    if (gpu->samples && now - gpu->sample[(gpu->samples - 1) % SIM_SAMPLES].wall_ns < SIM_SAMPLE_NS)
-        return;
-    uint32_t at = gpu->samples++ % SIM_SAMPLES;
-    gpu->sample[at] = (struct sim_sample){now, gpu->busy_ns};
-    for (int i = 0; i < SIM_MAX_CLIENTS; i++)
-        if (gpu->client[i].pid)
-            gpu->client[i].sample[at] = (struct sim_sample){now, gpu->client[i].service_ns};
+    if (pthread_mutex_lock(&gpu->mutex) == EOWNERDEAD)
+        pthread_mutex_consistent(&gpu->mutex);
+    return sim_now();
+}
+
+static void advance(struct sim_gpu *gpu, uint64_t now)
+{
+    run_until(gpu, now);
+    sim_take_samples(gpu, now);
+}
+
+void sim_lock_only(struct sim_gpu *gpu)
+{
+    advance(gpu, lock(gpu));
 }
 
 void sim_lock(struct sim_gpu *gpu)
 {
-    if (pthread_mutex_lock(&gpu->mutex) == EOWNERDEAD)
-        pthread_mutex_consistent(&gpu->mutex);
-    uint64_t now = sim_now();
+    uint64_t now = lock(gpu);
     /* A killed process's queued work goes with it: look for the dead now and then. */
     if (now - gpu->checked_ns > 50000000ull)
         sim_clear_dead(gpu);
-    run_until(gpu, now);
-    take_samples(gpu, now);
+    advance(gpu, now);
 }
 
 void sim_unlock(struct sim_gpu *gpu)
@@ -133,18 +146,4 @@ void sim_wait(struct sim_gpu *gpu, struct sim_client *client, uint64_t mark)
         struct timespec ts = {(time_t)(left / 1000000000ull), (long)(left % 1000000000ull)};
         clock_nanosleep(CLOCK_MONOTONIC, 0, &ts, NULL);
     }
-}
-
-unsigned sim_utilisation(const struct sim_gpu *gpu, int client)
-{
-    const struct sim_sample *samples = client < 0 ? gpu->sample : gpu->client[client].sample;
-    uint64_t busy = client < 0 ? gpu->busy_ns : gpu->client[client].service_ns;
-    uint64_t now = gpu->advanced_ns;
-    for (uint32_t back = 1; back <= SIM_SAMPLES && back <= gpu->samples; back++) {
-        const struct sim_sample *s = &samples[(gpu->samples - back) % SIM_SAMPLES];
-        if (!s->wall_ns || s->busy_ns > busy || now - s->wall_ns < 500000000ull)
-            continue;
-        return (unsigned)(((busy - s->busy_ns) * 100 + (now - s->wall_ns) / 2) / (now - s->wall_ns));
-    }
-    return 0;
 }

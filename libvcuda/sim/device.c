@@ -1,4 +1,6 @@
 /* Devices: what CUDA_VISIBLE_DEVICES leaves of the node's GPUs. */
+#include "faults.h"
+#include "pages.h"
 #include "process.h"
 
 #include <ctype.h>
@@ -49,11 +51,12 @@ static void find_devices(struct sim_node *node)
 /* What this process held before an exec ended with that. */
 static void clear_predecessor(struct sim_node *node)
 {
+    uint64_t pidns = pages_pidns();
     for (uint32_t i = 0; i < node->gpus; i++) {
         struct sim_gpu *gpu = &node->gpu[i];
         sim_lock(gpu);
         for (int c = 0; c < SIM_MAX_CLIENTS; c++)
-            if (gpu->client[c].pid == (uint32_t)getpid())
+            if (gpu->client[c].pid == (uint32_t)getpid() && gpu->client[c].pidns == pidns)
                 memset(&gpu->client[c], 0, sizeof gpu->client[c]);
         sim_unlock(gpu);
     }
@@ -91,7 +94,7 @@ CUresult cuDriverGetVersion(int *version)
 {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = 13000;
+    *version = sim_driver_version();
     return CUDA_SUCCESS;
 }
 

@@ -1,29 +1,33 @@
 /* Finding functions by name and version, and the names of errors. */
+#include "faults.h"
 #include "process.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-struct symbol {
-    const char *name;
-    void *address;
-};
-
-/* Every function of driver.h, made at build time. Not dlsym: a preloaded library may stand before it. */
-static const struct symbol symbols[] = {
-#include "symbols.inc"
-};
-
+/* Every function of driver.h, from a table made at build time. Not dlsym: a preloaded library may stand before it. */
 void *sim_find_symbol(const char *name)
 {
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
-        if (!strcmp(symbols[i].name, name))
-            return symbols[i].address;
+    for (size_t i = 0; i < sim_symbol_count; i++)
+        if (!strcmp(sim_symbols[i].name, name))
+            return sim_symbols[i].address;
     return NULL;
 }
 
-/* The driver version from which an entry is handed out, where that is not simply the first of its number. */
-static int available_from(const char *name)
+int sim_driver_version(void)
+{
+    static int version;
+    if (!version) {
+        const char *text = getenv("GPUCLOUD_SIM_CUDA_VERSION");
+        int asked = text ? atoi(text) : 0;
+        version = asked >= 10000 ? asked : 13000;
+    }
+    return version;
+}
+
+/* Entries without a line are older than anything that can be simulated. */
+int sim_available_from(const char *name)
 {
     static const struct {
         const char *name;
@@ -33,15 +37,39 @@ static int available_from(const char *name)
         {"cuCtxCreate_v4", 12050},
         {"cuCtxSynchronize_v2", 13000},
         {"cuEventElapsedTime_v2", 12080},
+        {"cuEventRecordWithFlags", 11010},
+        {"cuGetProcAddress", 11030},
         {"cuGetProcAddress_v2", 12000},
         {"cuDeviceGetUuid_v2", 11040},
         {"cuDevicePrimaryCtxRelease_v2", 11000},
         {"cuDevicePrimaryCtxReset_v2", 11000},
+        {"cuDevicePrimaryCtxSetFlags_v2", 11000},
+        {"cuDeviceGetDefaultMemPool", 11020},
+        {"cuDeviceGetMemPool", 11020},
+        {"cuDeviceSetMemPool", 11020},
+        {"cuGraphInstantiateWithFlags", 11040},
+        {"cuLaunchKernelEx", 11060},
+        {"cuMemAllocAsync", 11020},
+        {"cuMemAllocFromPoolAsync", 11020},
+        {"cuMemFreeAsync", 11020},
+        {"cuMemPool", 11020},
+        {"cuMemRetainAllocationHandle", 11000},
+        {"cuMemCreate", 10020},
+        {"cuStreamBeginCaptureToGraph", 12030},
     };
-    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-        if (!strcmp(later[i].name, name))
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
+        size_t length = strlen(later[i].name);
+        /* The per-thread variant came with the function; all of cuMemPool* came together. */
+        if (!strncmp(name, later[i].name, length) &&
+            (!name[length] || !strncmp(name + length, "_pt", 3) || !strcmp(later[i].name, "cuMemPool")))
             return later[i].version;
+    }
     return 0;
+}
+
+int sim_is_hidden(const char *name)
+{
+    return sim_available_from(name) > sim_driver_version();
 }
 
 static void *find_version(const char *base, const char *suffix, int version)
@@ -50,7 +78,7 @@ static void *find_version(const char *base, const char *suffix, int version)
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         char name[160];
         snprintf(name, sizeof name, "%s%s", base, numbers[i]);
-        if (available_from(name) > version)
+        if (sim_available_from(name) > version)
             continue;
         snprintf(name, sizeof name, "%s%s%s", base, numbers[i], suffix);
         void *found = sim_find_symbol(name);
@@ -64,6 +92,8 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, u
 {
     if (!symbol || !function)
         return CUDA_ERROR_INVALID_VALUE;
+    if (version > sim_driver_version())
+        version = sim_driver_version();
     void *found = NULL;
     if (flags & CU_GET_PROC_PER_THREAD) {
         found = find_version(symbol, "_ptsz", version);
@@ -87,9 +117,9 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint
 #define ERRORS(X)                                                                                              \
     X(CUDA_SUCCESS, "no error") X(CUDA_ERROR_INVALID_VALUE, "invalid argument")                                \
     X(CUDA_ERROR_OUT_OF_MEMORY, "out of memory") X(CUDA_ERROR_NOT_INITIALIZED, "initialization error")         \
-    X(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected") X(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal") \
+    X(CUDA_ERROR_DEVICE_UNAVAILABLE, "CUDA-capable device(s) is/are busy or unavailable") X(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected") X(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal") \
     X(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid") X(CUDA_ERROR_INVALID_CONTEXT, "invalid device context") \
-    X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle") X(CUDA_ERROR_NOT_FOUND, "named symbol not found")   \
+    X(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered") X(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure") X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle") X(CUDA_ERROR_NOT_FOUND, "named symbol not found")   \
     X(CUDA_ERROR_NOT_READY, "device not ready") X(CUDA_ERROR_NOT_PERMITTED, "operation not permitted")         \
     X(CUDA_ERROR_NOT_SUPPORTED, "operation not supported")                                                     \
     X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing")               \

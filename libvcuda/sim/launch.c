@@ -128,3 +128,20 @@ CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, KERNEL_SHAPE, CUstream str
     SHAPE_UNUSED;
     return launch(f, stream, params);
 }
+
+/* One kernel per device, each in its own stream; that they start together makes no difference to their time. */
+CUresult cuLaunchCooperativeKernelMultiDevice(CUmultiLaunch *launches, unsigned count, unsigned flags)
+{
+    (void)flags;
+    if (!launches || !count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++)
+        for (unsigned j = 0; j < i; j++)
+            if (launches[i].stream <= CU_STREAM_PER_THREAD || launches[j].stream <= CU_STREAM_PER_THREAD ||
+                launches[i].stream->context->device == launches[j].stream->context->device)
+                return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < count && !result; i++)
+        result = launch(launches[i].function, launches[i].stream, launches[i].params);
+    return result;
+}

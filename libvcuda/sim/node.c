@@ -31,7 +31,7 @@ static void make_uuid(uint8_t uuid[16], const char *name, uint32_t index)
     uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
 }
 
-static void make_gpu(struct sim_gpu *gpu, const char *node, uint32_t index, uint64_t memory_bytes, const char *model)
+static void make_gpu(struct sim_gpu *gpu, uint32_t index, const struct sim_shape *shape)
 {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
@@ -39,23 +39,24 @@ static void make_gpu(struct sim_gpu *gpu, const char *node, uint32_t index, uint
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&gpu->mutex, &attributes);
     pthread_mutexattr_destroy(&attributes);
-    make_uuid(gpu->uuid, node, index);
-    snprintf(gpu->name, sizeof gpu->name, "%s", model);
-    gpu->memory_bytes = memory_bytes;
+    make_uuid(gpu->uuid, shape->name, index);
+    snprintf(gpu->name, sizeof gpu->name, "%s", shape->model);
+    gpu->memory_bytes = shape->memory_bytes;
+    gpu->switch_ns = shape->switch_ns;
     gpu->advanced_ns = sim_now();
 }
 
-int sim_node_create(const char *path, const char *name, uint32_t gpus, uint64_t memory_bytes, const char *model)
+int sim_node_create(const char *path, const struct sim_shape *shape)
 {
     struct sim_node *node = calloc(1, sizeof *node);
     if (!node)
         return -ENOMEM;
     node->magic = SIM_MAGIC;
-    node->version = 1;
-    node->gpus = gpus;
-    snprintf(node->name, sizeof node->name, "%s", name);
-    for (uint32_t i = 0; i < gpus; i++)
-        make_gpu(&node->gpu[i], name, i, memory_bytes, model);
+    node->version = SIM_VERSION;
+    node->gpus = shape->gpus;
+    snprintf(node->name, sizeof node->name, "%s", shape->name);
+    for (uint32_t i = 0; i < shape->gpus; i++)
+        make_gpu(&node->gpu[i], i, shape);
     int error = page_file_make(path, node, sizeof *node, 0600);
     free(node);
     return error;
@@ -72,7 +73,7 @@ struct sim_node *sim_node_open(const char *path)
     if (!file || page_file_map(file, sizeof(struct sim_node), 1, &map) != 0)
         return NULL;
     struct sim_node *node = map;
-    if (node->magic != SIM_MAGIC || node->version != 1 || node->gpus > SIM_MAX_GPUS)
+    if (node->magic != SIM_MAGIC || node->version != SIM_VERSION || node->gpus > SIM_MAX_GPUS)
         return NULL;
     if (!path)
         __atomic_store_n(&shared, node, __ATOMIC_RELEASE);
@@ -87,9 +88,11 @@ void sim_uuid_text(const uint8_t u[16], char text[48])
 
 void sim_clear_dead(struct sim_gpu *gpu)
 {
+    uint64_t pidns = pages_pidns();
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
         struct sim_client *c = &gpu->client[i];
-        if (!c->pid || pages_start_time(c->pid) == c->start_time)
+        /* Of another namespace's processes nothing can be told from here. */
+        if (!c->pid || c->pidns != pidns || pages_start_time(c->pid) == c->start_time)
             continue;
         memset(c, 0, sizeof *c);
     }
@@ -100,9 +103,10 @@ struct sim_client *sim_client_take(struct sim_gpu *gpu)
 {
     uint32_t pid = (uint32_t)getpid();
     sim_clear_dead(gpu);
+    uint64_t pidns = pages_pidns();
     struct sim_client *unused = NULL;
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
-        if (gpu->client[i].pid == pid)
+        if (gpu->client[i].pid == pid && gpu->client[i].pidns == pidns)
             return &gpu->client[i];
         if (!gpu->client[i].pid && !unused)
             unused = &gpu->client[i];
@@ -110,6 +114,7 @@ struct sim_client *sim_client_take(struct sim_gpu *gpu)
     if (unused) {
         memset(unused, 0, sizeof *unused);
         unused->start_time = pages_start_time(pid);
+        unused->pidns = pidns;
         unused->pid = pid;
     }
     return unused;

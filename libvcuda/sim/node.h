@@ -1,7 +1,8 @@
 /* The virtual node: one file, mapped by every process that uses the simulated driver, holding its GPUs.
  *
  * Kernels cost no processor time: their end is computed from the clock. Each process has a *service clock* per GPU that
- * counts the GPU time it was given, in slices of 2 ms, round robin between processes with work, as real GPUs do it. A
+ * counts the GPU time it was given, in slices of 2 ms, round robin between processes with work, as real GPUs do it; giving
+ * the GPU from one process to another takes time in which nobody runs. A
  * kernel's end is a mark on that clock. Whoever calls first after some time advances the GPU's state to now (under the
  * GPU's mutex), and notes per process which stretches of wall time it was given, so that an event's mark can be told in
  * wall time later on. Work of one process on several streams overlaps.
@@ -15,14 +16,18 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
+#define SIM_VERSION 2
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_STRETCHES 256
 #define SIM_SAMPLES 32
 #define SIM_NODE_ENV "GPUCLOUD_SIM_NODE"
 /* A real H200's round robin, measured: 2.09 ms. */
-#define SIM_SLICE_NS 2000000ull
+#define SIM_SLICE_NS 2090000ull
+/* Half of what a round of two busy processes loses, on the same GPU. */
+#define SIM_SWITCH_NS 175000ull
 #define SIM_SAMPLE_NS 50000000ull
+#define SIM_TOLD_NS 200000000ull
 #define SIM_GRANULE (2ull << 20)
 
 struct sim_stretch {
@@ -38,12 +43,16 @@ struct sim_client {
     uint32_t pid;
     uint32_t contexts;
     uint64_t start_time;
+    uint64_t pidns; /* inode of its pid namespace */
     uint64_t memory_bytes;
     uint64_t service_ns; /* GPU time given so far */
     uint64_t demand_ns;  /* the service clock's value at which all launched work is done */
     uint64_t stretches;  /* how many were ever noted; the last SIM_STRETCHES are kept */
     struct sim_stretch stretch[SIM_STRETCHES];
     struct sim_sample sample[SIM_SAMPLES];
+    uint64_t told_service_ns; /* when NVML's present figure of it was taken */
+    uint32_t told_percent;
+    uint32_t reserved;
 };
 
 struct sim_gpu {
@@ -53,6 +62,9 @@ struct sim_gpu {
     pthread_mutex_t mutex;
     uint64_t advanced_ns; /* CLOCK_MONOTONIC up to which the state below is true */
     uint64_t slice_left_ns;
+    uint64_t switch_ns;      /* what giving the GPU to another process costs */
+    uint64_t switch_left_ns; /* the GPU is on its way to `current` */
+    uint64_t told_ns;        /* when NVML's present figures per process were taken */
     uint32_t current;
     uint32_t samples;
     uint64_t busy_ns;
@@ -69,13 +81,21 @@ struct sim_node {
     struct sim_gpu gpu[SIM_MAX_GPUS];
 };
 
+struct sim_shape {
+    const char *name, *model;
+    uint32_t gpus;
+    uint64_t memory_bytes, switch_ns;
+};
+
 /* Make a node's file; 0 or -errno. */
-int sim_node_create(const char *path, const char *name, uint32_t gpus, uint64_t memory_bytes, const char *model);
+int sim_node_create(const char *path, const struct sim_shape *shape);
 /* Map it; NULL where it is missing or damaged. `path` NULL: the environment's, mapped once. */
 struct sim_node *sim_node_open(const char *path);
 
 uint64_t sim_now(void);
 void sim_lock(struct sim_gpu *gpu); /* and advance to now */
+/* The same, never looking for dead processes: no system call unless the mutex is held elsewhere. */
+void sim_lock_only(struct sim_gpu *gpu);
 void sim_unlock(struct sim_gpu *gpu);
 /* The calling process's client, taken where missing; NULL when all are taken. Locked. */
 struct sim_client *sim_client_take(struct sim_gpu *gpu);
@@ -87,6 +107,7 @@ uint64_t sim_memory_used(const struct sim_gpu *gpu); /* locked */
 void sim_clear_dead(struct sim_gpu *gpu);            /* locked */
 /* Percent of the last half second; index of a client, or -1 for the whole GPU. Locked. */
 unsigned sim_utilisation(const struct sim_gpu *gpu, int client);
+void sim_take_samples(struct sim_gpu *gpu, uint64_t now);  /* locked */
 void sim_uuid_text(const uint8_t uuid[16], char text[48]); /* "GPU-..." */
 
 #endif

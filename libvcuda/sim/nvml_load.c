@@ -2,6 +2,7 @@
 #include "nvidia_ml.h"
 
 #include "node.h"
+#include "pages.h"
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
@@ -37,17 +38,25 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NVML_SUCCESS;
 }
 
+/* What the driver has taken for a process, in the granules in which it takes it. */
+static uint64_t granules(uint64_t bytes)
+{
+    return (bytes + SIM_GRANULE - 1) / SIM_GRANULE * SIM_GRANULE;
+}
+
+/* A process of another pid namespace has no number here, and is not shown. */
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
 {
     unsigned found = 0, room = infos ? *count : 0;
+    uint64_t pidns = pages_pidns();
     sim_lock(device);
     sim_clear_dead(device);
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
         const struct sim_client *c = &device->client[i];
-        if (!c->pid || !c->memory_bytes)
+        if (!c->pid || c->pidns != pidns || !c->memory_bytes)
             continue;
         if (found < room)
-            infos[found] = (nvmlProcessInfo_t){c->pid, c->memory_bytes, 0xffffffffu, 0xffffffffu};
+            infos[found] = (nvmlProcessInfo_t){c->pid, granules(c->memory_bytes), 0xffffffffu, 0xffffffffu};
         found++;
     }
     sim_unlock(device);
@@ -66,14 +75,15 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSam
                                              unsigned long long since_us)
 {
     unsigned found = 0, room = samples ? *count : 0;
+    uint64_t pidns = pages_pidns();
     sim_lock(device);
-    unsigned long long now_us = device->advanced_ns / 1000;
+    unsigned long long told_us = device->told_ns / 1000;
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
         const struct sim_client *c = &device->client[i];
-        if (!c->pid || now_us <= since_us)
+        if (!c->pid || c->pidns != pidns || told_us <= since_us)
             continue;
         if (found < room)
-            samples[found] = (nvmlProcessSample_t){.pid = c->pid, .time_us = now_us, .sm = sim_utilisation(device, i)};
+            samples[found] = (nvmlProcessSample_t){.pid = c->pid, .time_us = told_us, .sm = c->told_percent};
         found++;
     }
     sim_unlock(device);

@@ -26,7 +26,8 @@ struct sim_stream {
     uint64_t tail; /* service mark at which all its work is done */
     uint64_t mark[SIM_QUEUE];
     uint64_t launched;
-    int capture; /* CU_CAPTURE_* status */
+    uint64_t host_calls, host_done; /* functions of the program: launched, returned */
+    int capture;                    /* CU_CAPTURE_* status */
     int capture_mode;
     unsigned capture_thread;
     CUgraph graph;
@@ -41,7 +42,7 @@ struct sim_context {
 };
 
 struct sim_event {
-    int recorded, captured;
+    int recorded, captured, untimed;
     CUcontext context;
     uint64_t mark;
     uint64_t wall_ns; /* 0 until known */
@@ -91,6 +92,8 @@ CUresult sim_charge(struct sim_device *device, int64_t bytes);
 CUresult sim_capture_guard(void);
 /* Queue `ns` of work, waiting for room in the queue. */
 CUresult sim_submit(struct sim_stream *stream, uint64_t ns);
+/* Wait until the program's functions launched so far into the stream have returned. */
+void sim_wait_host_calls(struct sim_stream *stream);
 void sim_settle_events(void); /* note the time of every event that has happened; takes the mutex */
 void sim_forget_context_events(CUcontext context);
 void sim_trim_pools(struct sim_device *device);

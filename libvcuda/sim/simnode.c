@@ -8,12 +8,13 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--model MODEL]\n"
+    "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--model MODEL] [--switch-us N]\n"
     "       simnode show PATH\n\n"
     "Makes (or shows) the file of a virtual node with simulated GPUs. Programs use it with\n"
     "LD_LIBRARY_PATH=.../build/sim and GPUCLOUD_SIM_NODE=PATH. The GPUs' UUIDs follow from the name.\n"
     "  --name NAME     sim-1      --gpus N      4 (at most 16)\n"
-    "  --memory SIZE   24GiB      --model MODEL 'NVIDIA SIM-24'\n";
+    "  --memory SIZE   24GiB      --model MODEL 'NVIDIA SIM-24'\n"
+    "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n";
 
 static uint64_t parse_size(const char *text)
 {
@@ -64,37 +65,36 @@ static int show(const char *path)
 
 static int create(const char *path, int argc, char **argv)
 {
-    static const struct option options[] = {{"name", 1, NULL, 'n'},
-                                            {"gpus", 1, NULL, 'g'},
-                                            {"memory", 1, NULL, 'm'},
-                                            {"model", 1, NULL, 'o'},
-                                            {NULL, 0, NULL, 0}};
-    const char *name = "sim-1", *model = "NVIDIA SIM-24";
-    unsigned long gpus = 4;
-    uint64_t memory = 24ull << 30;
+    static const struct option options[] = {{"name", 1, NULL, 'n'},      {"gpus", 1, NULL, 'g'},
+                                            {"memory", 1, NULL, 'm'},    {"model", 1, NULL, 'o'},
+                                            {"switch-us", 1, NULL, 's'}, {NULL, 0, NULL, 0}};
+    struct sim_shape shape = {"sim-1", "NVIDIA SIM-24", 4, 24ull << 30, SIM_SWITCH_NS};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {
         case 'n':
-            name = optarg;
+            shape.name = optarg;
             break;
         case 'g':
-            gpus = strtoul(optarg, NULL, 10);
+            shape.gpus = (uint32_t)strtoul(optarg, NULL, 10);
             break;
         case 'm':
-            memory = parse_size(optarg);
+            shape.memory_bytes = parse_size(optarg);
             break;
         case 'o':
-            model = optarg;
+            shape.model = optarg;
+            break;
+        case 's':
+            shape.switch_ns = strtoull(optarg, NULL, 10) * 1000;
             break;
         default:
             fputs(usage, stderr);
             return 2;
         }
-    if (gpus < 1 || gpus > SIM_MAX_GPUS || memory < (64ull << 20)) {
+    if (shape.gpus < 1 || shape.gpus > SIM_MAX_GPUS || shape.memory_bytes < (64ull << 20)) {
         fputs("simnode: 1 to 16 GPUs of at least 64 MiB\n", stderr);
         return 2;
     }
-    int error = sim_node_create(path, name, (uint32_t)gpus, memory, model);
+    int error = sim_node_create(path, &shape);
     if (error)
         fprintf(stderr, "simnode: %s: %s\n", path, strerror(-error));
     return error ? 1 : 0;

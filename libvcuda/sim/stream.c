@@ -45,19 +45,24 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 CUresult sim_submit(struct sim_stream *s, uint64_t ns)
 {
     struct sim_device *device = s->context->device;
-    if (s->launched >= SIM_QUEUE)
-        sim_wait(device->gpu, device->client, s->mark[s->launched % SIM_QUEUE]);
-    sim_lock(device->gpu);
     struct sim_client *c = device->client;
+    sim_lock_only(device->gpu);
+    while (s->launched >= SIM_QUEUE && s->mark[s->launched % SIM_QUEUE] > c->service_ns) {
+        uint64_t mark = s->mark[s->launched % SIM_QUEUE];
+        sim_unlock(device->gpu);
+        sim_wait(device->gpu, c, mark);
+        sim_lock_only(device->gpu);
+    }
     uint64_t start = s->tail > c->service_ns ? s->tail : c->service_ns;
     s->tail = start + ns;
     s->mark[s->launched++ % SIM_QUEUE] = s->tail;
     if (s->tail > c->demand_ns)
         c->demand_ns = s->tail;
-    int settle = c->stretches - settled_at > SIM_STRETCHES / 4;
-    if (settle)
-        settled_at = c->stretches;
+    uint64_t stretches = c->stretches;
     sim_unlock(device->gpu);
+    int settle = stretches - __atomic_load_n(&settled_at, __ATOMIC_RELAXED) > SIM_STRETCHES / 4;
+    if (settle)
+        __atomic_store_n(&settled_at, stretches, __ATOMIC_RELAXED);
     if (settle)
         sim_settle_events();
     return CUDA_SUCCESS;
@@ -71,8 +76,13 @@ static CUresult wait_stream(CUstream stream)
     CUresult result = s->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : sim_capture_guard();
     if (result)
         return result;
-    sim_wait(s->context->device->gpu, s->context->device->client, s->tail);
-    sim_trim_pools(s->context->device);
+    struct sim_device *device = s->context->device;
+    sim_lock(device->gpu);
+    uint64_t tail = s->tail;
+    sim_unlock(device->gpu);
+    sim_wait(device->gpu, device->client, tail);
+    sim_wait_host_calls(s);
+    sim_trim_pools(device);
     return CUDA_SUCCESS;
 }
 
@@ -91,6 +101,9 @@ CUresult cuStreamQuery(CUstream stream)
     struct sim_stream *s = sim_resolve(stream);
     if (!s)
         return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = s->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : sim_capture_guard();
+    if (result)
+        return result;
     struct sim_device *device = s->context->device;
     sim_lock(device->gpu);
     int done = device->client->service_ns >= s->tail;
@@ -126,11 +139,13 @@ CUresult cuCtxSynchronize(void)
 
 CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
-    (void)flags;
     if (!sim_current())
         return CUDA_ERROR_INVALID_CONTEXT;
     *event = calloc(1, sizeof **event);
-    return *event ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!*event)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    (*event)->untimed = (flags & CU_EVENT_DISABLE_TIMING) != 0;
+    return CUDA_SUCCESS;
 }
 
 /* Note the time of an event whose mark has passed; 1 if it has. */
@@ -221,6 +236,16 @@ CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
     return cuEventRecord(event, stream);
 }
 
+CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
+{
+    return flags > 1 ? CUDA_ERROR_INVALID_VALUE : cuEventRecord(event, stream);
+}
+
+CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned flags)
+{
+    return cuEventRecordWithFlags(event, stream, flags);
+}
+
 static CUresult event_state(CUevent event)
 {
     if (event->captured)
@@ -253,7 +278,7 @@ CUresult cuEventSynchronize(CUevent event)
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
 {
-    if (!start->recorded || !end->recorded)
+    if (!start->recorded || !end->recorded || start->untimed || end->untimed)
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = event_state(start);
     if (!result)

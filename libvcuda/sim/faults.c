@@ -1,0 +1,112 @@
+/* Calls that fail when a test wants them to: see faults.h. */
+#include "faults.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define RULES 32
+
+static struct rule {
+    char name[64];
+    unsigned long at; /* which call, from 1 */
+    int onwards;      /* and all after it */
+    int lost;
+    CUresult answer;
+    unsigned long delay_us;
+    unsigned long calls;
+} rules[RULES];
+static int rule_count;
+static CUresult lost_with;
+
+/* One rule; 0 where it cannot be read. */
+static int parse(const char *text, struct rule *rule)
+{
+    const char *colon = strchr(text, ':');
+    if (!colon || colon == text || (size_t)(colon - text) >= sizeof rule->name)
+        return 0;
+    memcpy(rule->name, text, (size_t)(colon - text));
+    char *at;
+    rule->at = strtoul(colon + 1, &at, 10);
+    rule->onwards = *at == '+';
+    at += rule->onwards;
+    if (!rule->at || *at++ != '=')
+        return 0;
+    rule->lost = *at == '!';
+    unsigned long value = strtoul(at + rule->lost, &at, 10);
+    if (!strncmp(at, "us", 2)) {
+        rule->delay_us = value;
+        at += 2;
+    } else {
+        rule->answer = (CUresult)value;
+    }
+    return value && (*at == ',' || !*at);
+}
+
+/* A rule that cannot be read would be a test that tests nothing: say so. */
+static void read_rules(void)
+{
+    const char *text = getenv("GPUCLOUD_SIM_FAULTS");
+    while (text && *text) {
+        size_t length = strcspn(text, ",");
+        struct rule rule = {0};
+        if (rule_count < RULES && parse(text, &rule))
+            rules[rule_count++] = rule;
+        else
+            fprintf(stderr,
+                    "libcuda (simulated): GPUCLOUD_SIM_FAULTS: '%.*s' is not NAME:CALL[+]=[!]CODE or =DELAYus\n",
+                    (int)length, text);
+        text += length + (text[length] == ',');
+    }
+}
+
+/* These say what went wrong, or where to find a function: they work on a lost GPU, and `*` does not count them. */
+static int is_apart(const char *name)
+{
+    return !strncmp(name, "cuGetProcAddress", 16) || !strncmp(name, "cuGetError", 10) ||
+           !strcmp(name, "cuDriverGetVersion");
+}
+
+static void delay(unsigned long us)
+{
+    struct timespec left = {(time_t)(us / 1000000), (long)(us % 1000000) * 1000};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        ;
+}
+
+static CUresult apply(struct rule *rule, const struct sim_door *door, int counted)
+{
+    int any = rule->name[0] == '*' && !rule->name[1];
+    if (any ? !counted : strcmp(rule->name, door->name) != 0)
+        return CUDA_SUCCESS;
+    unsigned long call = __atomic_add_fetch(&rule->calls, 1, __ATOMIC_RELAXED);
+    if (rule->onwards ? call < rule->at : call != rule->at)
+        return CUDA_SUCCESS;
+    if (rule->delay_us)
+        delay(rule->delay_us);
+    if (rule->lost)
+        __atomic_store_n(&lost_with, rule->answer, __ATOMIC_RELAXED);
+    return rule->answer;
+}
+
+CUresult sim_door_open(struct sim_door *door)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_rules);
+    if (!rule_count)
+        return CUDA_SUCCESS;
+    int counted = __atomic_load_n(&door->counted, __ATOMIC_RELAXED);
+    if (counted < 0) {
+        counted = !is_apart(door->name);
+        __atomic_store_n(&door->counted, counted, __ATOMIC_RELAXED);
+    }
+    CUresult lost = __atomic_load_n(&lost_with, __ATOMIC_RELAXED), answer = CUDA_SUCCESS;
+    if (lost && counted)
+        return lost;
+    for (int i = 0; i < rule_count && !answer; i++)
+        answer = apply(&rules[i], door, counted);
+    return answer;
+}
