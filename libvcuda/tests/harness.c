@@ -203,9 +203,8 @@ static int make_node(void)
     return 1;
 }
 
-int harness_begin(int argc, char **argv)
+int harness_begin(void)
 {
-    on_real_gpu = argc > 1 && !strcmp(argv[1], "--real");
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0)
         return 0;
     snprintf(build, sizeof build, "%s", self);
@@ -226,6 +225,19 @@ int harness_begin(int argc, char **argv)
     }
     context_cost = (uint64_t)said(&player, "context");
     return player.status == 0;
+}
+
+unsigned long test_count(unsigned long usual)
+{
+    const char *text = getenv("VCUDA_TEST_COUNT");
+    unsigned long count = text ? strtoul(text, NULL, 10) : 0;
+    return count ? count : usual;
+}
+
+unsigned test_seed(void)
+{
+    const char *text = getenv("VCUDA_TEST_SEED");
+    return text ? (unsigned)strtoul(text, NULL, 10) : (unsigned)pages_clock(CLOCK_REALTIME) | 1;
 }
 
 int harness_end(void)

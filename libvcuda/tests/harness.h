@@ -31,8 +31,8 @@ extern int on_real_gpu;
 extern uint8_t gpu_uuid[16];
 extern uint64_t context_cost; /* bytes, of a process that has launched nothing */
 
-int harness_begin(int argc, char **argv); /* 0: cannot test here */
-int harness_end(void);                    /* the exit status */
+int harness_begin(void); /* 0: cannot test here */
+int harness_end(void);   /* the exit status */
 void expect(int ok, const char *sentence, ...) __attribute__((format(printf, 2, 3)));
 
 void claim_make(struct claim *claim, uint64_t memory_bytes, uint32_t core);
@@ -47,6 +47,9 @@ double said(const struct player *player, const char *name); /* -1e9: never said 
 /* By NVML, summed over processes. An H200's own figure rose 2 GiB higher while eight processes allocated and freed as fast
  * as they could; why was not found out (freed memory that counts until it is cleared, perhaps). */
 uint64_t gpu_memory_used(void);
+/* VCUDA_TEST_COUNT, or this; the seed of this run's dice, VCUDA_TEST_SEED or a new one. */
+unsigned long test_count(unsigned long usual);
+unsigned test_seed(void);
 double now_s(void);
 void pause_s(double seconds);
 

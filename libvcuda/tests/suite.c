@@ -1,23 +1,93 @@
-/* All behaviours; on the simulated driver, or with --real on the machine's first GPU. */
+/* All behaviours, in chapters; on the simulated driver, or with --real on the machine's first GPU. */
 #include "harness.h"
 
-#include <string.h>
 #include <stdio.h>
+#include <string.h>
+
+static const char usage[] =
+    "usage: suite [--real] [--list] [CHAPTER...]\n\n"
+    "Runs the chapters named, or all but the long ones. --real: on the machine's first GPU instead of the simulated\n"
+    "driver. VCUDA_TEST_COUNT: how often the chapters that repeat something do it; VCUDA_TEST_SEED: where their dice\n"
+    "begin.\n";
+
+enum { SHORT, LONG };
+
+static const struct chapter {
+    const char *name;
+    void (*run)(void);
+    int length;
+    const char *about;
+} chapters[] = {
+    {"pages", test_pages, SHORT, "the pages and the helper library"},
+    {"lookup", test_lookup, SHORT, "however a program finds the driver, it finds the limit"},
+    {"memory", test_memory, SHORT, "each way to allocate, racing processes, limits that move"},
+    {"views", test_views, SHORT, "what CUDA and NVML show"},
+    {"compute", test_compute, SHORT, "shares, sharing within a claim, graphs and captures"},
+    {"life", test_life, SHORT, "forks, missing and damaged pages"},
+    {"bugs", test_bugs, SHORT, "what once broke"},
+};
+#define CHAPTERS (sizeof chapters / sizeof *chapters)
+
+static int list(void)
+{
+    for (size_t i = 0; i < CHAPTERS; i++)
+        printf("%-12s%s%s\n", chapters[i].name, chapters[i].about, chapters[i].length == LONG ? " (long)" : "");
+    return 0;
+}
+
+static const struct chapter *find(const char *name)
+{
+    for (size_t i = 0; i < CHAPTERS; i++)
+        if (!strcmp(chapters[i].name, name))
+            return &chapters[i];
+    return NULL;
+}
+
+/* 1: go on; else the exit status is in `status`. */
+static int read_arguments(int argc, char **argv, int *status)
+{
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--real")) {
+            on_real_gpu = 1;
+        } else if (!strcmp(argv[i], "--list")) {
+            *status = list();
+            return 0;
+        } else if (!find(argv[i])) {
+            int help = !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
+            if (!help)
+                fprintf(stderr, "suite: no chapter '%s'; --list shows them\n\n", argv[i]);
+            fputs(usage, help ? stdout : stderr);
+            *status = help ? 0 : 2;
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int is_chosen(const struct chapter *chapter, int argc, char **argv)
+{
+    int named = 0;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], chapter->name))
+            return 1;
+        named += find(argv[i]) != NULL;
+    }
+    return !named && chapter->length == SHORT;
+}
 
 int main(int argc, char **argv)
 {
+    int status;
     if (argc > 2 && !strcmp(argv[1], "--role"))
         return role_play(argc - 2, argv + 2);
-    if (!harness_begin(argc, argv)) {
+    if (!read_arguments(argc, argv, &status))
+        return status;
+    if (!harness_begin()) {
         fputs("suite: no GPU, real or simulated, to test on\n", stderr);
         return 2;
     }
-    test_pages();
-    test_lookup();
-    test_memory();
-    test_views();
-    test_compute();
-    test_life();
-    test_bugs();
+    for (size_t i = 0; i < CHAPTERS; i++)
+        if (is_chosen(&chapters[i], argc, argv))
+            chapters[i].run();
     return harness_end();
 }
