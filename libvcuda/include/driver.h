@@ -20,6 +20,8 @@ typedef struct sim_graph *CUgraph;
 typedef struct sim_graph_exec *CUgraphExec;
 typedef struct sim_pool *CUmemoryPool;
 typedef struct sim_array *CUarray, *CUmipmappedArray;
+typedef struct sim_green *CUgreenCtx;
+typedef unsigned CUdeviceptr_v1;
 typedef unsigned long long CUhandle; /* CUmemGenericAllocationHandle */
 typedef struct {
     unsigned char bytes[16];
@@ -52,6 +54,8 @@ enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
 enum { CU_LOCATION_DEVICE = 1 };
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_POOL_RELEASE_THRESHOLD = 4, CU_POOL_RESERVED_CURRENT = 5, CU_POOL_USED_CURRENT = 7 };
+enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_PRINTF_FIFO_SIZE = 1, CU_LIMIT_MALLOC_HEAP_SIZE = 2 };
+enum { CU_ATTRIBUTE_MULTIPROCESSORS = 16, CU_ATTRIBUTE_THREADS_PER_MULTIPROCESSOR = 39 };
 enum { CU_GET_PROC_LEGACY = 1, CU_GET_PROC_PER_THREAD = 2 };
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
@@ -84,6 +88,12 @@ typedef struct {
 } CUmultiLaunch; /* CUDA_LAUNCH_PARAMS */
 typedef void (*CUhostFn)(void *data);
 typedef struct {
+    unsigned width, height, format, channels;
+} CUarrayDescriptor_v1;
+typedef struct {
+    unsigned width, height, depth, format, channels, flags;
+} CUarray3DDescriptor_v1;
+typedef struct {
     size_t width, height;
     unsigned format, channels;
 } CUarrayDescriptor;
@@ -93,6 +103,7 @@ typedef struct {
 } CUarray3DDescriptor;
 _Static_assert(sizeof(CUallocationProp) == 32 && sizeof(CUpoolProps) == 88 && sizeof(CUlaunchConfig) == 56,
                "driver ABI");
+_Static_assert(sizeof(CUarrayDescriptor_v1) == 16 && sizeof(CUarray3DDescriptor_v1) == 24, "driver ABI");
 _Static_assert(sizeof(CUarrayDescriptor) == 24 && sizeof(CUarray3DDescriptor) == 40, "driver ABI");
 
 #pragma GCC visibility push(default)
@@ -132,6 +143,15 @@ CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v4(CUcontext *context, void *params, unsigned flags, CUdevice device);
+CUresult cuGLCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned flags, CUdevice device, unsigned vdp, void *vdp_get_proc);
+CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device, unsigned vdp, void *vdp_get_proc);
+CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned flags);
+CUresult cuGreenCtxDestroy(CUgreenCtx green);
+CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
+CUresult cuCtxGetLimit(size_t *value, int limit);
+CUresult cuCtxSetLimit(int limit, size_t value);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext *context);
@@ -144,6 +164,9 @@ CUresult cuCtxSynchronize_v2(CUcontext context);
 
 CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total);
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
+CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes);
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element);
+CUresult cuMemFree(CUdeviceptr_v1 pointer);
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element);
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
@@ -172,6 +195,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignmen
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes);
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const void *descriptions, size_t count);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUallocationProp *prop, int option);
+CUresult cuArrayCreate(CUarray *array, const CUarrayDescriptor_v1 *descriptor);
+CUresult cuArray3DCreate(CUarray *array, const CUarray3DDescriptor_v1 *descriptor);
 CUresult cuArrayCreate_v2(CUarray *array, const CUarrayDescriptor *descriptor);
 CUresult cuArray3DCreate_v2(CUarray *array, const CUarray3DDescriptor *descriptor);
 CUresult cuArrayDestroy(CUarray array);
@@ -198,9 +223,14 @@ VCUDA_BOTH(ptsz, cuStreamSynchronize, CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamQuery, CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags);
 VCUDA_BOTH(ptsz, cuStreamIsCapturing, CUstream stream, int *status);
+VCUDA_BOTH(ptsz, cuStreamGetCtx, CUstream stream, CUcontext *context);
+VCUDA_BOTH(ptsz, cuStreamBeginCapture, CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamBeginCapture_v2, CUstream stream, int mode);
 VCUDA_BOTH(ptsz, cuStreamBeginCaptureToGraph, CUstream stream, CUgraph graph, const void *nodes, const void *edges,
            size_t count, int mode);
+VCUDA_BOTH(ptsz, cuStreamBeginRecaptureToGraph, CUstream stream, int mode, CUgraph graph, void *callback, void *data);
+VCUDA_BOTH(ptsz, cuStreamBeginCaptureToCig, CUstream stream, void *params);
+VCUDA_BOTH(ptsz, cuStreamEndCaptureToCig, CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamEndCapture, CUstream stream, CUgraph *graph);
 CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 CUresult cuEventCreate(CUevent *event, unsigned flags);
@@ -217,6 +247,9 @@ VCUDA_BOTH(ptsz, cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction f, v
 VCUDA_BOTH(ptsz, cuLaunchCooperativeKernel, CUfunction f, KERNEL_SHAPE, CUstream stream, void **params);
 CUresult cuLaunchCooperativeKernelMultiDevice(CUmultiLaunch *launches, unsigned count, unsigned flags);
 VCUDA_BOTH(ptsz, cuLaunchHostFunc, CUstream stream, CUhostFn function, void *data);
+CUresult cuLaunch(CUfunction f);
+CUresult cuLaunchGrid(CUfunction f, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream);
 VCUDA_BOTH(ptsz, cuGraphLaunch, CUgraphExec exec, CUstream stream);
 CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
 CUresult cuGraphDestroy(CUgraph graph);

@@ -41,32 +41,82 @@ static int primary_active(CUdevice device)
     return real.cuDevicePrimaryCtxGetState && !real.cuDevicePrimaryCtxGetState(device, &flags, &active) && active;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+/* A call that makes the device's primary context where there is none: one that retains it, or makes a green context, which
+ * is a part of it. */
+struct primary_use {
+    CUdevice device;
+    int slot; /* < 0: the context is there already, or no limit applies */
+    uint64_t reserved;
+};
+
+static CUresult primary_begin(struct primary_use *use, CUdevice device)
 {
-    NEED_REAL(cuDevicePrimaryCtxRetain);
+    *use = (struct primary_use){.device = device, .slot = -1};
     if (shim_mode() != SHIM_ACTIVE || device < 0 || device >= MAX_DEVICES)
-        return real.cuDevicePrimaryCtxRetain(context, device);
+        return CUDA_SUCCESS;
     if (!shim_attach())
         return CUDA_ERROR_NOT_PERMITTED;
     shim_refresh();
     /* Whoever raises the flag accounts for the context; a context counted already costs nothing again. */
     if (primary_active(device) || __atomic_exchange_n(&primary_counted[device], 1, __ATOMIC_ACQ_REL))
-        return real.cuDevicePrimaryCtxRetain(context, device);
+        return CUDA_SUCCESS;
     int slot = shim_slot_of_device(device);
-    uint64_t reserved;
-    CUresult result = slot < 0 ? CUDA_ERROR_NOT_PERMITTED : account_context_begin(slot, &reserved);
-    if (!result) {
-        result = real.cuDevicePrimaryCtxRetain(context, device);
-        CUresult counted = account_context_end(slot, reserved, result);
-        if (!result && counted) {
-            real.cuDevicePrimaryCtxRelease_v2(device);
-            account_context_gone(slot);
-            result = counted;
-        }
-    }
+    CUresult result = slot < 0 ? CUDA_ERROR_NOT_PERMITTED : account_context_begin(slot, &use->reserved);
     if (result)
         __atomic_store_n(&primary_counted[device], 0, __ATOMIC_RELEASE);
+    else
+        use->slot = slot;
     return result;
+}
+
+/* The driver answered. Where that is an error although the driver's was none, the caller gives the context back, and then
+ * calls primary_refused. */
+static CUresult primary_end(const struct primary_use *use, CUresult result)
+{
+    if (use->slot < 0)
+        return result;
+    CUresult counted = account_context_end(use->slot, use->reserved, result);
+    if (result)
+        __atomic_store_n(&primary_counted[use->device], 0, __ATOMIC_RELEASE);
+    return result ? result : counted;
+}
+
+static void primary_refused(const struct primary_use *use)
+{
+    account_context_gone(use->slot);
+    __atomic_store_n(&primary_counted[use->device], 0, __ATOMIC_RELEASE);
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    NEED_REAL(cuDevicePrimaryCtxRetain);
+    struct primary_use use;
+    CUresult result = primary_begin(&use, device);
+    if (result)
+        return result;
+    result = real.cuDevicePrimaryCtxRetain(context, device);
+    CUresult answer = primary_end(&use, result);
+    if (answer && !result) {
+        real.cuDevicePrimaryCtxRelease_v2(device);
+        primary_refused(&use);
+    }
+    return answer;
+}
+
+CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, unsigned flags)
+{
+    NEED_REAL(cuGreenCtxCreate);
+    struct primary_use use;
+    CUresult result = primary_begin(&use, device);
+    if (result)
+        return result;
+    result = real.cuGreenCtxCreate(green, resources, device, flags);
+    CUresult answer = primary_end(&use, result);
+    if (answer && !result) {
+        real.cuGreenCtxDestroy(*green);
+        primary_refused(&use);
+    }
+    return answer;
 }
 
 /* After a call that may have ended the primary context. */
@@ -97,6 +147,22 @@ PRIMARY_END(cuDevicePrimaryCtxRelease)
 PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
 PRIMARY_END(cuDevicePrimaryCtxReset)
 PRIMARY_END(cuDevicePrimaryCtxReset_v2)
+
+/* The last green context may take its primary context with it; which device it was of is not known from its handle. */
+CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+    NEED_REAL(cuGreenCtxDestroy);
+    if (shim_mode() != SHIM_ACTIVE || shim.stopping)
+        return real.cuGreenCtxDestroy(green);
+    int locked = meter_lock();
+    CUresult result = real.cuGreenCtxDestroy(green);
+    for (CUdevice device = 0; device < MAX_DEVICES; device++)
+        if (__atomic_load_n(&primary_counted[device], __ATOMIC_ACQUIRE))
+            primary_ended(device, 0, result);
+    if (locked)
+        meter_unlock();
+    return result;
+}
 
 static CUresult create_begin(CUdevice device, int *slot, uint64_t *reserved)
 {
@@ -139,6 +205,12 @@ CREATE(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned
        (context, affinity, count, flags, device))
 CREATE(cuCtxCreate_v4, (CUcontext * context, void *params, unsigned flags, CUdevice device),
        (context, params, flags, device))
+#define GRAPHICS_PARAMS (CUcontext * context, unsigned flags, CUdevice device)
+CREATE(cuGLCtxCreate, GRAPHICS_PARAMS, (context, flags, device))
+CREATE(cuGLCtxCreate_v2, GRAPHICS_PARAMS, (context, flags, device))
+#define VDPAU_PARAMS (CUcontext * context, unsigned flags, CUdevice device, unsigned vdp, void *vdp_get_proc)
+CREATE(cuVDPAUCtxCreate, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_proc))
+CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_proc))
 
 #define DESTROY(name)                                                                                                  \
     CUresult name(CUcontext context)                                                                                   \

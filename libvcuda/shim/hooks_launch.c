@@ -1,4 +1,4 @@
-/* Launches, waits and captures: thin doors to the meter. */
+/* Launches and waits: thin doors to the meter. */
 #include "meter.h"
 
 #define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \
@@ -66,39 +66,3 @@ CUresult cuEventSynchronize(CUevent event)
     meter_before_wait_all();
     return real.cuEventSynchronize(event);
 }
-
-/* While the counter is above zero, streams are asked whether they capture before anything is put into them. A capture that
- * is abandoned without an end leaves it too high, which costs 30 ns a launch and nothing else. */
-static CUresult begun(CUresult result)
-{
-    if (result)
-        __atomic_fetch_sub(&shim.captures, 1, __ATOMIC_SEQ_CST);
-    return result;
-}
-
-#define BEGIN(name, params, call)                                                                                      \
-    CUresult name params                                                                                               \
-    {                                                                                                                  \
-        NEED_REAL(name);                                                                                               \
-        __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);                                                       \
-        return begun(real.name call);                                                                                  \
-    }
-BEGIN(cuStreamBeginCapture_v2, (CUstream stream, int mode), (stream, mode))
-BEGIN(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, mode))
-#define TO_GRAPH (CUstream stream, CUgraph graph, const void *nodes, const void *edges, size_t count, int mode)
-BEGIN(cuStreamBeginCaptureToGraph, TO_GRAPH, (stream, graph, nodes, edges, count, mode))
-BEGIN(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH, (stream, graph, nodes, edges, count, mode))
-
-#define END(name)                                                                                                      \
-    CUresult name(CUstream stream, CUgraph *graph)                                                                     \
-    {                                                                                                                  \
-        NEED_REAL(name);                                                                                               \
-        CUresult result = real.name(stream, graph);                                                                    \
-        /* An invalidated capture has ended too; any other error means there was none. */                              \
-        if ((!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&                                            \
-            __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0)                                                     \
-            __atomic_fetch_sub(&shim.captures, 1, __ATOMIC_SEQ_CST);                                                   \
-        return result;                                                                                                 \
-    }
-END(cuStreamEndCapture)
-END(cuStreamEndCapture_ptsz)

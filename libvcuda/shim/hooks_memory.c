@@ -135,6 +135,44 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     return freed(found, &charge, real.cuMemFree_v2(pointer));
 }
 
+/* The first version, of 32-bit addresses and sizes. */
+CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
+{
+    NEED_REAL(cuMemAlloc);
+    struct taking t;
+    CUresult result = take(&t, bytes);
+    if (result)
+        return result;
+    result = real.cuMemAlloc(pointer, bytes);
+    return settle(&t, result, result ? 0 : *pointer);
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element)
+{
+    NEED_REAL(cuMemAllocPitch);
+    struct taking t;
+    CUresult result = take(&t, ((uint64_t)width + 511) / 512 * 512 * height);
+    if (result)
+        return result;
+    result = real.cuMemAllocPitch(pointer, pitch, width, height, element);
+    if (!result && t.slot >= 0 && (uint64_t)*pitch * height > t.bytes) {
+        result = take_rest(&t, (uint64_t)*pitch * height);
+        if (result)
+            real.cuMemFree(*pointer);
+    }
+    return settle(&t, result, result ? 0 : *pointer);
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 pointer)
+{
+    NEED_REAL(cuMemFree);
+    struct charge charge;
+    if (shim_mode() != SHIM_ACTIVE)
+        return real.cuMemFree(pointer);
+    CUresult found = free_block(pointer, &charge);
+    return freed(found, &charge, real.cuMemFree(pointer));
+}
+
 static uint64_t element_bytes(unsigned format)
 {
     switch (format) {
@@ -159,6 +197,28 @@ static uint64_t array_bytes(size_t width, size_t height, size_t depth, unsigned 
 static uint64_t whole(uint64_t bytes)
 {
     return bytes <= (1ull << 20) ? (1ull << 20) + 1 : bytes;
+}
+
+CUresult cuArrayCreate(CUarray *array, const CUarrayDescriptor_v1 *d)
+{
+    NEED_REAL(cuArrayCreate);
+    struct taking t;
+    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, 0, d->format, d->channels)) : 0);
+    if (result)
+        return result;
+    result = real.cuArrayCreate(array, d);
+    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
+}
+
+CUresult cuArray3DCreate(CUarray *array, const CUarray3DDescriptor_v1 *d)
+{
+    NEED_REAL(cuArray3DCreate);
+    struct taking t;
+    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, d->depth, d->format, d->channels)) : 0);
+    if (result)
+        return result;
+    result = real.cuArray3DCreate(array, d);
+    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUarrayDescriptor *d)

@@ -8,29 +8,45 @@
 /* clang-format off */
 /* Entries that programs get from us instead of the driver's. The shim defines a function of each name. */
 #define HOOKED_CUDA(X)                                                                                          \
+    /* start and lookup */                                                                                      \
     X(cuInit) X(cuGetProcAddress) X(cuGetProcAddress_v2)                                                        \
+    /* what programs see */                                                                                     \
     X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2) X(cuMemGetInfo) X(cuMemGetInfo_v2)                               \
+    /* contexts, and what makes one bigger */                                                                   \
     X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxRelease_v2)                    \
     X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxReset_v2)                                                    \
     X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy) X(cuCtxDestroy_v2)     \
-    X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged) X(cuMemFree_v2)                                 \
+    X(cuGLCtxCreate) X(cuGLCtxCreate_v2) X(cuVDPAUCtxCreate) X(cuVDPAUCtxCreate_v2)                             \
+    X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxSetLimit)                                                   \
+    /* memory: plain, pitched, managed; arrays; stream-ordered and pools; virtual memory management */          \
+    X(cuMemAlloc) X(cuMemAlloc_v2) X(cuMemAllocPitch) X(cuMemAllocPitch_v2) X(cuMemAllocManaged)                \
+    X(cuMemFree) X(cuMemFree_v2)                                                                                \
+    X(cuArrayCreate) X(cuArrayCreate_v2) X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayDestroy)             \
+    X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy)                                                        \
     X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)       \
     X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolTrimTo)                                                   \
     X(cuMemCreate) X(cuMemRelease) X(cuMemRetainAllocationHandle) X(cuMemMap) X(cuMemUnmap)                     \
-    X(cuArrayCreate_v2) X(cuArray3DCreate_v2) X(cuArrayDestroy)                                                 \
-    X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy)                                                        \
+    /* launches */                                                                                              \
     X(cuLaunchKernel) X(cuLaunchKernel_ptsz) X(cuLaunchKernelEx) X(cuLaunchKernelEx_ptsz)                       \
-    X(cuLaunchCooperativeKernel) X(cuLaunchCooperativeKernel_ptsz) X(cuGraphLaunch) X(cuGraphLaunch_ptsz)       \
+    X(cuLaunchCooperativeKernel) X(cuLaunchCooperativeKernel_ptsz) X(cuLaunchCooperativeKernelMultiDevice)      \
+    X(cuLaunch) X(cuLaunchGrid) X(cuLaunchGridAsync) X(cuGraphLaunch) X(cuGraphLaunch_ptsz)                     \
+    /* waits */                                                                                                 \
     X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)               \
     X(cuEventSynchronize)                                                                                       \
-    X(cuStreamBeginCapture_v2) X(cuStreamBeginCapture_v2_ptsz) X(cuStreamBeginCaptureToGraph)                   \
-    X(cuStreamBeginCaptureToGraph_ptsz) X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz)
+    /* captures */                                                                                              \
+    X(cuStreamBeginCapture) X(cuStreamBeginCapture_ptsz) X(cuStreamBeginCapture_v2)                             \
+    X(cuStreamBeginCapture_v2_ptsz) X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz)          \
+    X(cuStreamBeginRecaptureToGraph) X(cuStreamBeginRecaptureToGraph_ptsz)                                      \
+    X(cuStreamBeginCaptureToCig) X(cuStreamBeginCaptureToCig_ptsz)                                              \
+    X(cuStreamEndCapture) X(cuStreamEndCapture_ptsz) X(cuStreamEndCaptureToCig) X(cuStreamEndCaptureToCig_ptsz)
 
 /* Entries that we only call. */
 #define CALLED_CUDA(X)                                                                                          \
-    X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxGetState) \
-    X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                \
-    X(cuEventElapsedTime) X(cuStreamIsCapturing)                                    \
+    X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxGetLimit)          \
+    X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetAttribute) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2)         \
+    X(cuDevicePrimaryCtxGetState) X(cuStreamGetCtx)                                                             \
+    X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                                      \
+    X(cuEventElapsedTime) X(cuStreamIsCapturing)                                                                \
     X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
     X(cuDeviceGetDefaultMemPool) X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz)
 

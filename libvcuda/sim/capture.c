@@ -77,6 +77,16 @@ static CUresult begin(CUstream stream, CUgraph graph, int mode)
     return CUDA_SUCCESS;
 }
 
+CUresult cuStreamBeginCapture(CUstream stream)
+{
+    return begin(stream, NULL, CU_CAPTURE_GLOBAL);
+}
+
+CUresult cuStreamBeginCapture_ptsz(CUstream stream)
+{
+    return begin(stream, NULL, CU_CAPTURE_GLOBAL);
+}
+
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 {
     return begin(stream, NULL, mode);
@@ -98,6 +108,43 @@ CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const 
                                           size_t count, int mode)
 {
     return cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode);
+}
+
+/* The graph is made anew, without the comparison that the callback is for. */
+CUresult cuStreamBeginRecaptureToGraph(CUstream stream, int mode, CUgraph graph, void *callback, void *data)
+{
+    (void)callback, (void)data;
+    if (graph)
+        *graph = (struct sim_graph){.owned_by_user = graph->owned_by_user};
+    return begin(stream, graph, mode);
+}
+
+CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, int mode, CUgraph graph, void *callback, void *data)
+{
+    return cuStreamBeginRecaptureToGraph(stream, mode, graph, callback, data);
+}
+
+/* There is no graphics API here that a capture could go to. */
+CUresult cuStreamBeginCaptureToCig(CUstream stream, void *params)
+{
+    (void)stream, (void)params;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuStreamBeginCaptureToCig_ptsz(CUstream stream, void *params)
+{
+    return cuStreamBeginCaptureToCig(stream, params);
+}
+
+CUresult cuStreamEndCaptureToCig(CUstream stream)
+{
+    (void)stream;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream)
+{
+    return cuStreamEndCaptureToCig(stream);
 }
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)

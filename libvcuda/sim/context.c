@@ -55,6 +55,9 @@ static CUresult make_context(CUcontext *context, struct sim_device *device)
     }
     made->device = device;
     made->alive = 1;
+    made->limit[CU_LIMIT_STACK_SIZE] = 1024;
+    made->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
+    made->limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
     made->null_stream.context = made;
     *context = made;
     return CUDA_SUCCESS;
@@ -67,7 +70,7 @@ static CUresult end_context(CUcontext context)
         return CUDA_ERROR_INVALID_CONTEXT;
     context->alive = 0;
     sim_forget_context_events(context);
-    return sim_charge(context->device, -(int64_t)SIM_CONTEXT_BYTES);
+    return sim_charge(context->device, -(int64_t)SIM_CONTEXT_BYTES - context->limit_bytes);
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)

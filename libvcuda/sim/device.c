@@ -158,7 +158,7 @@ CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
     return result;
 }
 
-/* Attributes by number: 16 multiprocessors, 75/76 capability, 10 warp, 1 threads per block, 115 pools; else 1. */
+/* Attributes by number: 16 multiprocessors, 39 threads on each, 75/76 capability, 10 warp, 1 threads per block, 115 pools; else 1. */
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     if (!sim_device(device))
@@ -170,8 +170,11 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     case 10:
         *value = 32;
         break;
-    case 16:
+    case CU_ATTRIBUTE_MULTIPROCESSORS:
         *value = 64;
+        break;
+    case CU_ATTRIBUTE_THREADS_PER_MULTIPROCESSOR:
+        *value = 2048;
         break;
     case 75:
         *value = 8;

@@ -34,9 +34,14 @@ struct sim_stream {
     struct sim_stream *next;
 };
 
+/* Of a context's limits: stack, print buffer, heap. */
+#define SIM_LIMITS 3
+
 struct sim_context {
     struct sim_device *device;
     int alive;
+    size_t limit[SIM_LIMITS];
+    int64_t limit_bytes; /* what the limits have added to the context's cost */
     struct sim_stream null_stream;
     struct sim_stream *streams;
 };

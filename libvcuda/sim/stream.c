@@ -42,6 +42,20 @@ CUresult cuStreamDestroy_v2(CUstream stream)
     return CUDA_SUCCESS;
 }
 
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    struct sim_stream *s = sim_resolve(stream);
+    if (!s || !context)
+        return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
+    *context = s->context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext *context)
+{
+    return cuStreamGetCtx(stream, context);
+}
+
 CUresult sim_submit(struct sim_stream *s, uint64_t ns)
 {
     struct sim_device *device = s->context->device;
