@@ -173,6 +173,20 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
     return freed(found, &charge, real.cuMemFree(pointer));
 }
 
+/* A program may free a plain block this way too; one of a pool goes back to its pool, where it stays charged. */
+#define FREE_ASYNC(name)                                                                                               \
+    CUresult name(CUdeviceptr pointer, CUstream stream)                                                                \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        struct charge charge;                                                                                          \
+        if (shim_mode() != SHIM_ACTIVE)                                                                                \
+            return real.name(pointer, stream);                                                                         \
+        CUresult found = free_block(pointer, &charge);                                                                 \
+        return freed(found, &charge, real.name(pointer, stream));                                                      \
+    }
+FREE_ASYNC(cuMemFreeAsync)
+FREE_ASYNC(cuMemFreeAsync_ptsz)
+
 static uint64_t element_bytes(unsigned format)
 {
     switch (format) {

@@ -20,7 +20,7 @@
     X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxSetLimit)                                                   \
     /* memory: plain, pitched, managed; arrays; stream-ordered and pools; virtual memory management */          \
     X(cuMemAlloc) X(cuMemAlloc_v2) X(cuMemAllocPitch) X(cuMemAllocPitch_v2) X(cuMemAllocManaged)                \
-    X(cuMemFree) X(cuMemFree_v2)                                                                                \
+    X(cuMemFree) X(cuMemFree_v2) X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz)                                       \
     X(cuArrayCreate) X(cuArrayCreate_v2) X(cuArray3DCreate) X(cuArray3DCreate_v2) X(cuArrayDestroy)             \
     X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy)                                                        \
     X(cuMemAllocAsync) X(cuMemAllocAsync_ptsz) X(cuMemAllocFromPoolAsync) X(cuMemAllocFromPoolAsync_ptsz)       \
@@ -48,7 +48,7 @@
     X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                                      \
     X(cuEventElapsedTime) X(cuStreamIsCapturing)                                                                \
     X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
-    X(cuDeviceGetDefaultMemPool) X(cuMemFreeAsync) X(cuMemFreeAsync_ptsz)
+    X(cuDeviceGetDefaultMemPool)
 
 #define HOOKED_NVML(X) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)
 #define CALLED_NVML(X)                                                                                   \

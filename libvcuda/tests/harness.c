@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -188,6 +189,22 @@ void finish(struct player *player)
         ;
     close(player->fd);
     waitpid(player->pid, &player->status, 0);
+}
+
+int finish_within(struct player *player, double seconds)
+{
+    double end = now_s() + seconds;
+    struct pollfd poller = {player->fd, POLLIN, 0};
+    for (;;) {
+        double left = end - now_s();
+        int ready = left > 0 ? poll(&poller, 1, (int)(left * 1e3) + 1) : 0;
+        if (ready > 0 && read_more(player))
+            continue;
+        if (ready <= 0)
+            kill(player->pid, SIGKILL);
+        finish(player);
+        return ready > 0;
+    }
 }
 
 static int make_node(void)

@@ -42,6 +42,7 @@ void claim_end(struct claim *claim);
 /* Start a role (NULL claim: no GPUCLOUD_CLAIM_DIR). The arguments end with NULL. */
 void play(struct player *player, const struct claim *claim, int preloaded, const char *role, ...);
 void finish(struct player *player);                         /* read all, wait */
+int finish_within(struct player *player, double seconds);   /* 0: it hung, and was killed */
 int wait_for(struct player *player, const char *name);      /* until that line was printed */
 double said(const struct player *player, const char *name); /* -1e9: never said */
 /* By NVML, summed over processes. An H200's own figure rose 2 GiB higher while eight processes allocated and freed as fast
@@ -57,6 +58,7 @@ void pause_s(double seconds);
 int role_play(int argc, char **argv);
 int role_compute(int argc, char **argv);
 int role_bugs(int argc, char **argv);
+int role_kill(int argc, char **argv); /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);
@@ -66,5 +68,6 @@ void test_views(void);
 void test_compute(void);
 void test_life(void);
 void test_bugs(void);
+void test_kill(void);
 
 #endif

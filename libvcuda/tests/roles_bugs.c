@@ -80,6 +80,13 @@ static int maps(void)
     if (cuda.cuMemUnmap(p, 64 * MIB))
         return 1;
     say_used("unmapped");
+    /* A plain block may be freed in a stream's order, and one of a pool at once. */
+    if (cuda.cuMemAlloc_v2(&p, 64 * MIB) || cuda.cuMemFreeAsync(p, stream) || cuda.cuStreamSynchronize(stream))
+        return 1;
+    say_used("freed_async");
+    if (cuda.cuMemAllocAsync(&p, 64 * MIB, stream) || cuda.cuMemFree_v2(p) || cuda.cuStreamSynchronize(stream))
+        return 1;
+    say_used("freed_plainly");
     return 0;
 }
 

@@ -25,6 +25,7 @@ static const struct chapter {
     {"compute", test_compute, SHORT, "shares, sharing within a claim, graphs and captures"},
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},
+    {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
 #define CHAPTERS (sizeof chapters / sizeof *chapters)
 
@@ -75,11 +76,17 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
     return !named && chapter->length == SHORT;
 }
 
+static int play_role(int argc, char **argv)
+{
+    int status = role_kill(argc, argv);
+    return status < 0 ? role_play(argc, argv) : status;
+}
+
 int main(int argc, char **argv)
 {
     int status;
     if (argc > 2 && !strcmp(argv[1], "--role"))
-        return role_play(argc - 2, argv + 2);
+        return play_role(argc - 2, argv + 2);
     if (!read_arguments(argc, argv, &status))
         return status;
     if (!harness_begin()) {

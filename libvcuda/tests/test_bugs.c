@@ -75,6 +75,9 @@ static void test_maps(void)
     finish(&p);
     expect(p.status == 0 && said(&p, "mapped") == 64 && said(&p, "bad_unmap") > 0 && said(&p, "still") == 64,
            "a mapping keeps its memory counted when the handle is gone, and when an unmapping fails");
+    expect(said(&p, "freed_async") == 0 && said(&p, "freed_plainly") == 0,
+           "a plain block freed in a stream's order is refunded, and one of a pool freed at once: %.0f, %.0f MiB",
+           said(&p, "freed_async"), said(&p, "freed_plainly"));
     expect(said(&p, "unmapped") == 0, "and no longer once it is unmapped: %.0f MiB", said(&p, "unmapped"));
     claim_end(&claim);
 }
