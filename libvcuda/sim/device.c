@@ -8,13 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 pthread_mutex_t sim_process_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static struct sim_device devices[SIM_MAX_GPUS];
 static int device_count;
-static pid_t initialised_in;
+/* A page that the kernel empties in a forked child, however that is made: set once cuInit was called in this process. */
+static volatile char *initialised_here;
 
 static int find_gpu(const struct sim_node *node, const char *word, size_t length)
 {
@@ -62,27 +64,45 @@ static void clear_predecessor(struct sim_node *node)
     }
 }
 
+static volatile char *mark_process(void)
+{
+    size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    char *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    madvise(page, size, MADV_WIPEONFORK);
+    *page = 1;
+    return page;
+}
+
 CUresult cuInit(unsigned flags)
 {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
-    if (initialised_in)
-        return initialised_in == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    if (initialised_here)
+        return sim_ready();
     struct sim_node *node = sim_node_open(NULL);
     pthread_mutex_lock(&sim_process_mutex);
-    if (node && !initialised_in) {
+    if (node && !initialised_here) {
         clear_predecessor(node);
         find_devices(node);
     }
-    if (device_count)
-        initialised_in = getpid();
+    if (device_count && !initialised_here)
+        initialised_here = mark_process();
     pthread_mutex_unlock(&sim_process_mutex);
     return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 CUresult sim_ready(void)
 {
-    return initialised_in && initialised_in == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    volatile char *here = __atomic_load_n(&initialised_here, __ATOMIC_ACQUIRE);
+    return here && *here ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+int sim_is_orphan(void)
+{
+    volatile char *here = __atomic_load_n(&initialised_here, __ATOMIC_ACQUIRE);
+    return here && !*here;
 }
 
 struct sim_device *sim_device(CUdevice device)

@@ -1,5 +1,6 @@
 /* Calls that fail when a test wants them to: see faults.h. */
 #include "faults.h"
+#include "process.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -96,7 +97,8 @@ CUresult sim_door_open(struct sim_door *door)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_rules);
-    if (!rule_count)
+    int orphan = sim_is_orphan();
+    if (!rule_count && !orphan)
         return CUDA_SUCCESS;
     int counted = __atomic_load_n(&door->counted, __ATOMIC_RELAXED);
     if (counted < 0) {
@@ -104,8 +106,8 @@ CUresult sim_door_open(struct sim_door *door)
         __atomic_store_n(&door->counted, counted, __ATOMIC_RELAXED);
     }
     CUresult lost = __atomic_load_n(&lost_with, __ATOMIC_RELAXED), answer = CUDA_SUCCESS;
-    if (lost && counted)
-        return lost;
+    if ((orphan || lost) && counted)
+        return orphan ? CUDA_ERROR_NOT_INITIALIZED : lost;
     for (int i = 0; i < rule_count && !answer; i++)
         answer = apply(&rules[i], door, counted);
     return answer;

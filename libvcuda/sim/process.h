@@ -87,6 +87,7 @@ struct sim_module {
 extern pthread_mutex_t sim_process_mutex;
 
 CUresult sim_ready(void);                       /* cuInit was called in this process */
+int sim_is_orphan(void);                        /* it was called before this process was forked: no driver here */
 struct sim_device *sim_device(CUdevice device); /* NULL: no such device */
 CUcontext sim_current(void);
 /* The stream that a handle means, in the current context; NULL: no context. */

@@ -59,6 +59,7 @@ int role_play(int argc, char **argv);
 int role_compute(int argc, char **argv);
 int role_bugs(int argc, char **argv);
 int role_kill(int argc, char **argv); /* -1: not one of its roles */
+int role_fork(int argc, char **argv);
 
 /* the chapters */
 void test_pages(void);
@@ -69,5 +70,6 @@ void test_compute(void);
 void test_life(void);
 void test_bugs(void);
 void test_kill(void);
+void test_forks(void);
 
 #endif

@@ -25,6 +25,7 @@ static const struct chapter {
     {"compute", test_compute, SHORT, "shares, sharing within a claim, graphs and captures"},
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},
+    {"fork", test_forks, SHORT, "children, however they are made"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
 #define CHAPTERS (sizeof chapters / sizeof *chapters)
@@ -78,8 +79,13 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    int status = role_kill(argc, argv);
-    return status < 0 ? role_play(argc, argv) : status;
+    static int (*const roles[])(int, char **) = {role_kill, role_fork};
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+        int status = roles[i](argc, argv);
+        if (status >= 0)
+            return status;
+    }
+    return role_play(argc, argv);
 }
 
 int main(int argc, char **argv)
