@@ -17,9 +17,11 @@
 
 #include "meter.h"
 
-struct shim shim;
+struct shim shim = {.hot_epoch = 1, .ns_per_tick = 1ull << 31};
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int8_t device_slot[MAX_DEVICES]; /* slot + 1; 0: not looked up */
+
+static char turns_path[PATH_MAX];
 
 static int open_pages(const char *directory)
 {
@@ -35,7 +37,32 @@ static int open_pages(const char *directory)
         return 0;
     }
     shim.limits = limits;
+    snprintf(turns_path, sizeof turns_path, "%s/" VCUDA_TURNS_FILE, directory);
+    shim_find_turns();
     return 1;
+}
+
+void shim_find_turns(void)
+{
+    struct vcuda_turns *turns;
+    if (shim.turns || !*turns_path || vcuda_turns_open(turns_path, 0, &turns) != 0)
+        return;
+    __atomic_store_n(&shim.turns, turns, __ATOMIC_RELEASE);
+    shim_cool();
+}
+
+void shim_calibrate(void)
+{
+#ifdef __x86_64__
+    static uint64_t ticks, nanoseconds;
+    uint64_t now = shim_now(), t = __builtin_ia32_rdtsc();
+    if (!ticks) {
+        ticks = t;
+        nanoseconds = now;
+    } else if (now - nanoseconds > 5000000 && now - nanoseconds < 10000000000ull && t > ticks) {
+        __atomic_store_n(&shim.ns_per_tick, ((now - nanoseconds) << 30) / (t - ticks) << 2, __ATOMIC_RELAXED);
+    }
+#endif
 }
 
 static void in_child(void);
@@ -63,6 +90,7 @@ static void in_child(void)
     shim.self = NULL;
     shim.seen_gen = 0;
     shim.captures = 0;
+    shim.contexts_made = 0;
     memset(shim.gpu, 0, sizeof shim.gpu);
     memset(device_slot, 0, sizeof device_slot);
     table_forget();
@@ -108,14 +136,16 @@ void shim_refresh_slow(void)
             whole = 0; /* half-written by a killed agent: the last limits stay */
             continue;
         }
-        if (gpu->core_limit != limit.core_limit)
+        uint32_t alone = vcuda_limit_alone(&limit);
+        if (gpu->core_limit != alone)
             __atomic_store_n(&gpu->dry, 0, __ATOMIC_RELAXED);
-        if (limit.core_limit < 100 && gpu->core_limit >= 100)
+        if (alone < 100 && gpu->core_limit >= 100)
             __atomic_store_n(&gpu->limited_since_ns, shim_now(), __ATOMIC_RELAXED);
-        __atomic_store_n(&gpu->core_limit, limit.core_limit, __ATOMIC_RELAXED);
+        __atomic_store_n(&gpu->core_limit, alone, __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->generation, limit.generation, __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->state, limit.state, __ATOMIC_RELEASE);
     }
+    shim_cool();
     if (whole)
         __atomic_store_n(&shim.seen_gen, gen, __ATOMIC_RELAXED);
     struct vcuda_process *self = __atomic_load_n(&shim.self, __ATOMIC_ACQUIRE);

@@ -4,24 +4,13 @@
  * in flight; a launch goes when credit minus everything in flight is above zero, and what the work really took is taken from
  * the credit afterwards, below zero if need be: a kernel of 300 ms at 30 % buys 700 ms of silence. Once the bucket was dry,
  * launches wait until a whole quantum is there (hysteresis), so that the GPU gets work in pieces worth starting.
- *
- * Waiting is a futex wait on the limits page's gen: a changed limit ends it at once.
  */
-#include "shim.h"
-
-#include "meter.h"
-
-#include <errno.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "credit.h"
 
 /* 5 ms: as long as the longest kernel for which a change must be in force in 100 ms; smaller ones cost idle gaps. */
 #define QUANTUM_NS 5000000ll
 /* Four quanta: a wake-up that comes late (a busy machine: 10 ms and more) must not lose the credit of the meantime. */
 #define CREDIT_MAX_NS (4 * QUANTUM_NS)
-#define WAIT_MIN_NS 50000ll
-#define WAIT_MAX_NS 50000000ll
 
 uint64_t shim_now(void)
 {
@@ -52,30 +41,24 @@ static void refill(struct vcuda_bucket *bucket, uint32_t limit)
     } while (!__atomic_compare_exchange_n(&bucket->credit_ns, &old, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
 }
 
-/* Predicted work of every live process of the claim that is not measured yet. */
-static int64_t inflight(int slot)
+uint64_t credit_inflight(int slot)
 {
-    int64_t sum = 0;
+    uint64_t sum = 0;
     uint32_t n = __atomic_load_n(&shim.usage->slots_used, __ATOMIC_RELAXED);
     for (uint32_t i = 0; i < n && i < VCUDA_MAX_PROCESSES; i++) {
         const struct vcuda_process *p = &shim.usage->process[i];
         if (__atomic_load_n(&p->owner, __ATOMIC_RELAXED) > VCUDA_OWNER_CLEARING)
-            sum += (int64_t)__atomic_load_n(&p->gpu[slot].inflight_ns, __ATOMIC_RELAXED);
+            sum += __atomic_load_n(&p->gpu[slot].inflight_ns, __ATOMIC_SEQ_CST);
     }
     return sum;
 }
 
-static int64_t available(int slot)
+int64_t credit_available(int slot, uint32_t limit, int64_t *missing)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
-    refill(bucket, __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED));
-    return load(&bucket->credit_ns) - inflight(slot);
-}
-
-static int may_go(int slot, int64_t *missing)
-{
     struct shim_gpu *gpu = &shim.gpu[slot];
-    int64_t credit = available(slot);
+    refill(bucket, limit);
+    int64_t credit = load(&bucket->credit_ns) - (int64_t)credit_inflight(slot);
     int dry = __atomic_load_n(&gpu->dry, __ATOMIC_RELAXED);
     *missing = QUANTUM_NS - credit;
     if (dry ? credit < QUANTUM_NS : credit <= 0) {
@@ -84,48 +67,7 @@ static int may_go(int slot, int64_t *missing)
     }
     if (dry)
         __atomic_store_n(&gpu->dry, 0, __ATOMIC_RELAXED);
-    return 1;
-}
-
-static void sleep_for(int64_t ns, uint32_t gen)
-{
-    ns = ns < WAIT_MIN_NS ? WAIT_MIN_NS : ns > WAIT_MAX_NS ? WAIT_MAX_NS : ns;
-    struct timespec ts = {0, (long)ns};
-    int error = errno; /* the program's own; a library must not change it on a call that succeeds */
-    syscall(SYS_futex, &shim.limits->gen, FUTEX_WAIT, gen, &ts, NULL, 0);
-    errno = error;
-}
-
-CUresult credit_wait(int slot)
-{
-    struct shim_gpu *gpu = &shim.gpu[slot];
-    uint64_t since = 0;
-    int64_t missing;
-    int dead_looked_for = 0;
-    for (;;) {
-        uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
-        shim_refresh();
-        uint32_t state = __atomic_load_n(&gpu->state, __ATOMIC_ACQUIRE);
-        uint32_t limit = __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED);
-        if (state != VCUDA_SLOT_OPEN)
-            return CUDA_ERROR_NOT_PERMITTED;
-        if (limit >= 100 || (limit && may_go(slot, &missing)))
-            break;
-        since = since ? since : shim_now();
-        meter_retire();
-        if (limit && may_go(slot, &missing))
-            break;
-        /* Nothing is measured any more, so what is in flight stays: no end to this waiting. */
-        if (__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE))
-            break;
-        sleep_for(limit ? missing / limit * 100 : WAIT_MAX_NS, gen);
-        /* Work in flight of a process that was killed would hold everyone else back. */
-        if (shim_now() - since > 100000000ull && !dead_looked_for++)
-            vcuda_usage_reap_dead(shim.usage);
-    }
-    if (since)
-        __atomic_fetch_add(&shim_usage(slot)->throttled_ns, shim_now() - since, __ATOMIC_RELAXED);
-    return CUDA_SUCCESS;
+    return credit;
 }
 
 /* Charge the interval, but each moment of the GPU only once: streams and processes of the claim overlap. */

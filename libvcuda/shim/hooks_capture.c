@@ -14,6 +14,7 @@ static CUresult begun(CUresult result)
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);                                                       \
+        shim_cool();                                                                                                   \
         return begun(real.name call);                                                                                  \
     }
 BEGIN(cuStreamBeginCapture, (CUstream stream), (stream))

@@ -14,6 +14,7 @@ static int primary_counted[MAX_DEVICES];
 static void on_exit_stop(void)
 {
     __atomic_store_n(&shim.stopping, 1, __ATOMIC_SEQ_CST);
+    shim_cool();
     meter_quiesce();
 }
 
@@ -23,9 +24,11 @@ CUresult cuInit(unsigned flags)
     int mode = shim_mode();
     if (mode == SHIM_REFUSED)
         return CUDA_ERROR_NOT_PERMITTED;
+    shim_calibrate();
     CUresult result = real.cuInit(flags);
     if (result || mode != SHIM_ACTIVE)
         return result;
+    shim_calibrate();
     /* Registered after the driver's own handlers, and so run before them. */
     static int registered;
     if (!__atomic_exchange_n(&registered, 1, __ATOMIC_ACQ_REL))
@@ -39,6 +42,13 @@ static int primary_active(CUdevice device)
     unsigned flags;
     int active = 0;
     return real.cuDevicePrimaryCtxGetState && !real.cuDevicePrimaryCtxGetState(device, &flags, &active) && active;
+}
+
+/* With a second one, launches ask which is current. */
+static void context_made(void)
+{
+    __atomic_fetch_add(&shim.contexts_made, 1, __ATOMIC_SEQ_CST);
+    shim_cool();
 }
 
 /* A call that makes the device's primary context where there is none: one that retains it, or makes a green context, which
@@ -78,6 +88,8 @@ static CUresult primary_end(const struct primary_use *use, CUresult result)
     CUresult counted = account_context_end(use->slot, use->reserved, result);
     if (result)
         __atomic_store_n(&primary_counted[use->device], 0, __ATOMIC_RELEASE);
+    else
+        context_made();
     return result ? result : counted;
 }
 
@@ -111,6 +123,8 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, u
     if (result)
         return result;
     result = real.cuGreenCtxCreate(green, resources, device, flags);
+    if (!result)
+        context_made(); /* besides the primary one */
     CUresult answer = primary_end(&use, result);
     if (answer && !result) {
         real.cuGreenCtxDestroy(*green);
@@ -124,6 +138,7 @@ static CUresult primary_ended(CUdevice device, int locked, CUresult result)
 {
     if (!result && !primary_active(device) && device >= 0 && device < MAX_DEVICES) {
         __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);
+        shim_cool();
         int slot = shim_slot_of_device(device);
         meter_forget_slot(slot);
         if (slot >= 0 && __atomic_exchange_n(&primary_counted[device], 0, __ATOMIC_ACQ_REL))
@@ -178,6 +193,8 @@ static CUresult create_begin(CUdevice device, int *slot, uint64_t *reserved)
 
 static CUresult create_end(CUcontext *context, int slot, uint64_t reserved, CUresult result)
 {
+    if (!result)
+        context_made();
     if (slot < 0)
         return result;
     CUresult counted = account_context_end(slot, reserved, result);
@@ -224,6 +241,7 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
         CUresult result = real.name(context);                                                                          \
         if (!result) {                                                                                                 \
             __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);                                              \
+            shim_cool();                                                                                               \
             int known = meter_forget_context(context);                                                                 \
             /* A context that never launched and is not current leaves its charge to the next true-up. */              \
             if (known < 0 && current == context)                                                                       \

@@ -13,14 +13,6 @@ static uint64_t thread_key(void)
     return (uint64_t)(uintptr_t)&here;
 }
 
-/* The driver's names for the two default streams, made one name each. */
-CUstream lane_stream(CUstream stream, int per_thread)
-{
-    if (!stream && per_thread)
-        return CU_STREAM_PER_THREAD;
-    return stream == CU_STREAM_LEGACY ? NULL : stream;
-}
-
 static int is_of(const struct meter_lane *lane, CUcontext context, CUstream stream, uint64_t thread)
 {
     return lane->context == context && lane->stream == stream && lane->thread == thread;
@@ -35,16 +27,6 @@ static struct meter_lane *find(CUcontext context, CUstream stream, uint64_t thre
             return lane;
     }
     return NULL;
-}
-
-int lane_take(struct meter_lane *lane)
-{
-    return !__atomic_load_n(&lane->busy, __ATOMIC_RELAXED) && !__atomic_exchange_n(&lane->busy, 1, __ATOMIC_ACQUIRE);
-}
-
-void lane_leave(struct meter_lane *lane)
-{
-    __atomic_store_n(&lane->busy, 0, __ATOMIC_RELEASE);
 }
 
 /* A program that makes and destroys streams for ever must not fill the table: take over a lane with nothing in it. */
@@ -81,7 +63,8 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->stream = stream;
     lane->thread = thread;
     lane->slot = slot;
-    lane->drained = 1;
+    lane->epoch = 0;
+    lane->free_at = 0;
     if (new) {
         uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
         if (at >= LANES) {
@@ -96,36 +79,30 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
 
 struct meter_lane *lane_of(CUcontext context, CUstream stream, int slot, int create)
 {
-    static _Thread_local struct meter_lane *last;
     uint64_t thread = stream == CU_STREAM_PER_THREAD ? thread_key() : 0;
-    if (last && is_of(last, context, stream, thread))
-        return last;
+    if (meter_last && is_of(meter_last, context, stream, thread))
+        return meter_last;
     struct meter_lane *lane = find(context, stream, thread);
     if (!lane && create)
         lane = make(context, stream, thread, slot);
     if (lane)
-        last = lane;
+        meter_last = lane;
     return lane;
-}
-
-static void inflight_less(int slot, uint64_t ns)
-{
-    if (ns && shim.self)
-        __atomic_fetch_sub(&shim_usage(slot)->inflight_ns, ns, __ATOMIC_RELAXED);
 }
 
 /* Forget everything in it without asking the driver about its events: they are gone or about to be. */
 void lane_clear(struct meter_lane *lane)
 {
-    uint64_t predicted = lane->open ? lane->now.predicted_ns : 0;
+    uint64_t counted = lane->open ? lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0) : 0;
     for (uint32_t i = lane->tail; i != lane->head; i++)
-        predicted += lane->ring[i % METER_BURSTS].predicted_ns;
-    inflight_less(lane->slot, predicted + __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED));
+        counted += lane->ring[i % METER_BURSTS].counted_ns;
+    inflight_less(lane->slot, counted + __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED));
     lane->context = NULL;
     lane->open = 0;
     lane->tail = lane->head;
     lane->last_end = NULL;
-    lane->drained = 1;
+    lane->free_at = 0;
+    lane->epoch = 0;
 }
 
 /* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */
@@ -133,4 +110,5 @@ void lane_forget_all(void)
 {
     memset(lanes, 0, sizeof lanes);
     lane_count = 0;
+    meter_last = NULL;
 }

@@ -9,10 +9,26 @@
 extern struct meter_lane *lanes[LANES];
 extern uint32_t lane_count;
 
-CUstream lane_stream(CUstream stream, int per_thread);
+/* The lane into which this thread launched last. */
+extern _Thread_local struct meter_lane *meter_last;
+
+/* The driver's names for the two default streams, made one name each. */
+static inline CUstream lane_stream(CUstream stream, int per_thread)
+{
+    if (!stream && per_thread)
+        return CU_STREAM_PER_THREAD;
+    return stream == CU_STREAM_LEGACY ? NULL : stream;
+}
 struct meter_lane *lane_of(CUcontext context, CUstream stream, int slot, int create);
-int lane_take(struct meter_lane *lane); /* try to own the launching side */
-void lane_leave(struct meter_lane *lane);
+/* Try to own the launching side. */
+static inline int lane_take(struct meter_lane *lane)
+{
+    return !__atomic_load_n(&lane->busy, __ATOMIC_RELAXED) && !__atomic_exchange_n(&lane->busy, 1, __ATOMIC_ACQUIRE);
+}
+static inline void lane_leave(struct meter_lane *lane)
+{
+    __atomic_store_n(&lane->busy, 0, __ATOMIC_RELEASE);
+}
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);
 

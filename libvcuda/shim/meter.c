@@ -1,9 +1,15 @@
 /* The launching side of the meter: what each launch passes through.
  *
- * Launches of a stream are bracketed by timing events in bursts: a burst ends after 64 launches, after a millisecond of
- * predicted work, after 50 us of wall time, or where the program is about to wait for the stream. It begins where the last
- * one ended while the stream has work, and with an event of its own where the stream had run dry, so that idle time between
- * launches is not charged. Nothing is ever recorded into a stream that is being captured, and such launches never wait.
+ * Launches of a stream are bracketed by timing events in bursts. A burst is admitted as a whole (gate.c): for about a
+ * millisecond of predicted work, which stands in the usage page as in flight from that moment on; so the launches after its
+ * first need neither the clock nor a shared word that others write. It ends when that work is launched, after 64 launches or
+ * 50 us, when its turn was closed, and where the program is about to wait for the stream. It begins where the last one ended
+ * while the stream has work, and with an event of its own where the stream should have run dry.
+ *
+ * A program that launches more slowly than the GPU works leaves gaps inside a burst. Predictions tell how long they were:
+ * the time from when the stream should have been done until the next launch. They are taken off what the events measure.
+ *
+ * Nothing is ever recorded into a stream that is being captured, and such launches never wait.
  *
  * No lock: a lane belongs to the thread that is launching into it; another thread that launches into the same stream at the
  * same moment adds its work to the lane's "other" counters, and the owner's next end event covers it.
@@ -11,27 +17,17 @@
 #include "lane.h"
 
 #define BURST_LAUNCHES 64
-#define BURST_PREDICTED_NS 1000000
 #define BURST_TICKS 50000
 /* Without a limit nobody waits for the numbers: fewer events. */
 #define BURST_TICKS_UNLIMITED 500000
 #define BURST_LAUNCHES_UNLIMITED 256
-#define LATE_TICKS 100000
 /* A launch that takes longer than this loads code, and most likely submits before it returns. */
 #define LAG_MAX_NS 20000
+/* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
+#define DRY_TICKS 10000
 
-static int relaxed_begin(int *mode)
-{
-    *mode = CU_CAPTURE_RELAXED;
-    return __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0 && real.cuThreadExchangeStreamCaptureMode &&
-           !real.cuThreadExchangeStreamCaptureMode(mode);
-}
-
-static void relaxed_end(int changed, int *mode)
-{
-    if (changed)
-        real.cuThreadExchangeStreamCaptureMode(mode);
-}
+_Thread_local struct meter_lane *meter_last;
+static const uint64_t no_turns = VCUDA_TURN_FREE;
 
 int meter_capturing(CUstream stream, int per_thread)
 {
@@ -42,96 +38,187 @@ int meter_capturing(CUstream stream, int per_thread)
     return result != CUDA_SUCCESS || status != CU_CAPTURE_NONE;
 }
 
-/* The lane is ours, and the stream has nothing of ours in it that is unfinished? */
-static int is_dry(struct meter_lane *lane)
+static int is_unlimited(int slot)
 {
-    if (lane->drained || lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE))
-        return 1;
-    int mode, changed = relaxed_begin(&mode);
-    CUresult result = real.cuEventQuery(lane->ring[(lane->head - 1) % METER_BURSTS].end);
-    relaxed_end(changed, &mode);
-    return result == CUDA_SUCCESS;
+    return __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED) >= 100;
 }
 
-static void open_burst(struct meter_lane *lane)
+static void open_burst(struct meter_lane *lane, const struct admission *admitted, int alone)
 {
     struct origin *origin = origin_of(lane->context);
-    lane->drained = is_dry(lane);
-    lane->now = (struct meter_burst){.begun_ns = shim_now()};
+    struct vcuda_gpu_usage *usage = shim_usage(lane->slot);
+    uint64_t now = shim_now(), ticks = shim_ticks();
+    /* All that was launched is known to be done, or should be. */
+    if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
+        lane->free_at = ticks;
+    int dry = alone || ticks + DRY_TICKS > lane->free_at;
+    lane->now = (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone};
+    lane->turn_word = shim.turns ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
+    lane->turn = admitted->turn;
+    lane->left_ns = (int64_t)admitted->allowance_ns;
+    lane->left = is_unlimited(lane->slot) ? BURST_LAUNCHES_UNLIMITED : BURST_LAUNCHES;
+    lane->opened_at = ticks;
     if (origin)
-        origin_begin(origin, &lane->now, lane);
+        origin_begin(origin, &lane->now, lane, dry);
+    __atomic_store_n(&usage->last_launch_ns, now, __ATOMIC_RELAXED);
     lane->open = 1;
 }
 
-/* Set the end event. Where that cannot be (no event, no room) the burst just goes on. */
-static void close_burst(struct meter_lane *lane, uint64_t ticks)
+static uint64_t take_others(struct meter_lane *lane)
+{
+    lane->now.launches += (uint32_t)__atomic_exchange_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
+    return __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED);
+}
+
+/* It was opened, but nothing was launched, or nothing can be measured. */
+static void drop_burst(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
+    inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
+    if (origin)
+        origin_discard(origin, &lane->now);
+    lane->open = 0;
+}
+
+/* Set the end event. Where that cannot be (no event, no room) the burst just goes on. */
+void meter_close(struct meter_lane *lane)
+{
+    struct origin *origin = origin_of(lane->context);
+    uint64_t ticks = shim_ticks();
+    lane->left = BURST_LAUNCHES;
+    if (!lane->now.launches && !__atomic_load_n(&lane->other_launches, __ATOMIC_RELAXED)) {
+        drop_burst(lane);
+        return;
+    }
     if (lane->head - __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) == METER_BURSTS) {
         meter_retire();
         if (lane->head - __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) == METER_BURSTS)
             return;
     }
-    lane->now.late = ticks - lane->last_at > LATE_TICKS;
     lane->now.end = origin ? origin_record(origin, lane) : NULL;
     if (!lane->now.end)
         return;
-    lane->now.predicted_ns += __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED);
-    lane->now.launches += (uint32_t)__atomic_exchange_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
+    if (ticks > lane->free_at)
+        lane->now.idle_ns += ticks - lane->free_at;
+    /* Nobody knows when a kernel ends that was not measured before: the next burst gets a start event. */
+    if (lane->now.alone)
+        lane->free_at = ticks;
+    /* What it was admitted for and did not launch is no longer in flight; what others launched is. */
+    uint64_t others = take_others(lane);
+    if (lane->left_ns > 0)
+        inflight_less(lane->slot, (uint64_t)lane->left_ns);
+    lane->now.counted_ns = lane->now.predicted_ns + others;
+    lane->now.predicted_ns += others;
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches, __ATOMIC_RELAXED);
     lane->ring[lane->head % METER_BURSTS] = lane->now;
     __atomic_store_n(&lane->head, lane->head + 1, __ATOMIC_RELEASE);
-    lane->closed_at = ticks;
     lane->open = 0;
-    lane->drained = 0;
     watcher_poke();
 }
 
-static void enter_lane(struct meter_ticket *t, struct meter_lane *lane)
+/* Nothing stands in the way of launching right away: the open burst has room, in the same turn, under the same limits. */
+static int goes_on(const struct meter_ticket *t, const struct meter_lane *lane)
 {
-    if (lane->open && lane->now.launches) {
-        uint64_t ticks = shim_ticks();
-        /* A pause, or a kernel that must be measured by itself. */
-        if (ticks - lane->last_at > LATE_TICKS || (t->predicted_ns && !t->known))
-            close_burst(lane, ticks);
-    }
-    if (!lane->open)
-        open_burst(lane);
+    return lane->open && t->known && (int64_t)t->predicted_ns <= lane->left_ns && lane->left &&
+           __atomic_load_n(lane->turn_word, __ATOMIC_SEQ_CST) == lane->turn;
 }
+
+static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel,
+                           uint64_t blocks);
 
 CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
 {
-    t->lane = NULL;
+    struct meter_lane *lane = meter_last;
+    if (lane && lane->stream == lane_stream(stream, per_thread) &&
+        lane->epoch == __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE) && lane_take(lane)) {
+        t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
+        if (__builtin_expect(goes_on(t, lane), 1)) {
+            t->lane = lane;
+            t->owned = 1;
+            return CUDA_SUCCESS;
+        }
+        lane_leave(lane);
+    }
+    return begin_slow(t, stream, per_thread, kernel, blocks);
+}
+
+/* The GPU's slot if launches there are metered at all; < 0: `*result` is the launch's answer. */
+static int metered_slot(CUcontext *context, CUresult *result)
+{
+    *result = CUDA_SUCCESS;
     if (shim_mode() != SHIM_ACTIVE || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
-        return CUDA_SUCCESS;
-    CUcontext context;
-    int slot = shim_slot_of_current(&context);
+        return -1;
+    int slot = shim_slot_of_current(context);
     if (slot == -2)
-        return CUDA_SUCCESS;
-    if (slot < 0 || (!__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE) && !shim_attach()))
-        return CUDA_ERROR_NOT_PERMITTED;
-    shim_refresh();
-    struct shim_gpu *gpu = &shim.gpu[slot];
-    if (__atomic_load_n(&gpu->state, __ATOMIC_RELAXED) != VCUDA_SLOT_OPEN)
-        return CUDA_ERROR_NOT_PERMITTED;
-    if (meter_capturing(stream, per_thread))
-        return CUDA_SUCCESS;
-    int limited = __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) < 100;
-    CUresult result = limited ? credit_wait(slot) : CUDA_SUCCESS;
-    if (result || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
+        return -1;
+    if (slot >= 0 && (__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE) || shim_attach())) {
+        shim_refresh();
+        if (__atomic_load_n(&shim.gpu[slot].state, __ATOMIC_RELAXED) == VCUDA_SLOT_OPEN)
+            return slot;
+    }
+    *result = CUDA_ERROR_NOT_PERMITTED;
+    return -1;
+}
+
+static void end_open(struct meter_lane *lane)
+{
+    if (!lane_take(lane))
+        return;
+    if (lane->open && lane->context)
+        meter_close(lane);
+    lane_leave(lane);
+}
+
+/* The lane is taken: go on with its burst, or open one on what was admitted. */
+static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct admission *admitted)
+{
+    if (lane->open)
+        meter_close(lane);
+    if (lane->open) {
+        /* It could not be closed: the admitted work joins it. */
+        lane->left_ns += (int64_t)admitted->allowance_ns;
+        lane->turn = admitted->turn;
+    } else {
+        open_burst(lane, admitted, !t->known);
+    }
+    /* With a second context, which stream NULL is depends on the current one: ask each time. */
+    lane->epoch = shim.contexts_made > 1 || shim.captures > 0 ? 0 : shim.hot_epoch;
+}
+
+static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
+{
+    CUcontext context;
+    CUresult result;
+    struct admission admitted;
+    t->lane = NULL;
+    int slot = metered_slot(&context, &result);
+    if (slot < 0 || meter_capturing(stream, per_thread))
         return result;
     t->slot = slot;
-    t->predicted_ns = 0;
-    t->known = 1;
-    if (limited) {
-        t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
-        __atomic_fetch_add(&shim_usage(slot)->inflight_ns, t->predicted_ns, __ATOMIC_RELAXED);
+    t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
+    struct meter_lane *lane = lane_of(context, lane_stream(stream, per_thread), slot, 1);
+    if (!lane)
+        return CUDA_SUCCESS; /* no memory: work that is not measured is not held up either */
+    if (lane->open && lane_take(lane)) {
+        int on = goes_on(t, lane);
+        if (on) {
+            t->lane = lane;
+            t->owned = 1;
+            return CUDA_SUCCESS;
+        }
+        /* Before waiting: what this lane has launched must be seen to finish. */
+        meter_close(lane);
+        lane_leave(lane);
     }
-    stream = lane_stream(stream, per_thread);
-    t->lane = lane_of(context, stream, slot, 1);
-    t->owned = t->lane && lane_take(t->lane);
+    result = gate_admit(slot, t->predicted_ns, predict_must_not_wait(kernel), &admitted);
+    if (result || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
+        return result;
+    t->lane = lane;
+    t->owned = lane_take(lane);
     if (t->owned)
-        enter_lane(t, t->lane);
+        enter(t, lane, &admitted);
+    else
+        inflight_less(slot, admitted.allowance_ns - t->predicted_ns);
     return CUDA_SUCCESS;
 }
 
@@ -148,24 +235,27 @@ static void add_kind(struct meter_burst *burst, uint16_t kernel)
     }
 }
 
-static void add_launch(struct meter_ticket *t, struct meter_lane *lane)
+static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
 {
     struct meter_burst *burst = &lane->now;
     uint64_t ticks = shim_ticks();
-    if (burst->started_ns && !burst->launches) {
+    if (!burst->launches && burst->started_ns) {
         uint64_t lag = shim_now() - burst->started_ns;
         burst->lag_ns = lag < LAG_MAX_NS ? lag : LAG_MAX_NS;
+        lane->free_at = ticks;
     }
-    burst->launches++;
+    if (ticks > lane->free_at) {
+        burst->idle_ns += ticks - lane->free_at;
+        lane->free_at = ticks;
+    }
+    lane->free_at += t->predicted_ns;
+    lane->left_ns -= (int64_t)t->predicted_ns;
     burst->predicted_ns += t->predicted_ns;
-    if (t->predicted_ns)
-        add_kind(burst, t->kernel);
-    lane->last_at = ticks;
-    uint64_t patience = t->predicted_ns ? BURST_TICKS : BURST_TICKS_UNLIMITED;
-    uint32_t most = t->predicted_ns ? BURST_LAUNCHES : BURST_LAUNCHES_UNLIMITED;
-    if (!t->known || burst->launches >= most || burst->predicted_ns >= BURST_PREDICTED_NS ||
-        ticks - lane->closed_at >= patience)
-        close_burst(lane, ticks);
+    burst->launches++;
+    add_kind(burst, t->kernel);
+    uint64_t patience = lane->left > BURST_LAUNCHES ? BURST_TICKS_UNLIMITED : BURST_TICKS;
+    if (--lane->left == 0 || !t->known || lane->left_ns <= 0 || ticks - lane->opened_at >= patience)
+        meter_close(lane);
 }
 
 void meter_end(struct meter_ticket *t, CUresult result)
@@ -173,29 +263,16 @@ void meter_end(struct meter_ticket *t, CUresult result)
     struct meter_lane *lane = t->lane;
     if (!lane)
         return;
-    if (result) {
-        if (t->predicted_ns)
-            __atomic_fetch_sub(&shim_usage(t->slot)->inflight_ns, t->predicted_ns, __ATOMIC_RELAXED);
-        if (t->owned)
-            lane_leave(lane);
-        return;
-    }
     if (t->owned) {
-        add_launch(t, lane);
+        if (!result)
+            add_launch(t, lane);
         lane_leave(lane);
+    } else if (result) {
+        inflight_less(t->slot, t->predicted_ns);
     } else {
         __atomic_fetch_add(&lane->other_ns, t->predicted_ns, __ATOMIC_RELAXED);
         __atomic_fetch_add(&lane->other_launches, 1, __ATOMIC_RELAXED);
     }
-}
-
-static void end_open(struct meter_lane *lane)
-{
-    if (!lane_take(lane))
-        return;
-    if (lane->open && lane->now.launches && lane->context)
-        close_burst(lane, shim_ticks());
-    lane_leave(lane);
 }
 
 static int waiting_matters(CUcontext *context)
@@ -227,8 +304,11 @@ void meter_after_wait(CUstream stream, int per_thread, uint32_t seen)
         return;
     /* Dry only if nobody launched since. */
     if (!lane->open && lane->head == seen)
-        lane->drained = 1;
+        lane->free_at = shim_ticks();
+    int slot = lane->slot;
     lane_leave(lane);
+    if (gate_gives_turns(slot))
+        meter_retire();
 }
 
 void meter_before_wait_all(void)
@@ -239,4 +319,13 @@ void meter_before_wait_all(void)
     for (uint32_t i = 0; i < LANES && lanes[i]; i++)
         if (lanes[i]->context == context && lanes[i]->open && !meter_capturing(lanes[i]->stream, 0))
             end_open(lanes[i]);
+}
+
+void meter_after_wait_all(void)
+{
+    for (int slot = 0; shim.self && slot < VCUDA_MAX_GPUS; slot++)
+        if (gate_gives_turns(slot)) {
+            meter_retire();
+            return;
+        }
 }

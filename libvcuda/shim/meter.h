@@ -14,11 +14,13 @@ struct meter_burst {
     CUevent zero; /* recorded right before start: what an empty pair of events measures */
     CUevent base; /* a new origin for this context's times */
     uint64_t predicted_ns;
+    uint64_t counted_ns; /* what stands for it in the usage page's inflight_ns */
+    uint64_t idle_ns;    /* time in it during which, by prediction, the stream had nothing to do */
     uint64_t begun_ns;
     uint64_t started_ns; /* when the start event was handed to the GPU; 0: none */
     uint64_t lag_ns;     /* from then until the first launch was: the GPU had nothing of ours meanwhile */
     uint32_t launches;
-    uint8_t late; /* ended some time after its last launch: the end event may be late too */
+    uint8_t alone; /* one launch, measured by itself */
     uint8_t kinds;
     struct {
         uint16_t kernel, count;
@@ -32,9 +34,13 @@ struct meter_lane {
     uint64_t thread; /* per-thread default streams: whose */
     int slot;
     int busy;
-    int drained; /* known to be idle: the next burst needs a start event of its own */
-    int open;
-    uint64_t closed_at, last_at;       /* shim_ticks of the last end event and the last launch */
+    unsigned epoch;            /* of shim.hot_epoch in which launches may skip the slow path; 0: never */
+    int open;                  /* `now` has launches, or may get some */
+    const uint64_t *turn_word; /* `ends_ns` of this GPU's turn, and what it said when `now` was admitted */
+    uint64_t turn;
+    int64_t left_ns;                   /* of what `now` was admitted for */
+    uint32_t left;                     /* launches until an end event is due */
+    uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
     uint64_t other_ns, other_launches; /* launched meanwhile by threads that found the lane busy */
     struct meter_burst now;
     uint32_t head, tail; /* ring[tail..head): closed, not yet retired */
@@ -44,31 +50,42 @@ struct meter_lane {
 
 struct meter_ticket {
     struct meter_lane *lane; /* NULL: nothing to do afterwards */
+    uint64_t predicted_ns;
     int slot;
     int owned;
     int known; /* the kernel was measured before */
-    uint64_t predicted_ns;
     uint16_t kernel;
 };
 
-/* Before and after a launch. `begin` waits for credit; an error is the launch's answer. */
+/* Before and after a launch. `begin` waits for credit or a turn; an error is the launch's answer. */
 CUresult meter_begin(struct meter_ticket *ticket, CUstream stream, int per_thread, const void *kernel, uint64_t blocks);
 void meter_end(struct meter_ticket *ticket, CUresult result);
 /* Around the program's own waiting for one stream; what `before` returned goes to `after`. */
 uint32_t meter_before_wait(CUstream stream, int per_thread);
 void meter_after_wait(CUstream stream, int per_thread, uint32_t seen);
 void meter_before_wait_all(void); /* for anything else */
+void meter_after_wait_all(void);
 int meter_capturing(CUstream stream, int per_thread);
+void meter_close(struct meter_lane *lane); /* by the lane's owner: its open burst ends here */
 
 /* Charge what is finished. Does nothing where another thread is at it. Returns how many bursts are still out. */
 int meter_retire(void);
-void meter_sweep(void); /* by the watcher: forget open bursts that nobody continued */
-int meter_lock(void);   /* 0: given up, not locked; unlock only what was locked */
+void meter_sweep(uint64_t patience_ns); /* by the watcher: end open bursts that nobody continued for so long */
+int meter_lock(void);                   /* 0: given up, not locked; unlock only what was locked */
 void meter_unlock(void);
 void meter_quiesce(void);
 int meter_forget_context(CUcontext context); /* locked; returns the slot it was on, or -1 */
 void meter_forget_slot(int slot);            /* locked */
 void meter_forget_all(void);                 /* in a forked child */
+
+/* ---- gate.c: who may launch now ---- */
+struct admission {
+    uint64_t allowance_ns; /* predicted work that may be launched on it; stands in inflight_ns from now on */
+    uint64_t turn;         /* the turn's `ends_ns` word under which it was given */
+};
+CUresult gate_admit(int slot, uint64_t predicted_ns, int never_waits, struct admission *out);
+void inflight_add(int slot, uint64_t ns);
+void inflight_less(int slot, uint64_t ns);
 
 /* ---- origin.c: a context's events and the origin of its times ---- */
 struct origin {
@@ -87,7 +104,8 @@ struct origin *origin_of(CUcontext context);
 CUevent origin_event(struct origin *origin); /* NULL: none to be had */
 CUevent origin_record(struct origin *origin, const struct meter_lane *lane);
 void origin_return(struct origin *origin, CUevent event);
-void origin_begin(struct origin *origin, struct meter_burst *burst, struct meter_lane *lane);
+/* `dry`: the stream has nothing to do, so the burst gets a start event of its own. */
+void origin_begin(struct origin *origin, struct meter_burst *burst, struct meter_lane *lane, int dry);
 void origin_discard(struct origin *origin, struct meter_burst *burst); /* it will never be measured */
 /* Start and end of a finished burst on CLOCK_MONOTONIC; 0 where the driver does not say. */
 int origin_times(struct origin *origin, const struct meter_burst *burst, CUevent start, double *start_ns,
@@ -97,5 +115,8 @@ void origin_forget(CUcontext context);
 /* ---- predict.c ---- */
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known);
 void predict_learn(const struct meter_burst *burst, double measured_ns);
+/* Kernels that wait for one another across GPUs (NCCL's) are charged, but must not be held up. */
+void predict_never_waits(const void *kernel);
+int predict_must_not_wait(const void *kernel);
 
 #endif

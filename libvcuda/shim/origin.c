@@ -85,7 +85,7 @@ CUevent origin_record(struct origin *o, const struct meter_lane *lane)
 }
 
 /* A burst begins: give it its start event, and what else is due. */
-void origin_begin(struct origin *o, struct meter_burst *burst, struct meter_lane *lane)
+void origin_begin(struct origin *o, struct meter_burst *burst, struct meter_lane *lane, int dry)
 {
     uint64_t now = shim_now();
     if (!o->renewed_ns || now - o->renewed_ns > RENEW_NS) {
@@ -94,7 +94,7 @@ void origin_begin(struct origin *o, struct meter_burst *burst, struct meter_lane
             o->base_ns = (double)now;
         o->renewed_ns = now;
     }
-    if (!lane->drained)
+    if (!dry)
         return;
     if (o->overheads < OVERHEAD_LOOKS) {
         burst->zero = origin_record(o, lane);

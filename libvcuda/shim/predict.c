@@ -8,30 +8,49 @@
 #define ENTRIES 8192
 /* A kernel never seen: launched, marked and measured by itself; no more than a few such are ever in flight. */
 #define UNKNOWN_NS 1000000
+/* The first launches of a kernel load code and warm caches; and durations change: measure by itself now and then. */
+#define ALONE_FIRST 3
+#define ALONE_EVERY 256
+#define NEVER_WAITS 64
 
 static struct entry {
     uint64_t key;
-    uint64_t nanoseconds; /* 0: not measured yet */
+    uint32_t nanoseconds; /* 0: not measured yet */
+    uint32_t launches;
 } entries[ENTRIES];
+
+static const void *never_waits[NEVER_WAITS];
+static uint32_t never_wait_count;
 
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known)
 {
     uint64_t key = ((uint64_t)(uintptr_t)kernel ^ blocks << 40 ^ blocks) * 0x9e3779b97f4a7c15ull | 1;
     uint16_t at = (uint16_t)(key >> 48 & (ENTRIES - 1));
     struct entry *e = &entries[at];
-    if (__atomic_load_n(&e->key, __ATOMIC_RELAXED) != key) {
+    if (__builtin_expect(__atomic_load_n(&e->key, __ATOMIC_RELAXED) != key, 0)) {
         __atomic_store_n(&e->nanoseconds, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
     }
-    uint64_t ns = __atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
-    *known = ns != 0;
+    uint32_t ns = __atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
+    uint32_t launches = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + 1;
+    __atomic_store_n(&e->launches, launches, __ATOMIC_RELAXED);
+    *known = ns != 0 && launches > ALONE_FIRST && launches % ALONE_EVERY != 0;
     *predicted_ns = ns ? ns : UNKNOWN_NS;
     return at;
 }
 
+static uint32_t clamp(double ns)
+{
+    return ns < 100 ? 100 : ns > 4e9 ? 4000000000u : (uint32_t)ns;
+}
+
 void predict_learn(const struct meter_burst *burst, double measured_ns)
 {
-    if (burst->late || !burst->kinds || !burst->predicted_ns)
+    if (!burst->kinds || !burst->predicted_ns || !burst->launches)
+        return;
+    /* Idle time in it was itself a prediction: learning from that would only confirm what was believed. */
+    if (!burst->alone && (double)burst->idle_ns > measured_ns / 20)
         return;
     /* Several kernels: each was off by as much as the burst was. */
     double factor = measured_ns / (double)burst->predicted_ns;
@@ -39,7 +58,24 @@ void predict_learn(const struct meter_burst *burst, double measured_ns)
         struct entry *e = &entries[burst->kind[i].kernel];
         double old = (double)__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
         double seen = burst->kinds == 1 ? measured_ns / burst->launches : old * factor;
-        double now = old == 0 ? measured_ns / burst->launches : (old + seen) / 2;
-        __atomic_store_n(&e->nanoseconds, now < 100 ? 100 : (uint64_t)now, __ATOMIC_RELAXED);
+        int first = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) <= ALONE_FIRST;
+        double now = old == 0 || (first && burst->alone) ? measured_ns / burst->launches : (old + seen) / 2;
+        __atomic_store_n(&e->nanoseconds, clamp(now), __ATOMIC_RELAXED);
     }
+}
+
+void predict_never_waits(const void *kernel)
+{
+    uint32_t at = __atomic_fetch_add(&never_wait_count, 1, __ATOMIC_RELAXED);
+    if (at < NEVER_WAITS)
+        __atomic_store_n(&never_waits[at], kernel, __ATOMIC_RELEASE);
+}
+
+int predict_must_not_wait(const void *kernel)
+{
+    uint32_t n = __atomic_load_n(&never_wait_count, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < n && i < NEVER_WAITS; i++)
+        if (__atomic_load_n(&never_waits[i], __ATOMIC_ACQUIRE) == kernel)
+            return 1;
+    return 0;
 }

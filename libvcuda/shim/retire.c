@@ -3,6 +3,7 @@
  * One thread at a time, whoever comes first: the watcher, or a launch that waits for credit. Nobody waits for the lock but
  * those who are about to destroy events.
  */
+#include "credit.h"
 #include "lane.h"
 
 #include <sched.h>
@@ -45,15 +46,28 @@ void meter_quiesce(void)
     }
 }
 
+/* The arbiter reckons by when the GPU was last at work for this process. */
+static void note_end(int slot, uint64_t end_ns)
+{
+    uint64_t *last = &shim_usage(slot)->last_end_ns;
+    if (end_ns > __atomic_load_n(last, __ATOMIC_RELAXED))
+        __atomic_store_n(last, end_ns, __ATOMIC_SEQ_CST);
+}
+
 static void charge(const struct meter_lane *lane, const struct meter_burst *burst, double start_ns, double end_ns)
 {
-    double spent = end_ns - start_ns;
-    /* The end event was late: the prediction knows better than the gap. */
-    if (burst->late && burst->predicted_ns && spent > (double)burst->predicted_ns)
-        spent = (double)burst->predicted_ns;
+    double measured = end_ns - start_ns, predicted = (double)burst->predicted_ns, spent = measured;
+    /* Gaps between launches are not use; but no less than the work was predicted to take. */
+    if (burst->idle_ns && !burst->alone) {
+        spent = measured - (double)burst->idle_ns;
+        spent = spent < predicted ? predicted : spent;
+        spent = spent > measured ? measured : spent;
+    }
     predict_learn(burst, spent);
     const struct shim_gpu *gpu = &shim.gpu[lane->slot];
-    int debit = gpu->core_limit < 100 && burst->begun_ns >= gpu->limited_since_ns;
+    /* Within turns the arbiter charges, by the wall clock; the credit waits for the time without them. */
+    int debit = gpu->core_limit < 100 && burst->begun_ns >= gpu->limited_since_ns && !gate_gives_turns(lane->slot);
+    note_end(lane->slot, (uint64_t)end_ns);
     credit_charge(lane->slot, (uint64_t)start_ns, (uint64_t)end_ns, (uint64_t)spent, debit);
 }
 
@@ -75,8 +89,7 @@ static int retire_one(struct meter_lane *lane)
         origin_return(origin, lane->last_end);
         lane->last_end = burst->end;
     }
-    if (burst->predicted_ns)
-        __atomic_fetch_sub(&shim_usage(lane->slot)->inflight_ns, burst->predicted_ns, __ATOMIC_RELAXED);
+    inflight_less(lane->slot, burst->counted_ns);
     __atomic_store_n(&lane->tail, lane->tail + 1, __ATOMIC_RELEASE);
     return 1;
 }
@@ -100,34 +113,51 @@ int meter_retire(void)
     return left;
 }
 
-/* An open burst that nobody continued or waited for: charge what was predicted and be done. */
+/* An open burst that nobody can close: charge what was predicted and be done. */
 static void give_up(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
     struct meter_burst *burst = &lane->now;
-    burst->predicted_ns += __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED);
-    uint64_t now = shim_now();
+    uint64_t others = __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED), now = shim_now();
+    uint64_t spent = burst->predicted_ns + others;
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, burst->launches, __ATOMIC_RELAXED);
-    if (burst->predicted_ns) {
-        __atomic_fetch_sub(&shim_usage(lane->slot)->inflight_ns, burst->predicted_ns, __ATOMIC_RELAXED);
-        credit_charge(lane->slot, now - burst->predicted_ns, now, burst->predicted_ns, 1);
-    }
+    inflight_less(lane->slot, spent + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
+    if (spent)
+        credit_charge(lane->slot, now - spent, now, spent, 1);
     if (origin)
         origin_discard(origin, burst);
     lane->open = 0;
 }
 
-void meter_sweep(void)
+/* From this thread, with the lane's context current here for the moment. A per-thread stream is another thread's. */
+static void close_for(struct meter_lane *lane)
 {
-    const uint64_t patience = 100000000;
+    CUcontext popped;
+    if (lane->stream == CU_STREAM_PER_THREAD || !real.cuCtxPushCurrent_v2 || !real.cuCtxPopCurrent_v2 ||
+        real.cuCtxPushCurrent_v2(lane->context)) {
+        give_up(lane);
+        return;
+    }
+    meter_close(lane);
+    real.cuCtxPopCurrent_v2(&popped);
+}
+
+void meter_sweep(uint64_t patience_ns)
+{
+    /* A stream may join a capture at any moment; and contexts must not go meanwhile. */
+    if (__atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0 || !try_lock())
+        return;
     for (uint32_t i = 0; i < LANES && lanes[i]; i++) {
         struct meter_lane *lane = lanes[i];
-        if (!lane->open || shim_ticks() - lane->last_at < patience || !lane_take(lane))
+        int64_t since = (int64_t)(shim_ticks() - lane->free_at);
+        if (!lane->open || since < (int64_t)patience_ns || !lane_take(lane))
             continue;
-        if (lane->open && lane->context && shim_ticks() - lane->last_at >= patience)
-            give_up(lane);
+        since = (int64_t)(shim_ticks() - lane->free_at);
+        if (lane->open && lane->context && since >= (int64_t)patience_ns)
+            close_for(lane);
         lane_leave(lane);
     }
+    meter_unlock();
 }
 
 static int forget(CUcontext context, int slot)

@@ -2,7 +2,7 @@
  *
  * attach.c   pages, slot, cached limits         account.c  memory: reserve, sum, refund
  * watcher.c  the thread that hears changes       table.c    pointer -> charge
- * meter.c    measures GPU time with events       credit.c   decides when a launch may go
+ * meter.c    measures GPU time with events       gate.c     decides when a launch may go: credit, turns
  * real.c     lookup; hooks_*.c                   the entries that programs call
  */
 #ifndef SHIM_H
@@ -20,11 +20,11 @@ enum shim_mode {
 
 /* One GPU of the claim as this process last read it. */
 struct shim_gpu {
-    uint32_t state; /* enum vcuda_slot_state */
-    uint32_t core_limit;
+    uint32_t state;      /* enum vcuda_slot_state */
+    uint32_t core_limit; /* percent while no turns are given: see vcuda_limit_alone */
     uint64_t generation;
-    int64_t inflight_ns;       /* predicted, launched and not yet measured */
     uint64_t limited_since_ns; /* work begun before had no limit to answer for */
+    uint64_t turn_used;        /* number of the last turn in which this process launched */
     int dry;                   /* ran out of credit: launches wait for a full quantum */
     uint64_t small_bytes;
     int contexts;
@@ -35,11 +35,16 @@ extern struct shim {
     int mode;
     struct vcuda_limits *limits;
     struct vcuda_usage *usage;
+    struct vcuda_turns *turns;  /* NULL where no arbiter has made the page yet */
     struct vcuda_process *self; /* NULL until attached */
     uint32_t seen_gen;
     int stopping; /* the process is ending: no more calls into the driver */
     int captures; /* stream captures that may be in progress */
+    int contexts_made;
     unsigned context_epoch;
+    /* Raised by whatever makes launches take the slow path again: limits, contexts, captures, the end. */
+    unsigned hot_epoch;
+    uint64_t ns_per_tick; /* 32.32 fixed point; see shim_ticks */
     /* Raised before and after every allocation, so that a reading of NVML can tell that none disturbed it. */
     uint64_t memory_begun, memory_ended;
     struct shim_gpu gpu[VCUDA_MAX_GPUS];
@@ -54,6 +59,12 @@ static inline int shim_mode(void)
 }
 /* Take a slot and start the watcher, once per process; 0 where all slots are taken. */
 int shim_attach(void);
+/* Map the turns page if there is one by now. */
+void shim_find_turns(void);
+static inline void shim_cool(void)
+{
+    __atomic_fetch_add(&shim.hot_epoch, 1, __ATOMIC_SEQ_CST);
+}
 /* Re-read the limits where they changed, and echo what was acted on. */
 void shim_refresh_slow(void);
 static inline void shim_refresh(void)
@@ -64,6 +75,10 @@ static inline void shim_refresh(void)
 /* The slot of a CUDA device, or of the current context's device; -1: no slot, -2: no context. */
 int shim_slot_of_device(CUdevice device);
 int shim_slot_of_current(CUcontext *context);
+/* Compare the cheap clock with the true one, over some milliseconds that pass anyway. */
+void shim_calibrate(void);
+/* The arbiter gives turns on this GPU: see gate.c. */
+int gate_gives_turns(int slot);
 static inline struct vcuda_gpu_usage *shim_usage(int slot)
 {
     return &shim.self->gpu[slot];
@@ -97,15 +112,12 @@ int table_put(const struct charge *charge); /* 0: no memory */
 int table_take(uint64_t key, struct charge *out);
 void table_forget(void);
 
-/* ---- credit.c ---- */
-CUresult credit_wait(int slot);
-void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit);
 uint64_t shim_now(void); /* CLOCK_MONOTONIC */
-/* About nanoseconds (wrong by a factor of two at most), cheap: for thresholds on the hot path only. */
+/* Nanoseconds since whenever, cheap: for distances on the hot path. A factor of two off until calibrated. */
 static inline uint64_t shim_ticks(void)
 {
 #ifdef __x86_64__
-    return __builtin_ia32_rdtsc() >> 1; /* as if at 2 GHz */
+    return (uint64_t)((unsigned __int128)__builtin_ia32_rdtsc() * shim.ns_per_tick >> 32);
 #else
     return shim_now();
 #endif

@@ -21,7 +21,11 @@
 /* Stay quick for this long after the last launch, so that a loop that launches and waits does not pay for wake-ups. */
 #define LINGER_NS 50000000ull
 #define TRUE_UP_NS 250000000ull
-#define SWEEP_NS 50000000ull
+#define FIND_TURNS_NS 500000000ull
+/* While turns are given, the GPU is handed on when this process is known to be done. */
+#define DRAIN_MIN_NS 15000ull
+#define DRAIN_MAX_NS 500000ull
+#define SWEEP_TURN_NS 200000ull
 
 static int started;
 static int sleeping;
@@ -36,8 +40,24 @@ void watcher_poke(void)
 }
 
 struct rounds {
-    uint64_t swept, trued, active, seen_pokes, seen_memory;
+    uint64_t looked, trued, active, seen_pokes, seen_memory;
 };
+
+static int is_limited(void)
+{
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++)
+        if (shim.gpu[i].state == VCUDA_SLOT_OPEN && shim.gpu[i].core_limit < 100)
+            return 1;
+    return 0;
+}
+
+static int turns_given(void)
+{
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++)
+        if (shim.gpu[i].state == VCUDA_SLOT_OPEN && gate_gives_turns(i))
+            return 1;
+    return 0;
+}
 
 static void look_around(struct rounds *r, uint64_t now)
 {
@@ -46,9 +66,11 @@ static void look_around(struct rounds *r, uint64_t now)
     if (meter_retire() > 0 || pokes != r->seen_pokes)
         r->active = now;
     r->seen_pokes = pokes;
-    if (now - r->swept > SWEEP_NS) {
-        meter_sweep();
-        r->swept = now;
+    meter_sweep(turns_given() ? SWEEP_TURN_NS : is_limited() ? BUSY_NS : BUSY_UNLIMITED_NS);
+    if (now - r->looked > FIND_TURNS_NS) {
+        r->looked = now;
+        shim_find_turns();
+        shim_calibrate();
     }
     /* Something changed since, or eight times as long has passed (stacks and modules grow without an allocation). */
     if (now - r->trued > TRUE_UP_NS && (memory != r->seen_memory || now - r->trued > 8 * TRUE_UP_NS)) {
@@ -58,12 +80,16 @@ static void look_around(struct rounds *r, uint64_t now)
     }
 }
 
-static long pause_ns(int idle)
+static uint64_t pause_ns(int idle)
 {
-    for (int i = 0; i < VCUDA_MAX_GPUS && !idle; i++)
-        if (shim.gpu[i].state == VCUDA_SLOT_OPEN && shim.gpu[i].core_limit < 100)
-            return BUSY_NS;
-    return idle ? IDLE_NS : BUSY_UNLIMITED_NS;
+    if (idle)
+        return IDLE_NS;
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++) {
+        uint64_t inflight = __atomic_load_n(&shim.self->gpu[i].inflight_ns, __ATOMIC_RELAXED) / 2;
+        if (inflight && gate_gives_turns(i))
+            return inflight < DRAIN_MIN_NS ? DRAIN_MIN_NS : inflight > DRAIN_MAX_NS ? DRAIN_MAX_NS : inflight;
+    }
+    return is_limited() || turns_given() ? BUSY_NS : BUSY_UNLIMITED_NS;
 }
 
 static void *watch(void *nothing)
@@ -76,13 +102,14 @@ static void *watch(void *nothing)
     if (real.cuThreadExchangeStreamCaptureMode)
         real.cuThreadExchangeStreamCaptureMode(&mode);
     r.trued = shim_now();
+    shim_calibrate();
     while (!__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE)) {
         uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
         shim_refresh();
         uint64_t now = shim_now();
         look_around(&r, now);
         int idle = now - r.active > LINGER_NS;
-        struct timespec ts = {0, pause_ns(idle)};
+        struct timespec ts = {0, (long)pause_ns(idle)};
         __atomic_store_n(&sleeping, idle, __ATOMIC_RELEASE);
         syscall(SYS_futex, &shim.limits->gen, FUTEX_WAIT, gen, &ts, NULL, 0);
     }

@@ -1,0 +1,14 @@
+/* The claim's credit of GPU time on one GPU: see credit.c. */
+#ifndef SHIM_CREDIT_H
+#define SHIM_CREDIT_H
+
+#include "shim.h"
+
+/* Predicted work of every live process of the claim that is not measured yet, ns. */
+uint64_t credit_inflight(int slot);
+/* Nanoseconds that may be launched now under a limit of so many percent; 0: none, and `*missing` until there is a quantum. */
+int64_t credit_available(int slot, uint32_t limit, int64_t *missing);
+/* Finished work: the interval, and how much of it counts. `debit`: take it from the credit too. */
+void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit);
+
+#endif

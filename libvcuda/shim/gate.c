@@ -1,0 +1,228 @@
+/* The gate: may this process launch now, and how much?
+ *
+ * While no turns are given on the GPU, a claim follows its own limit: credit (credit.c), or nothing at all where it may use
+ * everything. While several claims want the GPU, the arbiter gives them turns, and the turn decides alone: work may be
+ * launched as far as it is predicted to end within the turn, and no more than a few milliseconds of it at a time, so that
+ * the GPU is free soon after the turn's end. An arbiter that has died is not obeyed.
+ *
+ * Waiting is a futex wait on the limits page's `gen` (a changed limit ends it at once) or, for a turn, on the turns page's;
+ * a wake-up of an idle processor takes longer than a switch should, so the last stretch before an expected turn is polled.
+ * Whoever waits also retires what is finished, as the GPU is handed on when the account says that it is drained.
+ */
+#include "credit.h"
+#include "meter.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* What one burst is admitted for, where its first kernel does not need more. */
+#define CHUNK_NS 1000000
+/* In flight within a turn: enough to keep the GPU busy while the host looks away, little enough to drain soon. */
+#define TURN_DEPTH_NS 2500000
+/* In flight without any limit while an arbiter may want the GPU for others. */
+#define FREE_DEPTH_NS 50000000
+#define WAIT_MIN_NS 50000ll
+/* Whoever waits for credit does not hear that turns are given from now on. */
+#define WAIT_MAX_NS 20000000ll
+/* From how long before its expected beginning a turn is polled for, and how often. */
+#define POLL_AHEAD_NS 300000ll
+#define POLL_LATE_NS 3000000ll
+#define POLL_NS 8000
+#define DRAIN_MIN_NS 12000
+#define DRAIN_MAX_NS 500000
+
+void inflight_add(int slot, uint64_t ns)
+{
+    __atomic_fetch_add(&shim_usage(slot)->inflight_ns, ns, __ATOMIC_SEQ_CST);
+}
+
+void inflight_less(int slot, uint64_t ns)
+{
+    if (ns && shim.self)
+        __atomic_fetch_sub(&shim_usage(slot)->inflight_ns, ns, __ATOMIC_SEQ_CST);
+}
+
+static uint64_t turn_word(int slot)
+{
+    return shim.turns ? __atomic_load_n(&shim.turns->turn[slot].ends_ns, __ATOMIC_SEQ_CST) : VCUDA_TURN_FREE;
+}
+
+static int arbiter_lives(void)
+{
+    if (!shim.turns)
+        return 0;
+    uint64_t heard = __atomic_load_n(&shim.turns->heartbeat_ns, __ATOMIC_ACQUIRE), now = shim_now();
+    return heard && (heard >= now || now - heard < VCUDA_TURNS_STALE_NS);
+}
+
+int gate_gives_turns(int slot)
+{
+    return turn_word(slot) != VCUDA_TURN_FREE && arbiter_lives();
+}
+
+struct waiting {
+    uint64_t since, last_looked_for_dead;
+    int counted, slack;
+    int64_t missing;
+};
+
+static void sleep_on(const uint32_t *word, uint32_t seen, int64_t ns)
+{
+    ns = ns < WAIT_MIN_NS ? WAIT_MIN_NS : ns > WAIT_MAX_NS ? WAIT_MAX_NS : ns;
+    struct timespec ts = {0, (long)ns};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &ts, NULL, 0);
+}
+
+static void doze(long ns)
+{
+    struct timespec ts = {0, ns};
+    nanosleep(&ts, NULL);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* By the turn: how much may be launched; 0: not now. */
+static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
+{
+    struct vcuda_turn *turn = &shim.turns->turn[slot];
+    struct shim_gpu *gpu = &shim.gpu[slot];
+    uint64_t now = shim_now(), number = __atomic_load_n(&turn->number, __ATOMIC_SEQ_CST);
+    if (!ends || now >= ends)
+        return 0;
+    uint64_t inflight = credit_inflight(slot), left = ends - now;
+    if (inflight == 0) {
+        /* A kernel as long as several turns must run one day: the first of a turn always goes, and is charged for. */
+        int first = __atomic_exchange_n(&gpu->turn_used, number, __ATOMIC_RELAXED) != number;
+        if (first || left >= predicted / 2)
+            return predicted > least(left, CHUNK_NS) ? predicted : least(left, CHUNK_NS);
+        __atomic_store_n(&shim_usage(slot)->yielded, number, __ATOMIC_SEQ_CST);
+        return 0;
+    }
+    if (inflight + predicted > left)
+        return 0;
+    /* Never under two launches: the GPU must find the next one when it ends the first. */
+    if (inflight + predicted > TURN_DEPTH_NS)
+        return inflight <= predicted ? predicted : 0;
+    uint64_t room = least(TURN_DEPTH_NS, left) - inflight;
+    return predicted > least(room, CHUNK_NS) ? predicted : least(room, CHUNK_NS);
+}
+
+static uint64_t limit_allows(int slot, uint64_t predicted, int64_t *missing)
+{
+    uint32_t limit = __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED);
+    int64_t credit;
+    if (limit >= 100) {
+        uint64_t inflight = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED);
+        *missing = (int64_t)inflight - FREE_DEPTH_NS / 2;
+        return inflight > FREE_DEPTH_NS && inflight > 2 * predicted && arbiter_lives()
+                   ? 0
+                   : (predicted > CHUNK_NS ? predicted : CHUNK_NS);
+    }
+    *missing = WAIT_MAX_NS;
+    if (!limit || (credit = credit_available(slot, limit, missing)) <= 0) {
+        *missing = limit ? *missing / limit * 100 : WAIT_MAX_NS;
+        return 0;
+    }
+    uint64_t chunk = least((uint64_t)credit, CHUNK_NS);
+    return predicted > chunk ? predicted : chunk;
+}
+
+static void begin_waiting(int slot, struct waiting *w)
+{
+    if (w->counted)
+        return;
+    w->counted = 1;
+    w->since = shim_now();
+    w->slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
+    __atomic_fetch_add(&shim_usage(slot)->waiting, 1, __ATOMIC_SEQ_CST);
+}
+
+static void end_waiting(int slot, const struct waiting *w)
+{
+    if (!w->counted)
+        return;
+    __atomic_fetch_sub(&shim_usage(slot)->waiting, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&shim_usage(slot)->throttled_ns, shim_now() - w->since, __ATOMIC_RELAXED);
+    prctl(PR_SET_TIMERSLACK, (unsigned long)(w->slack > 0 ? w->slack : 0), 0, 0, 0);
+}
+
+/* Until the turn comes, or what is in flight may have ended. */
+static void wait_for_turn(int slot, uint32_t turns_gen)
+{
+    const struct vcuda_turn *turn = &shim.turns->turn[slot];
+    meter_retire();
+    uint64_t mine = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_SEQ_CST);
+    uint64_t starts = __atomic_load_n(&turn->starts_ns, __ATOMIC_SEQ_CST);
+    int64_t ahead = (int64_t)(starts - shim_now());
+    if (mine)
+        doze((long)(mine / 2 < DRAIN_MIN_NS ? DRAIN_MIN_NS : least(mine / 2, DRAIN_MAX_NS)));
+    else if (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS)
+        doze(POLL_NS);
+    else
+        sleep_on(&shim.turns->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
+}
+
+/* Work in flight of a process that was killed would hold everyone else back. */
+static void look_for_dead(struct waiting *w)
+{
+    uint64_t now = shim_now();
+    if (now - w->since > 100000000ull && now - w->last_looked_for_dead > 1000000000ull) {
+        w->last_looked_for_dead = now;
+        vcuda_usage_reap_dead(shim.usage);
+    }
+}
+
+static CUresult admit(int slot, uint64_t predicted, int never_waits, struct admission *out, struct waiting *w)
+{
+    struct shim_gpu *gpu = &shim.gpu[slot];
+    for (;;) {
+        uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
+        uint32_t turns_gen = shim.turns ? __atomic_load_n(&shim.turns->gen, __ATOMIC_ACQUIRE) : 0;
+        shim_refresh();
+        if (__atomic_load_n(&gpu->state, __ATOMIC_ACQUIRE) != VCUDA_SLOT_OPEN)
+            return CUDA_ERROR_NOT_PERMITTED;
+        out->turn = turn_word(slot);
+        int turns =
+            out->turn != VCUDA_TURN_FREE && __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) && arbiter_lives();
+        out->allowance_ns = never_waits ? predicted
+                            : turns     ? turn_allows(slot, out->turn, predicted)
+                                        : limit_allows(slot, predicted, &w->missing);
+        if (out->allowance_ns) {
+            /* First the addition, then a second look at the turn: see vcuda_pages.h. */
+            inflight_add(slot, out->allowance_ns);
+            if (never_waits || turn_word(slot) == out->turn)
+                return CUDA_SUCCESS;
+            inflight_less(slot, out->allowance_ns);
+            continue;
+        }
+        begin_waiting(slot, w);
+        /* Nothing is measured any more when the process ends, so what is in flight stays: no end to this waiting. */
+        if (__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE)) {
+            inflight_add(slot, out->allowance_ns = predicted);
+            return CUDA_SUCCESS;
+        }
+        if (turns) {
+            wait_for_turn(slot, turns_gen);
+        } else if (meter_retire() == 0 || !limit_allows(slot, predicted, &w->missing)) {
+            sleep_on(&shim.limits->gen, gen, w->missing);
+        }
+        look_for_dead(w);
+    }
+}
+
+CUresult gate_admit(int slot, uint64_t predicted_ns, int never_waits, struct admission *out)
+{
+    struct waiting w = {0};
+    int error = errno; /* the program's own; a library must not change it on a call that succeeds */
+    CUresult result = admit(slot, predicted_ns, never_waits, out, &w);
+    end_waiting(slot, &w);
+    errno = error;
+    return result;
+}
