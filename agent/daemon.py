@@ -16,6 +16,7 @@ from typing import TypeVar
 import structlog
 
 from agent import VERSION, admission, enrolment, report, statefile, wire
+from agent.abi import PagesLibrary
 from agent.backoff import Backoff
 from agent.door import Caller, Door
 from agent.gpus import Inventory, Nvml
@@ -24,7 +25,6 @@ from agent.localwire import Answer, Refusal, Request, Status
 from agent.meter import Meter
 from agent.node import Node
 from agent.outbox import Outbox, Sequence
-from agent.pages import PagesLibrary
 from agent.registry import Registry
 from agent.rundir import RunDir
 from agent.sampling import Schedule

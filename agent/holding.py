@@ -10,8 +10,9 @@ from pathlib import Path
 from uuid import UUID
 
 from agent import wire
+from agent.abi import PageError, PagesLibrary
 from agent.members import Members
-from agent.pages import LimitSlot, LimitsPage, PageError, PagesLibrary, Totals, UsagePage
+from agent.pages import LimitSlot, LimitsPage, Totals, UsagePage
 from agent.processes import Process
 from agent.registry import Registry
 
@@ -58,6 +59,7 @@ class Holding:
             memory_bytes=wanted.memory_bytes,
             core_request=wanted.core_request,
             core_limit=wanted.core_limit,
+            sharing=wanted.sharing or wire.Sharing(),
         )
         if self.slots.get(wanted.uid) == slot:
             return False
@@ -99,6 +101,10 @@ class Holding:
             self._usage.reap(dead)
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
+
+    def alone_percent(self, assignment_uid: str) -> int:
+        """Percent of its GPU that the assignment may use while nobody else wants it."""
+        return self._limits.alone_percent(self.slots[assignment_uid])
 
     @property
     def reaping(self) -> bool:

@@ -33,17 +33,18 @@ class Meter:
             for slot in holding.slots.values():
                 reading = _Reading(now, holding.totals.get(slot.gpu, Totals()))
                 fresh[slot.assignment_uid] = reading
-                usages.append(_usage(slot, self._last.get(slot.assignment_uid, reading), reading))
+                before = self._last.get(slot.assignment_uid, reading)
+                usages.append(_usage(slot, holding.alone_percent(slot.assignment_uid), before, reading))
         self._last = fresh
         return usages
 
 
-def _usage(slot: LimitSlot, before: _Reading, after: _Reading) -> wire.AssignmentUsage:
+def _usage(slot: LimitSlot, alone_percent: int, before: _Reading, after: _Reading) -> wire.AssignmentUsage:
     wall_ns = (after.at - before.at) * 1e9
     return wire.AssignmentUsage(
         uid=slot.assignment_uid,
         core_percent=_percent(after.totals.gpu_time_ns - before.totals.gpu_time_ns, wall_ns, MOST_PERCENT),
-        core_limit_percent=slot.core_limit,
+        core_limit_percent=alone_percent,
         # Summed over waiting threads by libvcuda; as a share of the time it ends at 100.
         throttled_percent=_percent(after.totals.throttled_ns - before.totals.throttled_ns, wall_ns, 100.0),
         memory_bytes=after.totals.memory_bytes,

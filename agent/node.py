@@ -11,8 +11,9 @@ from typing import NamedTuple
 import structlog
 
 from agent import processes, wire
+from agent.abi import PageError, PagesLibrary
 from agent.holding import Holding, gpu_key
-from agent.pages import LimitSlot, PageError, PagesLibrary
+from agent.pages import LimitSlot
 from agent.registry import Registry
 
 log = structlog.get_logger()

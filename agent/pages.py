@@ -6,24 +6,27 @@ cleared by a child (`reaper.py`).
 """
 
 import ctypes
-import json
 import os
 import subprocess
 import sys
 import time
-from ctypes import POINTER, c_char_p, c_int, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import c_void_p
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 from uuid import UUID
 
 import structlog
 
+from agent import wire
+from agent.abi import MAX_GPUS, PageError, PagesLibrary, RawLimit, RawProcess, RawTotals, Uuid16
+
 log = structlog.get_logger()
 
-ABI_VERSION = 2
-MAX_GPUS = 16
 SLOT_OPEN = 1
 SLOT_CLOSED = 2
+# As `enum vcuda_policy` numbers them.
+POLICIES: tuple[wire.Policy, ...] = get_args(wire.Policy)
+FLAG_BEST_EFFORT = 1
 LARGEST = 2**63 - 1
 _NONE_LIVE = 2**64 - 1
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -31,10 +34,6 @@ _REAPER = Path(__file__).with_name("reaper.py")
 REAPER_SECONDS = 10.0
 # A page that its tenant keeps damaging must not cost a child at every look.
 REAPER_RETRY_SECONDS = 1.0
-
-
-class PageError(Exception):
-    """A page cannot be made, opened or written; the message says which and why."""
 
 
 class LimitSlot(NamedTuple):
@@ -48,6 +47,7 @@ class LimitSlot(NamedTuple):
     memory_bytes: int
     core_request: int
     core_limit: int
+    sharing: wire.Sharing = wire.Sharing()
 
 
 class Totals(NamedTuple):
@@ -71,124 +71,6 @@ class Attached(NamedTuple):
     start_ticks: int
 
 
-_Uuid = c_uint8 * 16
-
-
-class _Limit(ctypes.Structure):
-    _fields_ = [
-        ("index", c_uint32),
-        ("state", c_uint32),
-        ("gpu_uuid", _Uuid),
-        ("assignment_uid", _Uuid),
-        ("generation", c_uint64),
-        ("memory_bytes", c_uint64),
-        ("core_request", c_uint32),
-        ("core_limit", c_uint32),
-        ("policy", c_uint32),
-        ("weight", c_uint32),
-        ("ceiling", c_uint32),
-        ("parts", c_uint32),
-        ("flags", c_uint32),
-        ("reserved", c_uint32),
-    ]
-
-
-class _Totals(ctypes.Structure):
-    _fields_ = [
-        ("memory_bytes", c_uint64),
-        ("context_bytes", c_uint64),
-        ("gpu_time_ns", c_uint64),
-        ("throttled_ns", c_uint64),
-        ("launches", c_uint64),
-        ("refused", c_uint64),
-        ("observed_generation", c_uint64),
-        ("inflight_ns", c_uint64),
-        ("last_end_ns", c_uint64),
-        ("last_launch_ns", c_uint64),
-        ("yielded", c_uint64),
-        ("processes", c_uint32),
-        ("waiting", c_uint32),
-        ("accounting", c_uint32),
-        ("reserved", c_uint32),
-    ]
-
-
-class _ProcessInfo(ctypes.Structure):
-    _fields_ = [
-        ("slot", c_uint32),
-        ("pid", c_uint32),
-        ("pidns", c_uint64),
-        ("start_time", c_uint64),
-        ("observed_gen", c_uint32),
-        ("reserved", c_uint32),
-    ]
-
-
-_MIRRORS: dict[str, type[ctypes.Structure]] = {
-    "vcuda_limit": _Limit,
-    "vcuda_totals": _Totals,
-    "vcuda_process_info": _ProcessInfo,
-}
-_SIGNATURES: dict[str, list[Any]] = {
-    "vcuda_limits_create": [c_char_p, c_char_p, POINTER(c_void_p)],
-    "vcuda_limits_open": [c_char_p, c_int, POINTER(c_void_p)],
-    "vcuda_limits_unmap": [c_void_p],
-    "vcuda_limits_set": [c_void_p, POINTER(_Limit)],
-    "vcuda_limits_close_gpu": [c_void_p, c_char_p, c_uint64],
-    "vcuda_limits_heartbeat": [c_void_p],
-    "vcuda_limits_get": [c_void_p, c_uint32, POINTER(_Limit)],
-    "vcuda_usage_create": [c_char_p, POINTER(c_void_p)],
-    "vcuda_usage_unmap": [c_void_p],
-    "vcuda_usage_totals": [c_void_p, c_uint32, POINTER(_Totals)],
-    "vcuda_usage_processes": [c_void_p, POINTER(_ProcessInfo), c_uint32],
-}
-_WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vcuda_usage_unmap"})
-
-
-class PagesLibrary:
-    """libvcuda-pages.so, checked against this file's mirror when it is loaded. Raises PageError."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self.calls: Any = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise PageError(
-                f"libvcuda's pages library cannot be loaded: {error}. Build it with `make -C libvcuda`."
-            ) from error
-        self.path = path
-        self.calls.vcuda_abi_describe.restype = c_char_p
-        abi = json.loads(self.calls.vcuda_abi_describe())
-        self._check(abi, path)
-        for name, arguments in _SIGNATURES.items():
-            call = getattr(self.calls, name)
-            call.argtypes = arguments
-            call.restype = None if name in _WITHOUT_RESULT else c_int
-        usage = abi["structs"]["vcuda_usage"]["fields"]
-        self.usage_bytes: int = abi["usage_size"]
-        # What every usage page says of itself, at which place.
-        self.usage_header = [
-            (usage[field][0], value.to_bytes(usage[field][1], "little"))
-            for field, value in (("magic", abi["usage_magic"]), ("version", ABI_VERSION), ("size", self.usage_bytes))
-        ]
-        self.max_processes: int = abi["max_processes"]
-        self.slots_used_at: int = usage["slots_used"][0]
-        self.processes_at: int = usage["process"][0]
-        self.process_bytes: int = abi["structs"]["vcuda_process"]["size"]
-        # One for all claims: what is read of a usage page is taken out at once.
-        self.buffer = ctypes.create_string_buffer(self.usage_bytes)
-
-    def _check(self, abi: Any, path: Path) -> None:
-        same = abi["version"] == ABI_VERSION and abi["max_gpus"] == MAX_GPUS
-        for name, mirror in _MIRRORS.items():
-            told = abi["structs"][name]
-            same = same and told["size"] == ctypes.sizeof(mirror)
-            for field, (offset, size) in told["fields"].items():
-                mine = getattr(mirror, field)
-                same = same and (mine.offset, mine.size) == (offset, size)
-        if not same:
-            raise PageError(f"{path} has another layout of the pages (version {abi['version']}) than this agent.")
-
-
 class LimitsPage:
     """The limits page of one claim; made where it is missing, adopted where it stands. Raises PageError."""
 
@@ -203,7 +85,7 @@ class LimitsPage:
     def slots(self) -> list[LimitSlot]:
         """What the page says now. A slot whose writer was killed in the middle of its write is left out."""
         found = []
-        limit = _Limit()
+        limit = RawLimit()
         for index in range(MAX_GPUS):
             result = self._calls.vcuda_limits_get(self._page, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED):
@@ -216,13 +98,14 @@ class LimitsPage:
                         memory_bytes=limit.memory_bytes,
                         core_request=limit.core_request,
                         core_limit=limit.core_limit,
+                        sharing=_sharing(limit),
                     )
                 )
         return found
 
     def index(self, gpu: UUID) -> int | None:
         """The slot of this GPU, by which the usage page knows it too."""
-        limit = _Limit()
+        limit = RawLimit()
         for index in range(MAX_GPUS):
             result = self._calls.vcuda_limits_get(self._page, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED) and bytes(limit.gpu_uuid) == gpu.bytes:
@@ -231,15 +114,12 @@ class LimitsPage:
 
     def set(self, slot: LimitSlot) -> int:
         """Put these limits in force and open the slot; the slot's index. Raises PageError."""
-        limit = _Limit(
-            gpu_uuid=_Uuid(*slot.gpu.bytes),
-            assignment_uid=_Uuid(*UUID(slot.assignment_uid).bytes),
-            generation=slot.generation,
-            memory_bytes=slot.memory_bytes,
-            core_request=slot.core_request,
-            core_limit=slot.core_limit,
-        )
+        limit = _raw(slot)
         return self._must("write", self._calls.vcuda_limits_set(self._page, ctypes.byref(limit)))
+
+    def alone_percent(self, slot: LimitSlot) -> int:
+        """Percent of its GPU that the assignment may use while nobody else wants it: what its policy makes of it."""
+        return int(self._calls.vcuda_limit_alone(ctypes.byref(_raw(slot))))
 
     def close_gpu(self, gpu: UUID, generation: int) -> None:
         """From now on this GPU refuses allocations and launches of the claim. Raises PageError."""
@@ -259,6 +139,33 @@ class LimitsPage:
         if result < 0:
             raise PageError(f"cannot {verb} {self._path}: {os.strerror(-result)}")
         return result
+
+
+def _raw(slot: LimitSlot) -> RawLimit:
+    return RawLimit(
+        gpu_uuid=Uuid16(*slot.gpu.bytes),
+        assignment_uid=Uuid16(*UUID(slot.assignment_uid).bytes),
+        generation=slot.generation,
+        memory_bytes=slot.memory_bytes,
+        core_request=slot.core_request,
+        core_limit=slot.core_limit,
+        policy=POLICIES.index(slot.sharing.policy),
+        weight=slot.sharing.weight,
+        ceiling=slot.sharing.ceiling,
+        parts=slot.sharing.parts,
+        flags=FLAG_BEST_EFFORT if slot.sharing.best_effort else 0,
+    )
+
+
+def _sharing(limit: RawLimit) -> wire.Sharing:
+    """What the page says; zeros are what an earlier agent left, which knew no policies."""
+    return wire.Sharing(
+        policy=POLICIES[limit.policy],
+        weight=limit.weight or 1,
+        best_effort=bool(limit.flags & FLAG_BEST_EFFORT),
+        ceiling=limit.ceiling or 100,
+        parts=limit.parts or 1,
+    )
 
 
 class UsagePage:
@@ -304,7 +211,7 @@ class UsagePage:
 
     def totals(self, index: int) -> Totals:
         """What the last `read` says of the GPU in this slot."""
-        raw = _Totals()
+        raw = RawTotals()
         self._library.calls.vcuda_usage_totals(self._library.buffer, index, ctypes.byref(raw))
         observed = int(raw.observed_generation)
         return Totals(
@@ -317,7 +224,7 @@ class UsagePage:
 
     def processes(self) -> list[Attached]:
         """Who stands in the page by the last `read`."""
-        rows = (_ProcessInfo * self._library.max_processes)()
+        rows = (RawProcess * self._library.max_processes)()
         count = self._library.calls.vcuda_usage_processes(self._library.buffer, rows, self._library.max_processes)
         return [Attached(row.pid, row.pidns, row.start_time) for row in rows[: max(count, 0)]]
 

@@ -8,10 +8,10 @@ import sys
 import structlog
 
 from agent import enrolment, logs, settings, statefile
+from agent.abi import PageError
 from agent.daemon import Daemon
 from agent.enrolment import EnrolmentFailed
 from agent.link import CredentialRefused
-from agent.pages import PageError
 from agent.rundir import RunDir, RunDirError
 from agent.settings import Settings, SettingsError
 

@@ -40,6 +40,8 @@ Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
 
 AssignmentState = Literal["in_force", "over_limit", "releasing", "released", "failed"]
+# How the claims of a GPU share its compute while several of them want it; docs/api.md says what each does.
+Policy = Literal["burst", "fixed", "fair", "weighted", "average", "preempt", "native"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +114,7 @@ class AssignmentUsage(Record, frozen=True, kw_only=True):
 
     uid: Uid
     core_percent: MeasuredPercent
+    # What it may use while nobody else wants the GPU: what the sharing policy makes of its limit.
     core_limit_percent: Percent
     # Share of the time in which a launch waited for its turn.
     throttled_percent: MeasuredPercent
@@ -150,8 +153,22 @@ class Welcome(Frame, frozen=True, kw_only=True):
     server_time: Seconds
 
 
-class Assignment(Record, frozen=True, kw_only=True):
-    """One claim's share of one GPU, as wanted."""
+class Sharing(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """By which policy a GPU is shared, and what the policy has to know of the claim."""
+
+    policy: Policy = "burst"
+    # Of the claim; for `weighted`.
+    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    # Of the claim; for `preempt`.
+    best_effort: bool = False
+    # Percent of the GPU that all its claims together may use.
+    ceiling: Annotated[int, Meta(ge=1, le=100)] = 100
+    # Into how many equal parts `average` divides the GPU.
+    parts: Annotated[int, Meta(ge=1, le=16)] = 1
+
+
+class Assignment(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One claim's share of one GPU, as wanted. What is at its default is left out: an older agent reads it then."""
 
     uid: Uid
     claim_uid: Uid
@@ -163,6 +180,8 @@ class Assignment(Record, frozen=True, kw_only=True):
     memory_bytes: Bytes
     # SHA-256 of the claim's secret: who presents the secret on agent.sock may start processes under the claim.
     secret_digest: Digest
+    # None: `Sharing()`.
+    sharing: Sharing | None = None
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

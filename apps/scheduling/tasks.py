@@ -40,7 +40,11 @@ def repair_pushes() -> int:
     # A released claim's last report may be lost too: its generation is then observed, its state is not.
     releasing = Assignment.objects.filter(state=AssignmentState.RELEASING, updated_at__lt=now - UNOBSERVED)
     waiting = (unobserved | releasing).filter(gpu__node__last_seen_at__gte=now - FRESH)
-    node_ids = list(waiting.values_list("gpu__node_id", flat=True).distinct())
+    # Not every change is one of an assignment: how a pool shares its GPUs is known by the frame only.
+    behind = Node.objects.filter(
+        observed_frame__lt=F("frame"), last_seen_at__gte=now - FRESH, pool__updated_at__lt=now - UNOBSERVED
+    ).exclude(gpus__assignments__updated_at__gte=now - UNOBSERVED)
+    node_ids = sorted({*waiting.values_list("gpu__node_id", flat=True), *behind.values_list("pk", flat=True)})
     for node_id in node_ids:
         push_node.delay(node_id)
     return len(node_ids)

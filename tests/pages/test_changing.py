@@ -4,8 +4,10 @@ import pytest
 
 from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
+from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.desired import claim_secret
+from apps.scheduling.services.sharing import change_pool
 from tests.cast import GIB, Cast, Machine, give, placed
 from tests.pages.conftest import SignIn
 
@@ -160,3 +162,22 @@ def test_no_page_shows_a_claims_secret(cast: Cast, machine: Machine, browser: Si
     text = browser("olga").get(f"/claims/{claim.uid}/").content.decode()
     assert str(claim.uid) in text
     assert claim_secret(claim.uid) not in text
+
+
+def test_weight_and_best_effort_are_asked_for_only_where_a_pool_looks_at_them(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    max_ = browser("max")
+    text = max_.get("/claims/new/").content.decode()
+    assert 'name="weight"' not in text
+    assert 'name="best_effort"' not in text
+    change_pool(principal=SYSTEM, pool=cast.pool, sharing_policy="weighted")
+    text = max_.get("/claims/new/").content.decode()
+    assert 'name="weight"' in text
+    assert "Used in pool default." in text
+    assert 'name="best_effort"' not in text
+    answer = max_.post("/claims/new/", {**NEW, "weight": "7"})
+    claim = Claim.objects.get()
+    assert (answer.status_code, claim.weight) == (302, 7)
+    assert "weight 7" in max_.get(f"/claims/{claim.uid}/").content.decode()
+    assert "Weighted: parts by" in browser("olga").get("/nodes/gpu1/").content.decode()

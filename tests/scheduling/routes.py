@@ -44,6 +44,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "tenants/<slug:slug>/"): {"weight": 2},
     ("POST", "tenants/<slug:slug>/members/"): {"username": "max", "role": "viewer"},
     ("POST", "pools/"): {"name": "shared"},
+    ("PATCH", "pools/<slug:name>/"): {"core_ceiling": 90},
     ("POST", "quotas/"): {"tenant": "acme", "resource": "vgpus", "hard": 10},
     ("PATCH", "quotas/<int:pk>/"): {"hard": 10},
     ("POST", "tokens/"): {"name": "ci", "tenant": "acme"},

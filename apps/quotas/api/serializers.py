@@ -7,7 +7,8 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from apps.quotas.models import Pool, Resource, Role, Tenant, User
+from apps.quotas.models import Pool, Resource, Role, SharingPolicy, Tenant, User
+from apps.quotas.models.pool import MOST_PARTS
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -70,7 +71,24 @@ class PoolSerializer(Strict):
 
     name = serializers.RegexField(SLUG)
     description = serializers.CharField(max_length=500, allow_blank=True, default="")
+    sharing_policy = serializers.ChoiceField(
+        choices=SharingPolicy.choices,
+        default=SharingPolicy.BURST,
+        help_text="What a claim gets of a GPU's compute while others want it too.",
+    )
+    core_ceiling = StrictInteger(
+        min_value=1, max_value=100, default=100, help_text="Percent of each GPU that all its claims together may use."
+    )
+    parts = StrictInteger(
+        min_value=1, max_value=MOST_PARTS, default=1, help_text="`average` only: into how many each GPU is divided."
+    )
     version = serializers.IntegerField(read_only=True)
+
+
+class PoolChangeSerializer(PoolSerializer):
+    """What can be changed of a pool."""
+
+    name = serializers.CharField(read_only=True)  # type: ignore[assignment]
 
 
 class QuotaSerializer(Strict):

@@ -130,19 +130,6 @@ class PoolList(ListMixin):
         return self.answer(tenants.create_pool(principal=self.principal, **self.parsed(request)), status=201)
 
 
-class PoolDetail(ApiView):
-    """One pool."""
-
-    serializer_class = serializers.PoolSerializer
-    queryset = Pool.objects.all()
-    lookup_key = "name"
-    read_scope = "nodes:read"
-
-    def get(self, request: Request, name: str) -> Response:
-        """Show a pool."""
-        return self.answer(self.find(name))
-
-
 class Me(ApiView):
     """The caller."""
 

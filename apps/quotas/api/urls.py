@@ -11,7 +11,6 @@ urlpatterns = [
     path("tenants/<slug:slug>/members/", tenants.MemberList.as_view()),
     path("tenants/<slug:slug>/members/<str:username>/", tenants.MemberDetail.as_view()),
     path("pools/", tenants.PoolList.as_view()),
-    path("pools/<slug:name>/", tenants.PoolDetail.as_view()),
     path("quotas/", quotas.QuotaList.as_view()),
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quotas/<int:pk>/ledger/", quotas.QuotaLedger.as_view()),

@@ -2,7 +2,7 @@
 
 from apps.quotas.models.audit import AuditEvent
 from apps.quotas.models.idempotency import IdempotencyRecord
-from apps.quotas.models.pool import Pool
+from apps.quotas.models.pool import Pool, SharingPolicy
 from apps.quotas.models.quota import LedgerEntry, Resource, ResourceQuota
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
 from apps.quotas.models.token import Token
@@ -16,6 +16,7 @@ __all__ = [
     "Resource",
     "ResourceQuota",
     "Role",
+    "SharingPolicy",
     "Tenant",
     "Token",
     "User",

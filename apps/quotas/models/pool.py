@@ -2,21 +2,45 @@
 
 from django.core.validators import RegexValidator
 from django.db import models
+from django.db.models import Q
 
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
 
 DEFAULT = "default"
+MOST_PARTS = 16
+
+
+class SharingPolicy(models.TextChoices):
+    """Which compute each claim of a GPU gets while several of them want it. The nodes' arbiters carry it out."""
+
+    BURST = "burst", "Burst: core_request guaranteed, up to core_limit of what others leave"
+    FIXED = "fixed", "Fixed: core_request, no more"
+    FAIR = "fair", "Fair: equal parts for those that want the GPU now"
+    WEIGHTED = "weighted", "Weighted: parts by the claims' weights"
+    AVERAGE = "average", "Average: one of `parts` equal parts each; parts of nobody stay idle"
+    PREEMPT = "preempt", "Preempt: as burst, but best-effort claims get only what the others leave"
+    NATIVE = "native", "Native: the driver's own time slices, no limit of compute"
 
 
 class Pool(Row):
-    """A named set of nodes; quotas can be given per pool."""
+    """A named set of nodes; quotas can be given per pool, and all its GPUs are shared by one policy."""
 
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     description = models.CharField(max_length=500, blank=True, default="")
+    sharing_policy = models.CharField(max_length=10, choices=SharingPolicy, default=SharingPolicy.BURST)
+    core_ceiling = models.PositiveSmallIntegerField(default=100)
+    parts = models.PositiveSmallIntegerField(default=1)
 
     class Meta:
         ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(condition=Q(sharing_policy__in=SharingPolicy.values), name="pool_policy_known"),
+            models.CheckConstraint(
+                condition=Q(core_ceiling__gte=1, core_ceiling__lte=100), name="pool_ceiling_in_range"
+            ),
+            models.CheckConstraint(condition=Q(parts__gte=1, parts__lte=MOST_PARTS), name="pool_parts_in_range"),
+        ]
 
     def __str__(self) -> str:
         return self.name

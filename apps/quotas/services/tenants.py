@@ -5,11 +5,11 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 
-from apps.quotas.models import Membership, Pool, Tenant, User
+from apps.quotas.models import Membership, Pool, SharingPolicy, Tenant, User
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from gpucloud.api import etags
-from gpucloud.errors import Conflict
+from gpucloud.errors import Conflict, Invalid
 
 
 class NameTaken(Conflict):
@@ -24,6 +24,13 @@ class InUse(Conflict):
 
     code = "in-use"
     title = "Still in use"
+
+
+class PartsMissing(Invalid):
+    """The policy divides each GPU, and nobody said into how many parts."""
+
+    code = "parts-missing"
+    title = "parts is missing"
 
 
 @transaction.atomic
@@ -82,13 +89,21 @@ def delete_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versi
     audit.record(principal=principal, action="tenant.delete", object_type="tenant", object_id=tenant.slug)
 
 
+def require_parts(pool: Pool) -> None:
+    """Raises PartsMissing where the pool's policy divides each GPU into one part."""
+    if pool.sharing_policy == SharingPolicy.AVERAGE and pool.parts < 2:
+        raise PartsMissing("`average` divides each GPU into `parts`: give it as well, from 2 to 16.", parts=pool.parts)
+
+
 @transaction.atomic
-def create_pool(*, principal: Principal, name: str, description: str = "") -> Pool:
-    """A new, empty pool. Raises NameTaken."""
+def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
+    """A new, empty pool. Raises NameTaken, PartsMissing."""
     principal.require_operator()
+    pool = Pool(name=name, **facts)
+    require_parts(pool)
     try:
         with transaction.atomic():
-            pool = Pool.objects.create(name=name, description=description)
+            pool.save()
     except IntegrityError as error:
         raise NameTaken(f"There is a pool {name} already.", name=name) from error
     audit.record(
@@ -96,7 +111,7 @@ def create_pool(*, principal: Principal, name: str, description: str = "") -> Po
         action="pool.create",
         object_type="pool",
         object_id=name,
-        after={"name": name, "description": description},
+        after={"name": name, **facts},
     )
     return pool
 

@@ -120,7 +120,7 @@ class ClaimDetail(ClaimView):
     change_parameters = {"PATCH": frozenset({"wait", "dry_run"}), "DELETE": frozenset({"wait"})}
 
     def get_serializer_class(self) -> Any:
-        """A resize has three fields."""
+        """A resize has only what can be changed live."""
         return serializers.ResizeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
 
     def get(self, request: Request, uid: str) -> Response:

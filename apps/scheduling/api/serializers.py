@@ -6,7 +6,7 @@ from rest_framework import serializers
 
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.scheduling.models import AssignmentState, ClaimState
-from apps.scheduling.models.claim import OverQuota
+from apps.scheduling.models.claim import MOST_WEIGHT, OverQuota
 from gpucloud.api.serializers import Strict, StrictInteger
 
 MAX_MEMORY_MIB = 2**31 - 1
@@ -15,10 +15,27 @@ NOT_YET = {
     "affinity": None,
     "anti_affinity": None,
     "exclusion": None,
-    "class": "guaranteed",
     "start_at": None,
     "group": None,
 }
+
+
+WEIGHT_HELP = "Where the pool's policy is `weighted`: the claim's part, among the weights of those that want the GPU."
+CLASS_HELP = "Where the pool's policy is `preempt`: a `best-effort` claim gets only what the guaranteed ones leave."
+
+
+class ClassField(serializers.ChoiceField):
+    """`guaranteed` or `best-effort`; kept as whether it is best effort."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        choices = ["guaranteed", "best-effort"]
+        super().__init__(choices=choices, source="best_effort", help_text=CLASS_HELP, **kwargs)
+
+    def to_internal_value(self, data: Any) -> bool:  # type: ignore[override]
+        return bool(super().to_internal_value(data) == "best-effort")
+
+    def to_representation(self, value: Any) -> str:
+        return "best-effort" if value else "guaranteed"
 
 
 class ReasonSerializer(Strict):
@@ -60,6 +77,7 @@ class ClaimSerializer(Strict):
         min_value=1, max_value=100, required=False, help_text="Percent, the ceiling; core_request unless given."
     )
     memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, help_text="On each GPU.")
+    weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     gpu_model = serializers.CharField(max_length=200, allow_null=True, default=None)
     priority = StrictInteger(min_value=-1000, max_value=1000, default=0, help_text="Higher goes first.")
     time_limit_seconds = StrictInteger(
@@ -87,7 +105,7 @@ class ClaimSerializer(Strict):
     def get_fields(self) -> dict[str, Any]:
         """`class` is a word of Python's own, so it cannot be declared above."""
         fields = super().get_fields()
-        fields["class"] = serializers.ChoiceField(choices=["guaranteed", "best-effort"], required=False)
+        fields["class"] = ClassField(required=False)
         return fields
 
     def get_estimated_start_at(self, claim: Any) -> str | None:
@@ -116,16 +134,23 @@ class ClaimSerializer(Strict):
 
 
 class ResizeSerializer(Strict):
-    """New limits; what is left out stays."""
+    """New limits, or another part in a pool whose policy looks at it; what is left out stays."""
 
     core_request = StrictInteger(min_value=1, max_value=100, required=False)
     core_limit = StrictInteger(min_value=1, max_value=100, required=False)
     memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, required=False)
+    weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
+
+    def get_fields(self) -> dict[str, Any]:
+        """`class` is a word of Python's own, so it cannot be declared above."""
+        return {**super().get_fields(), "class": ClassField(required=False)}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """An empty change is a mistake."""
         if not attrs:
-            raise serializers.ValidationError("Give at least one of core_request, core_limit, memory_mib.")
+            raise serializers.ValidationError(
+                "Give at least one of core_request, core_limit, memory_mib, weight, class."
+            )
         return attrs
 
 

@@ -27,6 +27,7 @@ class ClaimState(models.TextChoices):
     FAILED = "failed"
 
 
+MOST_WEIGHT = 1000
 WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
 PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
 
@@ -61,6 +62,8 @@ class Claim(Row):
     core_request = models.PositiveSmallIntegerField()
     core_limit = models.PositiveSmallIntegerField()
     memory_mib = models.PositiveBigIntegerField()
+    weight = models.PositiveSmallIntegerField(default=1)
+    best_effort = models.BooleanField(default=False)
     gpu_model = models.CharField(max_length=200, null=True)
     priority = models.SmallIntegerField(default=0)
     time_limit_seconds = models.PositiveIntegerField(null=True)
@@ -96,6 +99,7 @@ class Claim(Row):
             models.CheckConstraint(
                 condition=Q(core_limit__gte=F("core_request"), core_limit__lte=100), name="claim_core_in_range"
             ),
+            models.CheckConstraint(condition=Q(weight__gte=1, weight__lte=MOST_WEIGHT), name="claim_weight_in_range"),
             models.CheckConstraint(condition=Q(memory_mib__gte=1), name="claim_memory_positive"),
             models.CheckConstraint(
                 condition=~Q(state="released")

@@ -5,11 +5,12 @@ from typing import Any, Final
 
 from django import forms
 
-from apps.quotas.models import Pool, Role, Tenant
+from apps.quotas.models import Pool, Role, SharingPolicy, Tenant
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB
 from apps.scheduling.models import ClaimState
+from apps.scheduling.models.claim import MOST_WEIGHT
 from gpucloud.errors import GpucloudError
 from gpucloud.web.tags import mib
 
@@ -98,6 +99,13 @@ class ClaimForm(ServiceForm):
         "Core limit", most=100, help_text="Percent, the ceiling; the request unless given.", required=False
     )
     memory_mib = _number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
+    weight = _number("Weight", most=MOST_WEIGHT, help_text="Its part, among those that want the GPU.", initial=1)
+    best_effort = forms.BooleanField(
+        label="Best effort",
+        required=False,
+        help_text="It gets only the compute that the other claims of its GPU leave.",
+        widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
+    )
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,6 +116,16 @@ class ClaimForm(ServiceForm):
         if len(mine) == 1 and not self.initial.get("tenant"):
             self.initial["tenant"] = mine[0].slug
         self.fields["pool"].initial = DEFAULT
+        self._keep_where_used("weight", SharingPolicy.WEIGHTED)
+        self._keep_where_used("best_effort", SharingPolicy.PREEMPT)
+
+    def _keep_where_used(self, name: str, policy: SharingPolicy) -> None:
+        """A field that only some pools' policy looks at names them, and is left out where no pool does."""
+        pools = list(Pool.objects.filter(sharing_policy=policy).values_list("name", flat=True))
+        if pools:
+            self.fields[name].help_text = f"{self.fields[name].help_text} Used in pool {', '.join(pools)}."
+        else:
+            del self.fields[name]
 
     def _choose(self, name: str, rows: Any) -> None:
         field = self.fields[name]

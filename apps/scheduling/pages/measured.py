@@ -90,15 +90,21 @@ def _marks(claim: Claim, now: datetime) -> list[dict[str, Any]]:
     return [{"at": event.at.timestamp(), "label": difference(event)} for event in events]
 
 
-WORDS: Final = {"core_request": "request", "core_limit": "limit", "memory_mib": "memory"}
+WORDS: Final = {
+    "core_request": "request",
+    "core_limit": "limit",
+    "memory_mib": "memory",
+    "weight": "weight",
+    "best_effort": "best effort",
+}
+UNITS: Final = {"core_request": " %", "core_limit": " %", "memory_mib": " MiB"}
 
 
 def difference(event: AuditEvent) -> str:
     """What a resize changed: `limit 25 → 75 %, memory 4096 → 2048 MiB`."""
     before, after = event.before or {}, event.after or {}
-    units = {"memory_mib": "MiB"}
     return ", ".join(
-        f"{word} {before.get(name)} → {after[name]} {units.get(name, '%')}"
+        f"{word} {before.get(name)} → {after[name]}{UNITS.get(name, '')}"
         for name, word in WORDS.items()
         if after.get(name) != before.get(name)
     )

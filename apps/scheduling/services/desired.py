@@ -3,12 +3,13 @@
 import hashlib
 import hmac
 import uuid
+from typing import cast
 
 from django.conf import settings
 
 from agent import wire
 from apps.nodes.models import Node
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models import Assignment, AssignmentState, Claim
 
 MIB = 1 << 20
 
@@ -28,7 +29,7 @@ def desired_state(node: Node) -> wire.Desired:
     rows = (
         Assignment.objects.filter(gpu__node=node)
         .exclude(state=AssignmentState.RELEASED)
-        .select_related("claim__tenant", "gpu")
+        .select_related("claim__tenant", "claim__pool", "gpu")
         .order_by("pk")
     )
     return wire.Desired(frame=frame, assignments=[_on_the_wire(row) for row in rows])
@@ -44,6 +45,18 @@ def _on_the_wire(row: Assignment) -> wire.Assignment:
         core_request=row.core_request,
         core_limit=row.core_limit,
         memory_bytes=row.memory_mib * MIB,
+        sharing=_sharing(row.claim),
         secret_digest=hashlib.sha256(claim_secret(row.claim.uid).encode()).hexdigest(),
         present=row.state != AssignmentState.RELEASING,
     )
+
+
+def _sharing(claim: Claim) -> wire.Sharing | None:
+    sharing = wire.Sharing(
+        policy=cast(wire.Policy, claim.pool.sharing_policy),
+        weight=claim.weight,
+        best_effort=claim.best_effort,
+        ceiling=claim.pool.core_ceiling,
+        parts=claim.pool.parts,
+    )
+    return None if sharing == wire.Sharing() else sharing

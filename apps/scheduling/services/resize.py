@@ -4,6 +4,8 @@ Growing charges quota and GPUs in this transaction or changes nothing. Shrinking
 the agent has confirmed it (`observation`): until then somebody else's memory would not be there yet.
 """
 
+from typing import Any
+
 from django.db import transaction
 
 from apps.nodes.services import capacity
@@ -38,17 +40,15 @@ def resize_claim(
     principal: Principal,
     claim: Claim,
     versions: etags.Versions = None,
-    core_request: int | None = None,
-    core_limit: int | None = None,
-    memory_mib: int | None = None,
+    **values: Any,
 ) -> Claim:
-    """Change what is given; None leaves a number as it is. Raises WrongState, NoRoom, QuotaExceeded, …"""
+    """Change what is given of the limits, `weight` and `best_effort`. Raises WrongState, NoRoom, QuotaExceeded, …"""
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
     if not claim.waiting and claim.state not in PLACED:
         raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
-    before = limits(claim)
-    after = _wanted(claim, core_request, core_limit, memory_mib)
+    before = {**limits(claim), "weight": claim.weight, "best_effort": claim.best_effort}
+    after = _wanted(claim, before, values)
     if after == before:
         return claim
     for name, value in after.items():
@@ -73,19 +73,20 @@ def resize_claim(
     return claim
 
 
-def _wanted(claim: Claim, core_request: int | None, core_limit: int | None, memory_mib: int | None) -> dict[str, int]:
-    request = claim.core_request if core_request is None else core_request
-    if core_limit is None:
+def _wanted(claim: Claim, before: dict[str, int], values: dict[str, int]) -> dict[str, int]:
+    assert values.keys() <= before.keys(), values
+    wanted = {**before, **values}
+    if "core_limit" not in values and claim.core_limit == claim.core_request:
         # A limit that was the request follows it; one that was set stays.
-        core_limit = request if claim.core_limit == claim.core_request else claim.core_limit
-    if core_limit < request:
+        wanted["core_limit"] = wanted["core_request"]
+    request, limit = wanted["core_request"], wanted["core_limit"]
+    if limit < request:
         raise LimitBelowRequest(
-            f"core_limit {core_limit} is below core_request {request}: lower core_request too.",
-            core_limit=core_limit,
+            f"core_limit {limit} is below core_request {request}: lower core_request too.",
+            core_limit=limit,
             core_request=request,
         )
-    memory = claim.memory_mib if memory_mib is None else memory_mib
-    return {"core_request": request, "core_limit": core_limit, "memory_mib": memory}
+    return wanted
 
 
 def _charge_waiting(claim: Claim, principal: Principal) -> None:

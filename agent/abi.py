@@ -1,0 +1,136 @@
+"""libvcuda's pages as C lays them out: the helper library, and this side's mirror of its structures.
+
+Its header is the contract; the mirror is checked against the library's own description whenever it is loaded.
+"""
+
+import ctypes
+import json
+from ctypes import POINTER, c_char_p, c_int, c_uint8, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Final
+
+ABI_VERSION: Final = 2
+MAX_GPUS: Final = 16
+
+
+class PageError(Exception):
+    """A page cannot be made, opened or written; the message says which and why."""
+
+
+Uuid16 = c_uint8 * 16
+
+
+class RawLimit(ctypes.Structure):
+    _fields_ = [
+        ("index", c_uint32),
+        ("state", c_uint32),
+        ("gpu_uuid", Uuid16),
+        ("assignment_uid", Uuid16),
+        ("generation", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("core_request", c_uint32),
+        ("core_limit", c_uint32),
+        ("policy", c_uint32),
+        ("weight", c_uint32),
+        ("ceiling", c_uint32),
+        ("parts", c_uint32),
+        ("flags", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class RawTotals(ctypes.Structure):
+    _fields_ = [
+        ("memory_bytes", c_uint64),
+        ("context_bytes", c_uint64),
+        ("gpu_time_ns", c_uint64),
+        ("throttled_ns", c_uint64),
+        ("launches", c_uint64),
+        ("refused", c_uint64),
+        ("observed_generation", c_uint64),
+        ("inflight_ns", c_uint64),
+        ("last_end_ns", c_uint64),
+        ("last_launch_ns", c_uint64),
+        ("yielded", c_uint64),
+        ("processes", c_uint32),
+        ("waiting", c_uint32),
+        ("accounting", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class RawProcess(ctypes.Structure):
+    _fields_ = [
+        ("slot", c_uint32),
+        ("pid", c_uint32),
+        ("pidns", c_uint64),
+        ("start_time", c_uint64),
+        ("observed_gen", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+_MIRRORS: dict[str, type[ctypes.Structure]] = {
+    "vcuda_limit": RawLimit,
+    "vcuda_totals": RawTotals,
+    "vcuda_process_info": RawProcess,
+}
+_SIGNATURES: dict[str, list[Any]] = {
+    "vcuda_limits_create": [c_char_p, c_char_p, POINTER(c_void_p)],
+    "vcuda_limits_open": [c_char_p, c_int, POINTER(c_void_p)],
+    "vcuda_limits_unmap": [c_void_p],
+    "vcuda_limits_set": [c_void_p, POINTER(RawLimit)],
+    "vcuda_limits_close_gpu": [c_void_p, c_char_p, c_uint64],
+    "vcuda_limits_heartbeat": [c_void_p],
+    "vcuda_limit_alone": [POINTER(RawLimit)],
+    "vcuda_limits_get": [c_void_p, c_uint32, POINTER(RawLimit)],
+    "vcuda_usage_create": [c_char_p, POINTER(c_void_p)],
+    "vcuda_usage_unmap": [c_void_p],
+    "vcuda_usage_totals": [c_void_p, c_uint32, POINTER(RawTotals)],
+    "vcuda_usage_processes": [c_void_p, POINTER(RawProcess), c_uint32],
+}
+_WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vcuda_usage_unmap"})
+
+
+class PagesLibrary:
+    """libvcuda-pages.so, checked against this file's mirror when it is loaded. Raises PageError."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.calls: Any = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise PageError(
+                f"libvcuda's pages library cannot be loaded: {error}. Build it with `make -C libvcuda`."
+            ) from error
+        self.path = path
+        self.calls.vcuda_abi_describe.restype = c_char_p
+        abi = json.loads(self.calls.vcuda_abi_describe())
+        self._check(abi, path)
+        for name, arguments in _SIGNATURES.items():
+            call = getattr(self.calls, name)
+            call.argtypes = arguments
+            call.restype = None if name in _WITHOUT_RESULT else c_int
+        usage = abi["structs"]["vcuda_usage"]["fields"]
+        self.usage_bytes: int = abi["usage_size"]
+        # What every usage page says of itself, at which place.
+        self.usage_header = [
+            (usage[field][0], value.to_bytes(usage[field][1], "little"))
+            for field, value in (("magic", abi["usage_magic"]), ("version", ABI_VERSION), ("size", self.usage_bytes))
+        ]
+        self.max_processes: int = abi["max_processes"]
+        self.slots_used_at: int = usage["slots_used"][0]
+        self.processes_at: int = usage["process"][0]
+        self.process_bytes: int = abi["structs"]["vcuda_process"]["size"]
+        # One for all claims: what is read of a usage page is taken out at once.
+        self.buffer = ctypes.create_string_buffer(self.usage_bytes)
+
+    def _check(self, abi: Any, path: Path) -> None:
+        same = abi["version"] == ABI_VERSION and abi["max_gpus"] == MAX_GPUS
+        for name, mirror in _MIRRORS.items():
+            told = abi["structs"][name]
+            same = same and told["size"] == ctypes.sizeof(mirror)
+            for field, (offset, size) in told["fields"].items():
+                mine = getattr(mirror, field)
+                same = same and (mine.offset, mine.size) == (offset, size)
+        if not same:
+            raise PageError(f"{path} has another layout of the pages (version {abi['version']}) than this agent.")

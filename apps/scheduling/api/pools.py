@@ -1,0 +1,36 @@
+"""/pools/{name}/: of pools, but a change of one reaches the claims that run in it."""
+
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api import serializers
+from apps.quotas.api.views import ApiView
+from apps.quotas.models import Pool
+from apps.scheduling.services.sharing import change_pool
+from gpucloud.api import etags
+
+
+class PoolDetail(ApiView):
+    """One pool."""
+
+    serializer_class: Any = serializers.PoolSerializer
+    queryset = Pool.objects.all()
+    lookup_key = "name"
+    read_scope, write_scope = "nodes:read", "nodes:write"
+
+    def get_serializer_class(self) -> Any:
+        """Its name never changes."""
+        return serializers.PoolChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+
+    def get(self, request: Request, name: str) -> Response:
+        """Show a pool."""
+        return self.answer(self.find(name))
+
+    def patch(self, request: Request, name: str) -> Response:
+        """Change how its GPUs are shared, live: running programs follow within one push to each node."""
+        pool = self.find(name)
+        values = self.parsed(request, partial=True)
+        versions = etags.if_match(request)
+        return self.answer(change_pool(principal=self.principal, pool=pool, versions=versions, **values))
