@@ -15,6 +15,8 @@ enum {
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+    NVML_ERROR_MEMORY = 20,
 };
 
 typedef struct {
@@ -27,6 +29,11 @@ typedef struct {
 typedef struct {
     unsigned gpu, memory;
 } nvmlUtilization_t;
+/* Functions without a version take the first, of 16 bytes; those of version 2 and 3 the other. */
+typedef struct {
+    unsigned pid;
+    unsigned long long used;
+} nvmlProcessInfo_v1_t;
 typedef struct {
     unsigned pid;
     unsigned long long used;
@@ -34,15 +41,39 @@ typedef struct {
 } nvmlProcessInfo_t;
 typedef struct {
     unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+    unsigned long long protected_bytes;
+} nvmlProcessDetail_t;
+typedef struct {
+    unsigned version, mode, count;
+    nvmlProcessDetail_t *processes;
+} nvmlProcessDetailList_t;
+typedef struct {
+    unsigned pid;
     unsigned long long time_us;
     unsigned sm, memory, encoder, decoder;
 } nvmlProcessSample_t;
+typedef struct {
+    unsigned long long time_us;
+    unsigned pid, sm, memory, encoder, decoder, jpeg, optical_flow;
+} nvmlProcessUtilizationInfo_t;
+typedef struct {
+    unsigned version, count;
+    unsigned long long since_us;
+    nvmlProcessUtilizationInfo_t *processes;
+} nvmlProcessesUtilizationInfo_t;
+/* What stands in `version` of a structure's first version. */
+#define NVML_FIRST_VERSION(type) ((unsigned)sizeof(type) | 1u << 24)
 typedef struct {
     char bus_id_legacy[16];
     unsigned domain, bus, device, device_id, subsystem_id;
     char bus_id[32];
 } nvmlPciInfo_t;
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40 && sizeof(nvmlProcessInfo_t) == 24, "NVML ABI");
+_Static_assert(sizeof(nvmlProcessInfo_v1_t) == 16 && sizeof(nvmlProcessDetail_t) == 32, "NVML ABI");
+_Static_assert(sizeof(nvmlProcessDetailList_t) == 24 && sizeof(nvmlProcessUtilizationInfo_t) == 40, "NVML ABI");
+_Static_assert(sizeof(nvmlProcessesUtilizationInfo_t) == 24, "NVML ABI");
 _Static_assert(sizeof(nvmlProcessSample_t) == 32 && sizeof(nvmlPciInfo_t) == 68, "NVML ABI");
 
 #pragma GCC visibility push(default)
@@ -67,8 +98,22 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates);
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos);
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos);
+#define NVML_PROCESS_LISTS(X)                                                                                          \
+    X(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)                                                      \
+    X(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t)                                                      \
+    X(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)                                                      \
+    X(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)                                                     \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)                                                     \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)                                                     \
+    X(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)                                                   \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t)                                                   \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+#define NVML_PROCESS_LIST(name, type) nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *infos);
+NVML_PROCESS_LISTS(NVML_PROCESS_LIST)
+#undef NVML_PROCESS_LIST
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list);
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info);
+nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *mig);
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSample_t *samples, unsigned *count,
                                              unsigned long long since_us);
 nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts);

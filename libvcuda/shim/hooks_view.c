@@ -1,8 +1,5 @@
-/* What programs see: the limit as the GPU's size, and the claim's use as the GPU's use. */
+/* What programs see of memory: the limit as the GPU's size, and the claim's use as the GPU's use. */
 #include "shim.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* Limit and use of a slot, clipped to what the GPU really has. 0 where no limit applies. */
 static int view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
@@ -79,63 +76,22 @@ CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
     return result;
 }
 
-static int hex(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
-static int parse_uuid(const char *text, uint8_t uuid[16])
-{
-    int n = 0;
-    text = strncmp(text, "GPU-", 4) == 0 || strncmp(text, "MIG-", 4) == 0 ? text + 4 : text;
-    for (; *text && n < 32; text++) {
-        int digit = hex(*text);
-        if (digit < 0)
-            continue;
-        uuid[n / 2] = (uint8_t)(n % 2 ? uuid[n / 2] << 4 | digit : digit);
-        n++;
-    }
-    return n == 32;
-}
-
-static int slot_of_nvml(nvmlDevice_t device)
-{
-    char text[96];
-    uint8_t uuid[16];
-    if (shim_mode() != SHIM_ACTIVE || !real_nvml.nvmlDeviceGetUUID)
-        return -1;
-    if (real_nvml.nvmlDeviceGetUUID(device, text, sizeof text) || !parse_uuid(text, uuid))
-        return -1;
-    for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
-        struct vcuda_limit limit;
-        if (vcuda_limits_get(shim.limits, i, &limit) == 0 && limit.state != VCUDA_SLOT_UNUSED &&
-            memcmp(limit.gpu_uuid, uuid, 16) == 0)
-            return (int)i;
-    }
-    return -1;
-}
-
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    if (!real_nvml_ready(1) || !real_nvml.nvmlDeviceGetMemoryInfo)
-        return NVML_ERROR_UNINITIALIZED;
+    NEED_NVML(nvmlDeviceGetMemoryInfo);
     nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, memory);
     uint64_t limit, used;
-    if (!result && view(slot_of_nvml(device), memory->total, &limit, &used))
+    if (!result && view(nvml_slot_of(device), memory->total, &limit, &used))
         *memory = (nvmlMemory_t){limit, room(limit, used), used};
     return result;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    if (!real_nvml_ready(1) || !real_nvml.nvmlDeviceGetMemoryInfo_v2)
-        return NVML_ERROR_UNINITIALIZED;
+    NEED_NVML(nvmlDeviceGetMemoryInfo_v2);
     nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo_v2(device, memory);
     uint64_t limit, used;
-    if (!result && view(slot_of_nvml(device), memory->total, &limit, &used)) {
+    if (!result && view(nvml_slot_of(device), memory->total, &limit, &used)) {
         memory->total = limit;
         memory->reserved = 0;
         memory->free = room(limit, used);

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define PROCESSES 512
@@ -26,10 +27,52 @@ static nvmlDevice_t device_of(int slot)
     char text[48];
     snprintf(text, sizeof text, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
              u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
-    if (real_nvml.nvmlDeviceGetHandleByUUID(text, &known))
-        return NULL;
+    if (real_nvml.nvmlDeviceGetHandleByUUID(text, &known)) {
+        memcpy(text, "MIG", 3); /* no GPU, but a part of one */
+        if (real_nvml.nvmlDeviceGetHandleByUUID(text, &known))
+            return NULL;
+    }
     __atomic_store_n(&devices[slot], known, __ATOMIC_RELEASE);
     return known;
+}
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+static int parse_uuid(const char *text, uint8_t uuid[16])
+{
+    int n = 0;
+    text = strncmp(text, "GPU-", 4) == 0 || strncmp(text, "MIG-", 4) == 0 ? text + 4 : text;
+    for (; *text && n < 32; text++) {
+        int digit = hex(*text);
+        if (digit < 0)
+            continue;
+        uuid[n / 2] = (uint8_t)(n % 2 ? uuid[n / 2] << 4 | digit : digit);
+        n++;
+    }
+    return n == 32;
+}
+
+int nvml_slot_of(nvmlDevice_t device)
+{
+    char text[96];
+    uint8_t uuid[16];
+    if (shim_mode() != SHIM_ACTIVE || !real_nvml.nvmlDeviceGetUUID)
+        return -1;
+    if (real_nvml.nvmlDeviceGetUUID(device, text, sizeof text) || !parse_uuid(text, uuid))
+        return -1;
+    for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
+        struct vcuda_limit limit;
+        if (vcuda_limits_get(shim.limits, i, &limit) == 0 && limit.state != VCUDA_SLOT_UNUSED &&
+            memcmp(limit.gpu_uuid, uuid, 16) == 0)
+            return (int)i;
+    }
+    return -1;
 }
 
 int64_t nvml_process_bytes(int slot)

@@ -50,9 +50,15 @@
     X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
     X(cuDeviceGetDefaultMemPool)
 
-#define HOOKED_NVML(X) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)
-#define CALLED_NVML(X)                                                                                   \
-    X(nvmlInit_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetComputeRunningProcesses_v3)
+#define HOOKED_NVML(X)                                                                                          \
+    X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)                                                    \
+    X(nvmlDeviceGetComputeRunningProcesses) X(nvmlDeviceGetComputeRunningProcesses_v2)                          \
+    X(nvmlDeviceGetComputeRunningProcesses_v3) X(nvmlDeviceGetGraphicsRunningProcesses)                         \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v2) X(nvmlDeviceGetGraphicsRunningProcesses_v3)                     \
+    X(nvmlDeviceGetMPSComputeRunningProcesses) X(nvmlDeviceGetMPSComputeRunningProcesses_v2)                    \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v3) X(nvmlDeviceGetRunningProcessDetailList)                      \
+    X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetProcessUtilization) X(nvmlDeviceGetProcessesUtilizationInfo)
+#define CALLED_NVML(X) X(nvmlInit_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetHandleByUUID)
 /* clang-format on */
 
 #define MEMBER(name) __typeof__(name) *name;
@@ -80,6 +86,14 @@ void *real_hook_of(void *found);
     do {                                                                                                               \
         if (!real_cuda_ready(1) || !real.name)                                                                         \
             return CUDA_ERROR_NO_DEVICE;                                                                               \
+    } while (0)
+
+#define NEED_NVML(name)                                                                                                \
+    do {                                                                                                               \
+        if (!real_nvml_ready(1))                                                                                       \
+            return NVML_ERROR_UNINITIALIZED;                                                                           \
+        if (!real_nvml.name)                                                                                           \
+            return NVML_ERROR_FUNCTION_NOT_FOUND;                                                                      \
     } while (0)
 
 #endif

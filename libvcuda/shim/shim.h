@@ -126,5 +126,6 @@ static inline uint64_t shim_ticks(void)
 /* ---- nvml_read.c ---- */
 int64_t nvml_process_bytes(int slot); /* -1: NVML does not know this process */
 int64_t nvml_device_bytes(int slot);
+int nvml_slot_of(nvmlDevice_t device); /* -1: no limit applies to this GPU or part of one */
 
 #endif

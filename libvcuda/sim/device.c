@@ -146,7 +146,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
     struct sim_device *d = sim_device(device);
     if (!d)
@@ -155,9 +155,13 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+/* The first version names the GPU that a MIG instance is a part of. */
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-    return cuDeviceGetUuid(uuid, device);
+    CUresult result = cuDeviceGetUuid_v2(uuid, device);
+    if (!result && sim_is_mig())
+        uuid->bytes[0] ^= 0xff;
+    return result;
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)

@@ -80,10 +80,19 @@ struct sim_node *sim_node_open(const char *path)
     return node;
 }
 
+int sim_is_mig(void)
+{
+    static int known; /* 1: no; 2: yes */
+    if (!known)
+        known = getenv(SIM_MIG_ENV) ? 2 : 1;
+    return known == 2;
+}
+
 void sim_uuid_text(const uint8_t u[16], char text[48])
 {
-    snprintf(text, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2],
-             u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    snprintf(text, 48, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             sim_is_mig() ? "MIG" : "GPU", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11],
+             u[12], u[13], u[14], u[15]);
 }
 
 void sim_clear_dead(struct sim_gpu *gpu)

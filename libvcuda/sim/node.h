@@ -22,6 +22,8 @@
 #define SIM_STRETCHES 256
 #define SIM_SAMPLES 32
 #define SIM_NODE_ENV "GPUCLOUD_SIM_NODE"
+/* Set to anything: every simulated GPU is a MIG instance. */
+#define SIM_MIG_ENV "GPUCLOUD_SIM_MIG"
 /* A real H200's round robin, measured: 2.09 ms. */
 #define SIM_SLICE_NS 2090000ull
 /* Half of what a round of two busy processes loses, on the same GPU. */
@@ -107,7 +109,8 @@ uint64_t sim_memory_used(const struct sim_gpu *gpu); /* locked */
 void sim_clear_dead(struct sim_gpu *gpu);            /* locked */
 /* Percent of the last half second; index of a client, or -1 for the whole GPU. Locked. */
 unsigned sim_utilisation(const struct sim_gpu *gpu, int client);
-void sim_take_samples(struct sim_gpu *gpu, uint64_t now);  /* locked */
-void sim_uuid_text(const uint8_t uuid[16], char text[48]); /* "GPU-..." */
+void sim_take_samples(struct sim_gpu *gpu, uint64_t now); /* locked */
+int sim_is_mig(void);
+void sim_uuid_text(const uint8_t uuid[16], char text[48]); /* "GPU-...", or "MIG-..." */
 
 #endif

@@ -1,0 +1,89 @@
+/* The simulated NVML's readings of processes, in every version of its functions. */
+#include "nvidia_ml.h"
+
+#include "node.h"
+#include "pages.h"
+
+#include <string.h>
+
+/* What the driver has taken for a process, in the granules in which it takes it. */
+static uint64_t granules(uint64_t bytes)
+{
+    return (bytes + SIM_GRANULE - 1) / SIM_GRANULE * SIM_GRANULE;
+}
+
+/* Entries of `size` bytes; all versions begin with pid and memory. A process of another pid namespace has no number here,
+ * and is not shown. */
+static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size_t size)
+{
+    unsigned found = 0, room = infos ? *count : 0;
+    uint64_t pidns = pages_pidns();
+    sim_lock(device);
+    sim_clear_dead(device);
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
+        const struct sim_client *c = &device->client[i];
+        if (!c->pid || c->pidns != pidns || !c->memory_bytes)
+            continue;
+        nvmlProcessInfo_t info = {c->pid, granules(c->memory_bytes), 0xffffffffu, 0xffffffffu};
+        if (found < room)
+            memcpy((char *)infos + found * size, &info, size < sizeof info ? size : sizeof info);
+        found++;
+    }
+    sim_unlock(device);
+    *count = found;
+    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* Nothing here draws or goes through MPS. */
+#define LIST(name, type)                                                                                               \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *infos)                                               \
+    {                                                                                                                  \
+        if (!strncmp(#name, "nvmlDeviceGetCompute", 20))                                                               \
+            return list(device, count, infos, sizeof *infos);                                                          \
+        *count = 0;                                                                                                    \
+        return NVML_SUCCESS;                                                                                           \
+    }
+NVML_PROCESS_LISTS(LIST)
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *details)
+{
+    if (details->version != NVML_FIRST_VERSION(nvmlProcessDetailList_t))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return list(device, &details->count, details->processes, sizeof *details->processes);
+}
+
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSample_t *samples, unsigned *count,
+                                             unsigned long long since_us)
+{
+    unsigned found = 0, room = samples ? *count : 0;
+    uint64_t pidns = pages_pidns();
+    sim_lock(device);
+    unsigned long long told_us = device->told_ns / 1000;
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
+        const struct sim_client *c = &device->client[i];
+        if (!c->pid || c->pidns != pidns || told_us <= since_us)
+            continue;
+        if (found < room)
+            samples[found] = (nvmlProcessSample_t){.pid = c->pid, .time_us = told_us, .sm = c->told_percent};
+        found++;
+    }
+    sim_unlock(device);
+    *count = found;
+    if (!found)
+        return NVML_ERROR_NOT_FOUND;
+    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+{
+    nvmlProcessSample_t samples[SIM_MAX_CLIENTS];
+    unsigned count = SIM_MAX_CLIENTS, room = info->processes ? info->count : 0;
+    if (info->version != NVML_FIRST_VERSION(nvmlProcessesUtilizationInfo_t))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = nvmlDeviceGetProcessUtilization(device, samples, &count, info->since_us);
+    for (unsigned i = 0; !result && i < count && i < room; i++)
+        info->processes[i] = (nvmlProcessUtilizationInfo_t){
+            .time_us = samples[i].time_us, .pid = samples[i].pid, .sm = samples[i].sm, .memory = samples[i].memory};
+    info->count = count;
+    return result ? result : count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
