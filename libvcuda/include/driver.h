@@ -14,6 +14,9 @@ typedef unsigned long long CUdeviceptr;
 typedef struct sim_context *CUcontext;
 typedef struct sim_module *CUmodule;
 typedef struct sim_function *CUfunction;
+/* A library's kernel is launched like a function: the driver takes either. */
+typedef struct sim_module *CUlibrary;
+typedef struct sim_function *CUkernel;
 typedef struct sim_stream *CUstream;
 typedef struct sim_event *CUevent;
 typedef struct sim_graph *CUgraph;
@@ -214,6 +217,11 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values);
 CUresult cuModuleUnload(CUmodule module);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
+                           unsigned jit_count, int *options, void **values, unsigned count);
+CUresult cuLibraryUnload(CUlibrary library);
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
 CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function);
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);

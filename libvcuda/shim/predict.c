@@ -11,7 +11,8 @@
 /* The first launches of a kernel load code and warm caches; and durations change: measure by itself now and then. */
 #define ALONE_FIRST 3
 #define ALONE_EVERY 256
-#define NEVER_WAITS 64
+/* NCCL has a kernel per operation, type and algorithm: some dozens, loaded when first used. */
+#define NEVER_WAITS 512
 
 static struct entry {
     uint64_t key;
@@ -66,6 +67,8 @@ void predict_learn(const struct meter_burst *burst, double measured_ns)
 
 void predict_never_waits(const void *kernel)
 {
+    if (predict_must_not_wait(kernel))
+        return;
     uint32_t at = __atomic_fetch_add(&never_wait_count, 1, __ATOMIC_RELAXED);
     if (at < NEVER_WAITS)
         __atomic_store_n(&never_waits[at], kernel, __ATOMIC_RELEASE);

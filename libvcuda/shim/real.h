@@ -30,6 +30,8 @@
     X(cuLaunchKernel) X(cuLaunchKernel_ptsz) X(cuLaunchKernelEx) X(cuLaunchKernelEx_ptsz)                       \
     X(cuLaunchCooperativeKernel) X(cuLaunchCooperativeKernel_ptsz) X(cuLaunchCooperativeKernelMultiDevice)      \
     X(cuLaunch) X(cuLaunchGrid) X(cuLaunchGridAsync) X(cuGraphLaunch) X(cuGraphLaunch_ptsz)                     \
+    /* kernels by name */                                                                                       \
+    X(cuModuleGetFunction) X(cuLibraryGetKernel) X(cuKernelGetFunction)                                         \
     /* waits */                                                                                                 \
     X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)               \
     X(cuEventSynchronize)                                                                                       \

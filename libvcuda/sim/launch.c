@@ -68,6 +68,29 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
     return CUDA_ERROR_NOT_FOUND;
 }
 
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
+                           unsigned jit_count, int *options, void **values, unsigned count)
+{
+    (void)options, (void)values, (void)count;
+    return cuModuleLoadDataEx(library, code, jit_count, jit_options, jit_values);
+}
+
+CUresult cuLibraryUnload(CUlibrary library)
+{
+    return cuModuleUnload(library);
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    return cuModuleGetFunction(kernel, library, name);
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    *function = kernel;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
 {
     (void)function;

@@ -124,8 +124,24 @@ static int capture(void)
     return 0;
 }
 
+/* Under a limit that lets nothing run: a kernel of NCCL's name goes. */
+static int collective(void)
+{
+    CUfunction nccl;
+    if (!start() || cuda.cuModuleGetFunction(&nccl, cuda_module, "ncclSpin_ns"))
+        return 1;
+    for (int i = 0; i < 50; i++)
+        cuda_spin(nccl, 1, 2000000, stream);
+    printf("synchronized %d\n", cuda.cuStreamSynchronize(stream));
+    fflush(stdout);
+    pause_s(0.2);
+    return 0;
+}
+
 int role_compute(int argc, char **argv)
 {
+    if (argc && !strcmp(argv[0], "collective"))
+        return collective();
     if (argc == 5 && !strcmp(argv[0], "load"))
         return load(strtoull(argv[1], NULL, 10), atoi(argv[2]), atof(argv[3]), atof(argv[4]));
     if (argc == 3 && !strcmp(argv[0], "two_streams"))

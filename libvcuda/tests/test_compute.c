@@ -152,6 +152,22 @@ static void test_paused(void)
     claim_end(&claim);
 }
 
+static void test_collective(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    claim_make(&claim, 4 * GIB, 0);
+    play(&p, &claim, PRELOADED, "collective", NULL);
+    wait_for(&p, "synchronized");
+    pause_s(0.1);
+    vcuda_usage_totals(claim.usage, 0, &t);
+    expect(said(&p, "synchronized") == 0 && t.gpu_time_ns > 90000000,
+           "kernels of a collective never wait, but are charged: %.1f of 100 ms", (double)t.gpu_time_ns / 1e6);
+    finish(&p);
+    claim_end(&claim);
+}
+
 static void test_capture(void)
 {
     struct claim claim;
@@ -172,4 +188,5 @@ void test_compute(void)
     test_moved();
     test_paused();
     test_capture();
+    test_collective();
 }

@@ -4,25 +4,25 @@
 #include <dlfcn.h>
 
 struct cuda_api cuda;
+CUmodule cuda_module;
 
-/* Spins until the GPU's own clock has moved by `ns`. The simulated driver knows it by its name (`_ns`: the first argument
- * is its duration). sm_70 and PTX 6.3: every driver of CUDA 10 or newer takes it. */
-static const char spin_ptx[] = ".version 6.3\n"
-                               ".target sm_70\n"
-                               ".address_size 64\n"
-                               ".visible .entry spin_ns(.param .u64 duration)\n"
-                               "{\n"
-                               "    .reg .pred %again;\n"
-                               "    .reg .u64 %want, %begin, %now, %passed;\n"
-                               "    ld.param.u64 %want, [duration];\n"
-                               "    mov.u64 %begin, %globaltimer;\n"
-                               "spin:\n"
-                               "    mov.u64 %now, %globaltimer;\n"
-                               "    sub.u64 %passed, %now, %begin;\n"
-                               "    setp.lt.u64 %again, %passed, %want;\n"
-                               "    @%again bra spin;\n"
-                               "    ret;\n"
-                               "}\n";
+/* Two kernels that spin until the GPU's own clock has moved by `ns`. The simulated driver knows it by its name (`_ns`: the first argument
+ * is its duration); the second has a name like NCCL's. sm_70 and PTX 6.3: every driver of CUDA 10 or newer takes it. */
+#define SPIN(name)                                                                                                     \
+    ".visible .entry " name "(.param .u64 duration)\n"                                                                 \
+    "{\n"                                                                                                              \
+    "    .reg .pred %again;\n"                                                                                         \
+    "    .reg .u64 %want, %begin, %now, %passed;\n"                                                                    \
+    "    ld.param.u64 %want, [duration];\n"                                                                            \
+    "    mov.u64 %begin, %globaltimer;\n"                                                                              \
+    "spin:\n"                                                                                                          \
+    "    mov.u64 %now, %globaltimer;\n"                                                                                \
+    "    sub.u64 %passed, %now, %begin;\n"                                                                             \
+    "    setp.lt.u64 %again, %passed, %want;\n"                                                                        \
+    "    @%again bra spin;\n"                                                                                          \
+    "    ret;\n"                                                                                                       \
+    "}\n"
+static const char ptx[] = ".version 6.3\n.target sm_70\n.address_size 64\n" SPIN("spin_ns") SPIN("ncclSpin_ns");
 
 const char *cuda_api_load(void)
 {
@@ -60,8 +60,9 @@ CUresult cuda_api_start(int ordinal, CUfunction *spin, const char **where)
     STEP(cuDeviceGet, &device, ordinal)
     STEP(cuDevicePrimaryCtxRetain, &context, device)
     STEP(cuCtxSetCurrent, context)
-    STEP(cuModuleLoadData, &module, spin_ptx)
+    STEP(cuModuleLoadData, &module, ptx)
     STEP(cuModuleGetFunction, spin, module, "spin_ns")
+    cuda_module = module;
 #undef STEP
     return CUDA_SUCCESS;
 }

@@ -27,6 +27,9 @@ extern struct cuda_api {
 } cuda;
 #undef CUDA_MEMBER
 
+/* What cuda_api_start loaded: kernels `spin_ns` and `ncclSpin_ns`, whose one argument is how long they run. */
+extern CUmodule cuda_module;
+
 /* Fill `cuda`. NULL, or what was not found. */
 const char *cuda_api_load(void);
 const char *cuda_error_name(CUresult error);
