@@ -84,12 +84,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "vcuda_limits_heartbeat": [c_void_p],
     "vcuda_limit_alone": [POINTER(RawLimit)],
     "vcuda_limits_get": [c_void_p, c_uint32, POINTER(RawLimit)],
+    "vcuda_turns_open": [c_char_p, c_int, POINTER(c_void_p)],
+    "vcuda_turns_unmap": [c_void_p],
     "vcuda_usage_create": [c_char_p, POINTER(c_void_p)],
     "vcuda_usage_unmap": [c_void_p],
     "vcuda_usage_totals": [c_void_p, c_uint32, POINTER(RawTotals)],
     "vcuda_usage_processes": [c_void_p, POINTER(RawProcess), c_uint32],
 }
-_WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vcuda_usage_unmap"})
+_WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vcuda_turns_unmap", "vcuda_usage_unmap"})
 
 
 class PagesLibrary:
@@ -121,6 +123,11 @@ class PagesLibrary:
         self.slots_used_at: int = usage["slots_used"][0]
         self.processes_at: int = usage["process"][0]
         self.process_bytes: int = abi["structs"]["vcuda_process"]["size"]
+        self.turns_bytes: int = abi["turns_size"]
+        self.turns_heartbeat_at: int = abi["structs"]["vcuda_turns"]["fields"]["heartbeat_ns"][0]
+        self.turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["turn"][0]
+        self.turn_bytes: int = abi["structs"]["vcuda_turn"]["size"]
+        self.turn_share_at: int = abi["structs"]["vcuda_turn"]["fields"]["share"][0]
         # One for all claims: what is read of a usage page is taken out at once.
         self.buffer = ctypes.create_string_buffer(self.usage_bytes)
 

@@ -17,6 +17,7 @@ import structlog
 
 from agent import VERSION, admission, enrolment, report, statefile, wire
 from agent.abi import PagesLibrary
+from agent.arbiter import Arbiter
 from agent.backoff import Backoff
 from agent.door import Caller, Door
 from agent.gpus import Inventory, Nvml
@@ -59,6 +60,7 @@ class Daemon:
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
+        self._arbiter = Arbiter(settings.arbiter, run_dir, report=self._arbiter_died)
         self._door = Door(run_dir.socket, self._answer)
         self._link: Link | None = None
         self._node_name = ""
@@ -76,8 +78,8 @@ class Daemon:
         await self._take_inventory()
         await self._door.open()
         log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
-        loops = [self._keep_link(), self._watch(), self._samples(), self._look_for_nvml(), stop.wait()]
-        tasks = [asyncio.ensure_future(loop) for loop in loops]
+        loops = [self._keep_link(), self._watch(), self._samples(), self._look_for_nvml(), self._arbiter.run()]
+        tasks = [asyncio.ensure_future(loop) for loop in (*loops, stop.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -138,6 +140,9 @@ class Daemon:
             self._told = told
             self._outbox.mark_observed()
 
+    def _arbiter_died(self, words: str) -> None:
+        self._outbox.put(wire.Event(at=time.time(), code="arbiter-died", detail=words))
+
     async def _keep_link(self) -> None:
         me = await enrolment.enrol(
             server=self._settings.server,
@@ -164,6 +169,7 @@ class Daemon:
             run_dir=str(self._run_dir.root),
             library=str(self._settings.library.path),
             simulated=self._settings.library.simulated_node is not None,
+            arbiter=self._arbiter.installed,
             gpus=list(self._inventory.gpus),
         )
 
@@ -237,6 +243,7 @@ class Daemon:
             gpus=len(self._inventory.gpus),
             gpu_problem=self._inventory.problem,
             usage_unacknowledged=self._outbox.unacknowledged,
+            arbiter=self._arbiter.status,
             assignments=report.held(self._node),
         )
 

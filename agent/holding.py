@@ -15,6 +15,7 @@ from agent.members import Members
 from agent.pages import LimitSlot, LimitsPage, Totals, UsagePage
 from agent.processes import Process
 from agent.registry import Registry
+from agent.turns import allotted_percent
 
 
 def gpu_key(gpu_uuid: str) -> UUID:
@@ -29,6 +30,7 @@ class Holding:
         self.claim_uid = claim_uid
         self.directory = claims / claim_uid
         self._registry = registry
+        self._library = library
         try:
             self.directory.mkdir(mode=0o755, exist_ok=True)
             self.directory.chmod(0o755)
@@ -105,6 +107,11 @@ class Holding:
     def alone_percent(self, assignment_uid: str) -> int:
         """Percent of its GPU that the assignment may use while nobody else wants it."""
         return self._limits.alone_percent(self.slots[assignment_uid])
+
+    def allotted_percent(self, assignment_uid: str) -> float | None:
+        """Percent of its GPU that the arbiter allots to the assignment at present; None where there is no arbiter."""
+        index = self._limits.index(self.slots[assignment_uid].gpu)
+        return None if index is None else allotted_percent(self._library, self.directory, index)
 
     @property
     def reaping(self) -> bool:

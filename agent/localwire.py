@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.wire import AssignmentState, Uid
+from agent.wire import AssignmentState, Sharing, Uid
 
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
@@ -68,9 +68,23 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     core_request: int
     core_limit: int
+    sharing: Sharing
+    # What the arbiter allots at present, in percent; null where none runs.
+    allotted_percent: float | None
     memory_bytes: int
     memory_limit_bytes: int
     processes: list[int]
+
+
+class ArbiterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Who gives the claims of a GPU their turns."""
+
+    running: bool
+    pid: int | None
+    # How often it was started again.
+    restarts: int
+    # Why it does not run, or how the one before ended.
+    problem: str | None
 
 
 class Status(Answer, frozen=True, kw_only=True):
@@ -83,6 +97,7 @@ class Status(Answer, frozen=True, kw_only=True):
     gpus: int
     gpu_problem: str | None
     usage_unacknowledged: int
+    arbiter: ArbiterStatus
     assignments: list[Held]
 
 

@@ -1,8 +1,9 @@
 """What waits to be sent to the server, in the order in which it matters; the connection's one writer takes from here.
 
-Three kinds, each with its own promise. Control frames (pong, event) are sent once. `observed` is a level: only the
-newest matters, so it is a mark here and is read off the node when its turn comes. Usage is a history: each frame has a
-sequence number and is kept, and sent again on every new connection, until the server says that it is stored.
+Four kinds, each with its own promise. A pong is sent once, on the connection that asked for it. An event is sent
+once, on this connection or the next. `observed` is a level: only the newest matters, so it is a mark here and is read
+off the node when its turn comes. Usage is a history: each frame has a sequence number and is kept, and sent again on
+every new connection, until the server says that it is stored.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ log = structlog.get_logger()
 # A quarter of an hour of a server's absence; what is older the charts can do without.
 MAX_USAGE_FRAMES = 900
 MAX_USAGE_BYTES = 16 << 20
-MAX_CONTROL_FRAMES = 256
+MAX_PONGS = 16
+MAX_EVENTS = 256
 # Numbers are reserved on disk by blocks, so that a second's frame costs no write.
 SEQUENCE_BLOCK = 10_000
 
@@ -64,7 +66,8 @@ class Outbox:
     def __init__(self, observe: Callable[[], wire.Observed]) -> None:
         self._observe = observe
         self._observed_waits = False
-        self._control: deque[str] = deque(maxlen=MAX_CONTROL_FRAMES)
+        self._pongs: deque[str] = deque(maxlen=MAX_PONGS)
+        self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._usage: deque[_Kept] = deque()
         self._usage_bytes = 0
         # How many of `_usage`, from the oldest, this connection has sent.
@@ -73,7 +76,7 @@ class Outbox:
 
     def put(self, frame: wire.Pong | wire.Event) -> None:
         """Send this frame soon."""
-        self._control.append(wire.encode(frame))
+        (self._events if isinstance(frame, wire.Event) else self._pongs).append(wire.encode(frame))
         self._filled.set()
 
     def mark_observed(self) -> None:
@@ -102,7 +105,7 @@ class Outbox:
 
     def restart(self) -> None:
         """A new connection begins: nothing was sent on it yet, and the last one's pongs are nobody's."""
-        self._control.clear()
+        self._pongs.clear()
         self._usage_sent = 0
         self.mark_observed()
 
@@ -116,8 +119,9 @@ class Outbox:
             await self._filled.wait()
 
     def _pop(self) -> str | None:
-        if self._control:
-            return self._control.popleft()
+        for urgent in (self._pongs, self._events):
+            if urgent:
+                return urgent.popleft()
         if self._observed_waits:
             self._observed_waits = False
             return wire.encode(self._observe())

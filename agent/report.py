@@ -26,6 +26,8 @@ def _row(node: Node, observation: wire.Observation, wanted: wire.Assignment | No
         generation=observation.generation,
         core_request=slot.core_request if slot else 0,
         core_limit=slot.core_limit if slot else 0,
+        sharing=slot.sharing if slot else wire.Sharing(),
+        allotted_percent=holding.allotted_percent(observation.uid) if holding else None,
         memory_bytes=observation.memory_bytes,
         memory_limit_bytes=slot.memory_bytes if slot else 0,
         processes=[process.pid for process in holding.members.living()] if holding else [],

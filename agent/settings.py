@@ -36,6 +36,8 @@ class Settings(NamedTuple):
     run_dir: Path
     library: Library
     pages_library: Path
+    # Need not be there: without it GPUs are shared without turns.
+    arbiter: Path
     # Loaded before pynvml looks for NVML by name; None for the system's own.
     nvml_library: Path | None
     grace_seconds: float
@@ -53,6 +55,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         run_dir=Path(run).absolute() if run else rundir.default(state),
         library=library,
         pages_library=library.path.with_name("libvcuda-pages.so"),
+        arbiter=library.path.with_name("vcuda-arbiter"),
         nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),

@@ -8,7 +8,7 @@ from agent import localwire
 from agent.localwire import Held, Refusal, Request, Status
 
 MIB = 1 << 20
-COLUMNS = ("CLAIM", "TENANT", "GPU", "STATE", "GEN", "CORE", "MEMORY MIB", "PROCESSES")
+COLUMNS = ("CLAIM", "TENANT", "GPU", "STATE", "GEN", "CORE", "POLICY", "ALLOTTED", "MEMORY MIB", "PROCESSES")
 
 
 class StatusError(Exception):
@@ -39,7 +39,9 @@ def as_table(status: Status) -> str:
     gpus = f"{status.gpus} GPUs" if status.gpu_problem is None else status.gpu_problem
     frame = "none" if status.frame is None else status.frame
     unsent = f"{status.usage_unacknowledged} samples to send"
+    arbiter = "the arbiter runs" if status.arbiter.running else status.arbiter.problem or "the arbiter is being started"
     lines = [f"node {status.node or '(not enrolled)'} · {gpus} · {status.server}: {link} · frame {frame} · {unsent}"]
+    lines.append(f"{arbiter} · restarted {status.arbiter.restarts} times")
     if not status.assignments:
         return "\n".join([*lines, "no assignments"])
     rows = [COLUMNS, *(_row(held) for held in status.assignments)]
@@ -57,6 +59,8 @@ def _row(held: Held) -> tuple[str, ...]:
         held.state,
         str(held.generation),
         f"{held.core_request}–{held.core_limit} %",
+        held.sharing.policy,
+        "-" if held.allotted_percent is None else f"{held.allotted_percent:.1f} %",
         f"{held.memory_bytes // MIB}/{held.memory_limit_bytes // MIB}",
         " ".join(map(str, held.processes)) or "-",
     )

@@ -76,6 +76,8 @@ class Hello(Frame, frozen=True, kw_only=True):
     library: Sentence
     # True where the GPUs are the simulated driver's.
     simulated: bool = False
+    # True where an arbiter is installed, which gives the claims of a GPU their turns.
+    arbiter: bool = False
     gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
 
 

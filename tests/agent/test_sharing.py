@@ -1,6 +1,10 @@
 """The policy by which a GPU is shared: from the frame onto the page, changed without a new generation."""
 
+import asyncio
+import ctypes
+import os
 import re
+from ctypes import c_void_p
 from functools import partial
 from typing import get_args
 
@@ -9,6 +13,7 @@ import pytest
 from agent import wire
 from tests.agent.control import Connection, Control
 from tests.agent.stage import ROOT, Stage, eventually
+from tests.agent.test_arbiter import connected, install
 from tests.agent.test_reconcile import changed, put
 
 HEADER = ROOT / "libvcuda" / "include" / "vcuda_pages.h"
@@ -79,3 +84,22 @@ async def test_what_is_told_as_limit_is_what_the_policy_makes_of_it(stage: Stage
         await eventually(partial(is_on_page, stage, held, sharing))
         link.forget()
         await link.expect(wire.Usage, partial(is_told, percent=alone))
+
+
+async def test_what_the_arbiter_allots_is_in_the_status_for_as_long_as_it_lives(stage: Stage, control: Control) -> None:
+    # Without an arbiter of its own: the test is the arbiter.
+    stage.start(GPUCLOUD_LIBRARY=install(stage, None))
+    link = await connected(stage)
+    held = stage.assignment()
+    await put(link, 1, held)
+    assert stage.status()["assignments"][0]["allotted_percent"] is None
+    calls, page = stage.library.calls, c_void_p()
+    made = calls.vcuda_turns_create(os.fsencode(stage.claim_dir(held) / "turns"), ctypes.byref(page))
+    assert made >= 0
+    assert page.value is not None
+    share = ctypes.c_uint32.from_address(page.value + stage.library.turns_at + stage.library.turn_share_at)
+    share.value = 3025
+    calls.vcuda_turns_heartbeat(page)
+    assert stage.status()["assignments"][0]["allotted_percent"] == 30.25
+    await asyncio.sleep(1.1)
+    assert stage.status()["assignments"][0]["allotted_percent"] is None

@@ -18,6 +18,9 @@ class NodeSerializer(Strict):
     state = serializers.CharField(read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned` or `lost`.")
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
     simulated = serializers.BooleanField(read_only=True)
+    arbiter = serializers.BooleanField(
+        read_only=True, help_text="Whether its agent has an arbiter, without which claims of a GPU get no turns."
+    )
     hostname = serializers.CharField(read_only=True)
     agent_version = serializers.CharField(read_only=True)
     driver_version = serializers.CharField(read_only=True)

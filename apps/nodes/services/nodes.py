@@ -165,5 +165,6 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         run_dir=hello.run_dir,
         library=hello.library,
         simulated=hello.simulated,
+        arbiter=hello.arbiter,
     )
     return node

@@ -1,0 +1,17 @@
+"""Whether a node has an arbiter."""
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [
+        ("nodes", "0001_initial"),
+    ]
+
+    operations = [
+        migrations.AddField(
+            model_name="node",
+            name="arbiter",
+            field=models.BooleanField(default=False),
+        ),
+    ]
