@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-int on_real_gpu;
+int on_real_gpu, simulated_kernel;
 uint8_t gpu_uuid[16];
 uint64_t context_cost;
 
@@ -82,6 +82,13 @@ void claim_end(struct claim *claim)
     vcuda_usage_unmap(claim->usage);
 }
 
+int was_by_kernel(const struct claim *claim)
+{
+    struct vcuda_totals t;
+    vcuda_usage_totals(claim->usage, 0, &t);
+    return t.accounting == VCUDA_ACCOUNTING_KERNEL;
+}
+
 static void become(const struct claim *claim, int preloaded, char **argv)
 {
     char path[1400];
@@ -91,6 +98,8 @@ static void become(const struct claim *claim, int preloaded, char **argv)
         unsetenv(VCUDA_CLAIM_DIR_ENV);
     if (preloaded) {
         snprintf(path, sizeof path, "%s/libvcuda.so", build);
+        if (simulated_kernel)
+            snprintf(path, sizeof path, "%s/libvcuda.so %s/sim/libsimkernel.so", build, build);
         setenv("LD_PRELOAD", path, 1);
     }
     execv(argv[0], argv);
