@@ -75,7 +75,12 @@ static uint64_t ask(CUmemoryPool pool, int attribute)
 /* Make the charge what the pool has reserved now; `reserved` was taken in advance and is given back. 1: it grew by more. */
 static int settle(struct known_pool *p, uint64_t reserved)
 {
-    uint64_t now = ask(p->pool, CU_POOL_RESERVED_CURRENT);
+    uint64_t now = 0;
+    if (real.cuMemPoolGetAttribute(p->pool, CU_POOL_RESERVED_CURRENT, &now)) {
+        /* Nobody knows (a lost GPU, say): what was taken in advance stays taken. */
+        __atomic_fetch_add(&p->charged, reserved, __ATOMIC_SEQ_CST);
+        return 0;
+    }
     uint64_t before = __atomic_exchange_n(&p->charged, now, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&shim_usage(p->slot)->memory_bytes, now - before - reserved, __ATOMIC_SEQ_CST);
     return now > before + reserved;

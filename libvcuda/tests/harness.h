@@ -65,6 +65,7 @@ int role_bugs(int argc, char **argv);
 int role_kill(int argc, char **argv); /* -1: not one of its roles */
 int role_fork(int argc, char **argv);
 int role_kernel(int argc, char **argv);
+int role_faults(int argc, char **argv);
 
 /* the chapters */
 void test_pages(void);
@@ -77,5 +78,6 @@ void test_bugs(void);
 void test_kernel(void);
 void test_kill(void);
 void test_forks(void);
+void test_faults(void);
 
 #endif

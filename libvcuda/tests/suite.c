@@ -27,6 +27,7 @@ static const struct chapter {
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},
     {"fork", test_forks, SHORT, "children, however they are made"},
+    {"faults", test_faults, SHORT, "calls into the driver that fail, a GPU that is lost, no NVML"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
 #define CHAPTERS (sizeof chapters / sizeof *chapters)
@@ -80,7 +81,7 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel, role_kill, role_fork};
+    static int (*const roles[])(int, char **) = {role_kernel, role_kill, role_fork, role_faults};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)
