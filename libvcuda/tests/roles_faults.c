@@ -102,6 +102,11 @@ static void use_context(void)
     CUcontext second;
     if (ok(cuda.cuCtxCreate_v2(&second, 0, 0)))
         ok(cuda.cuCtxDestroy_v2(second));
+    /* One that is not current any more, and never had work. */
+    if (ok(cuda.cuCtxCreate_v2(&second, 0, 0))) {
+        ok(cuda.cuCtxSetCurrent(tenant.context));
+        ok(cuda.cuCtxDestroy_v2(second));
+    }
     ok(cuda.cuCtxSetCurrent(tenant.context));
 }
 

@@ -70,7 +70,7 @@ static const char *play_trouble(struct player *p, const struct claim *claim, con
     if (counted < given)
         return "less is counted than the GPU gave";
     /* Contexts whose ending could not be learned of, and what a pool gave back without saying so, may stay counted. */
-    return counted > given + 3 * (double)context_cost + 64 * MIB ? "more is counted than the GPU gave" : NULL;
+    return counted > given + (double)context_cost + 64 * MIB ? "more is counted than the GPU gave" : NULL;
 }
 
 static void report(const struct player *p, const char *faults, const char *wrong)
