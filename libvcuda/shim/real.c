@@ -5,12 +5,14 @@
  * arguments and then replace by pointer identity: an answer that is an entry we stand before becomes ours, any other is
  * returned untouched. So versions, per-thread-stream variants and entries newer than this file need no rules here.
  *
- * dlsym itself is interposed without a version, which satisfies references to any of glibc's versions of it. For names that
- * are not the driver's it is a tail call: RTLD_NEXT keeps the caller that it counts from.
+ * dlsym and dlvsym are interposed without a version, which satisfies references to any of glibc's versions of them. For
+ * names that are not the driver's they are tail calls: RTLD_NEXT keeps the caller that it counts from. A program that asks
+ * for the address of dlsym itself gets ours too.
  */
 #include "real.h"
 
 #include "shim.h"
+#include "symbols.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -36,14 +38,16 @@ static const struct pair nvml_pairs[] = {HOOKED_NVML(HOOK) CALLED_NVML(CALL)};
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 typedef void *dlsym_function(void *handle, const char *name);
+typedef void *dlvsym_function(void *handle, const char *name, const char *version);
 static dlsym_function *real_dlsym;
+static dlvsym_function *real_dlvsym;
 
 static dlsym_function *find_real_dlsym(void)
 {
-    /* The versions under which glibc has had it: 2.34 and later, x86-64 before, aarch64 before. */
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
-    for (size_t i = 0; i < COUNT(versions) && !real_dlsym; i++)
-        __atomic_store_n(&real_dlsym, (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", versions[i]), __ATOMIC_RELEASE);
+    if (!__atomic_load_n(&real_dlsym, __ATOMIC_ACQUIRE)) {
+        __atomic_store_n(&real_dlvsym, (dlvsym_function *)symbols_next(&real_dlsym, "dlvsym"), __ATOMIC_RELEASE);
+        __atomic_store_n(&real_dlsym, (dlsym_function *)symbols_next(&real_dlsym, "dlsym"), __ATOMIC_RELEASE);
+    }
     return real_dlsym;
 }
 
@@ -96,16 +100,43 @@ void *real_hook_of(void *found)
     return real_nvml_ready(0) ? hook_in(nvml_pairs, COUNT(nvml_pairs), found) : found;
 }
 
+static int is_hook_in(const struct pair *pairs, size_t count, const void *entry)
+{
+    for (size_t i = 0; i < count; i++)
+        if (entry && pairs[i].hook == entry)
+            return 1;
+    return 0;
+}
+
 static int is_upper(char c)
 {
     return c >= 'A' && c <= 'Z';
 }
 
-static int is_driver_name(const char *name)
+/* Names whose answer may have to be replaced: the driver's, and those of lookup itself. */
+static int is_ours(const char *name)
 {
+    if (name[0] == 'd' && name[1] == 'l')
+        return !strcmp(name, "dlsym") || !strcmp(name, "dlvsym");
     if (name[0] == 'c' && name[1] == 'u')
         return is_upper(name[2]);
     return strncmp(name, "nvml", 4) == 0 && is_upper(name[4]);
+}
+
+/* The program's answer for what the real lookup found, asked from here. RTLD_NEXT asked from here begins behind us: a
+ * library behind us that asks it for a name that it defines itself means the next after itself. */
+static void *answer(void *found, const void *handle, const char *name, const void *caller)
+{
+    if (found && handle == RTLD_NEXT && symbols_behind(&real_dlsym, caller))
+        found = symbols_next(caller, name);
+    /* Our own symbol stood first in the program's scope: without us it would have been whose? */
+    if (is_hook_in(cuda_pairs, COUNT(cuda_pairs), found) || is_hook_in(nvml_pairs, COUNT(nvml_pairs), found))
+        found = real_dlsym(RTLD_NEXT, name);
+    if (found == (void *)real_dlsym)
+        return shim_mode() == SHIM_INERT ? found : (void *)dlsym;
+    if (found == (void *)real_dlvsym)
+        return shim_mode() == SHIM_INERT ? found : (void *)dlvsym;
+    return real_hook_of(found);
 }
 
 __attribute__((visibility("default"), noinline)) void *dlsym(void *restrict handle, const char *restrict name)
@@ -115,9 +146,22 @@ __attribute__((visibility("default"), noinline)) void *dlsym(void *restrict hand
         find = find_real_dlsym();
     if (!find)
         return NULL;
-    if (!is_driver_name(name))
+    if (!is_ours(name))
         return find(handle, name);
-    return real_hook_of(find(handle, name));
+    return answer(find(handle, name), handle, name, __builtin_return_address(0));
+}
+
+__attribute__((visibility("default"), noinline)) void *dlvsym(void *restrict handle, const char *restrict name,
+                                                              const char *restrict version)
+{
+    dlvsym_function *find = __atomic_load_n(&real_dlvsym, __ATOMIC_ACQUIRE);
+    if (!find && find_real_dlsym())
+        find = real_dlvsym;
+    if (!find)
+        return NULL;
+    if (!is_ours(name))
+        return find(handle, name, version);
+    return answer(find(handle, name, version), handle, name, __builtin_return_address(0));
 }
 
 CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)

@@ -9,7 +9,6 @@ struct sim_block {
     struct sim_device *device;
     uint64_t bytes;
     int host;          /* managed: really mapped */
-    int graph;         /* a graph's: there while it runs */
     CUmemoryPool pool; /* NULL: plain */
     struct sim_block *next;
 };

@@ -17,9 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-int on_real_gpu, simulated_kernel;
+int on_real_gpu;
 uint8_t gpu_uuid[16];
 uint64_t context_cost;
+const char *preload_before, *preload_behind;
 
 static int passed, failed;
 static char build[600], work[128], self[600];
@@ -82,24 +83,17 @@ void claim_end(struct claim *claim)
     vcuda_usage_unmap(claim->usage);
 }
 
-int was_by_kernel(const struct claim *claim)
-{
-    struct vcuda_totals t;
-    vcuda_usage_totals(claim->usage, 0, &t);
-    return t.accounting == VCUDA_ACCOUNTING_KERNEL;
-}
-
 static void become(const struct claim *claim, int preloaded, char **argv)
 {
-    char path[1400];
+    char path[2000];
     if (claim)
         setenv(VCUDA_CLAIM_DIR_ENV, claim->directory, 1);
     else
         unsetenv(VCUDA_CLAIM_DIR_ENV);
     if (preloaded) {
-        snprintf(path, sizeof path, "%s/libvcuda.so", build);
-        if (simulated_kernel)
-            snprintf(path, sizeof path, "%s/libvcuda.so %s/sim/libsimkernel.so", build, build);
+        const char *tests = "/tests/", *before = preload_before, *behind = preload_behind;
+        snprintf(path, sizeof path, "%s%s%s %s/libvcuda.so %s%s%s", before ? build : "", before ? tests : "",
+                 before ? before : "", build, behind ? build : "", behind ? tests : "", behind ? behind : "");
         setenv("LD_PRELOAD", path, 1);
     }
     execv(argv[0], argv);

@@ -1,4 +1,4 @@
-/* Roles about memory, lookup and life. Each prints `name value` lines. */
+/* Roles about memory and life. Each prints `name value` lines. */
 #include "cuda_api.h"
 #include "harness.h"
 #include "nvidia_ml.h"
@@ -62,60 +62,6 @@ static int about(void)
     for (unsigned i = 0; i < count; i++)
         if (infos[i].pid == (unsigned)getpid())
             say("context", (double)infos[i].used);
-    return 0;
-}
-
-/* A program built against an old glibc asks for dlsym by its old version. */
-void *older_dlsym(void *handle, const char *name);
-#ifdef __x86_64__
-__asm__(".symver older_dlsym,dlsym@GLIBC_2.2.5");
-#else
-void *older_dlsym(void *handle, const char *name)
-{
-    return dlsym(handle, name);
-}
-#endif
-
-typedef CUresult allocate_function(CUdeviceptr *pointer, size_t bytes);
-
-/* One gigabyte more than any limit used here, by the allocation function under test. */
-static void try_big(const char *name, void *allocate)
-{
-    CUdeviceptr p;
-    CUresult error = allocate ? ((allocate_function *)allocate)(&p, 6 * GIB) : -1;
-    say(name, error);
-    if (!error)
-        cuda.cuMemFree_v2(p);
-}
-
-static int lookup(void)
-{
-    if (!start())
-        return 1;
-    void *library = dlopen("libcuda.so.1", RTLD_NOW), *found = NULL;
-    int status;
-    try_big("dlsym_handle", dlsym(library, "cuMemAlloc_v2"));
-    try_big("dlsym_default", dlsym(RTLD_DEFAULT, "cuMemAlloc_v2"));
-    /* The same lookup by the name's older version in glibc. */
-    try_big("dlsym_older", older_dlsym(library, "cuMemAlloc_v2"));
-    cuda.cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, &status);
-    try_big("proc_address", found);
-    __typeof__(cuGetProcAddress) *first = dlsym(library, "cuGetProcAddress");
-    found = NULL;
-    first("cuMemAlloc", &found, 11030, 0);
-    try_big("proc_address_first", found);
-    found = NULL;
-    cuda.cuGetProcAddress_v2("cuGetProcAddress", &found, 13000, 0, &status);
-    __typeof__(cuGetProcAddress_v2) *inner = (__typeof__(inner))found;
-    found = NULL;
-    inner("cuMemAlloc", &found, 13000, 0, &status);
-    try_big("proc_address_of_itself", found);
-    /* A name that is not the driver's: RTLD_NEXT must still count from this program. */
-    void *next = dlsym(RTLD_NEXT, "malloc"), *libc = dlsym(dlopen("libc.so.6", RTLD_NOW), "malloc");
-    say("next_works", next != NULL && libc != NULL);
-    found = (void *)1;
-    say("unknown_name", cuda.cuGetProcAddress_v2("cuNoSuchThing", &found, 13000, 0, &status) != 0 || !found);
-    say("unhooked_untouched", dlsym(library, "cuStreamCreate") != NULL);
     return 0;
 }
 
@@ -213,38 +159,6 @@ static int retry(size_t bytes, double seconds)
     return 0;
 }
 
-/* What CUDA and NVML say of the GPU's memory. */
-static int nvml(void)
-{
-    if (!start())
-        return 1;
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-    __typeof__(nvmlInit_v2) *init = dlsym(library, "nvmlInit_v2");
-    __typeof__(nvmlDeviceGetHandleByUUID) *by_uuid = dlsym(library, "nvmlDeviceGetHandleByUUID");
-    __typeof__(nvmlDeviceGetMemoryInfo) *memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
-    __typeof__(nvmlDeviceGetMemoryInfo_v2) *memory_v2 = dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
-    CUuuid u;
-    char text[48], *at = text + sprintf(text, "GPU-");
-    cuda.cuDeviceGetUuid_v2(&u, 0);
-    for (int i = 0; i < 16; i++)
-        at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", u.bytes[i]);
-    nvmlDevice_t device;
-    nvmlMemory_t m;
-    nvmlMemory_v2_t m2 = {.version = sizeof m2 | 2u << 24};
-    size_t total = 0, f = 0, t = 0;
-    CUdeviceptr p;
-    if (init() || by_uuid(text, &device) || cuda.cuMemAlloc_v2(&p, 100 * MIB))
-        return 1;
-    cuda.cuDeviceTotalMem_v2(&total, 0);
-    say("device_total", (double)total);
-    say("nvml_total", memory(device, &m) ? -1 : (double)m.total);
-    say("nvml_used", (double)m.used);
-    say("nvml_total_v2", memory_v2(device, &m2) ? -1 : (double)m2.total);
-    cuda.cuMemGetInfo_v2(&f, &t);
-    say("cuda_used", (double)(t - f));
-    return 0;
-}
-
 static int forks(void)
 {
     CUdeviceptr p;
@@ -283,16 +197,12 @@ int role_play(int argc, char **argv)
     const char *role = argc ? argv[0] : "";
     if (!strcmp(role, "about"))
         return about();
-    if (!strcmp(role, "lookup"))
-        return lookup();
     if (!strcmp(role, "fill"))
         return fill(argv[1], strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
     if (!strcmp(role, "race"))
         return race((unsigned)atoi(argv[1]), atof(argv[2]));
     if (!strcmp(role, "retry"))
         return retry(strtoull(argv[1], NULL, 10), atof(argv[2]));
-    if (!strcmp(role, "nvml"))
-        return nvml();
     if (!strcmp(role, "forks"))
         return forks();
     return role_compute(argc, argv);

@@ -1,12 +1,80 @@
 /* However a program finds the driver, it finds the limit. */
 #include "harness.h"
 
-#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* No answer of any way is the driver's own entry; what it has not is not there. */
+static void expect_ours(const struct player *p, int absent)
+{
+    static const char *const ways[] = {"handle",       "older",           "default",     "next",
+                                       "proc_address", "proc_address_v2", "nvml_handle", "nvml_default"};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        char ours[64], theirs[64], gone[64];
+        snprintf(ours, sizeof ours, "%s_ours", ways[i]);
+        snprintf(theirs, sizeof theirs, "%s_theirs", ways[i]);
+        snprintf(gone, sizeof gone, "%s_absent", ways[i]);
+        int complete = absent < 0 || i >= 4 || said(p, gone) == absent;
+        /* An older driver may lack the second cuGetProcAddress altogether. */
+        int some = said(p, ours) > 0 || (absent > 0 && i == 5);
+        expect(said(p, theirs) == 0 && some && complete,
+               "every entry found by %s is ours: %.0f, absent %.0f, not ours %.0f", ways[i], said(p, ours),
+               said(p, gone), said(p, theirs));
+    }
+}
+
+static void test_every_entry(struct claim *claim)
+{
+    struct player p;
+    play(&p, claim, PRELOADED, "names", NULL);
+    finish(&p);
+    expect_ours(&p, on_real_gpu ? -1 : 0);
+    play(&p, claim, BARE, "names", NULL);
+    finish(&p);
+    expect(said(&p, "handle_ours") == 0 && said(&p, "handle_theirs") > 0, "control: without the library none is");
+    if (on_real_gpu)
+        return;
+    setenv("GPUCLOUD_SIM_CUDA_VERSION", "11040", 1);
+    play(&p, claim, BARE, "names", NULL);
+    finish(&p);
+    double absent = said(&p, "handle_absent");
+    play(&p, claim, PRELOADED, "names", NULL);
+    finish(&p);
+    unsetenv("GPUCLOUD_SIM_CUDA_VERSION");
+    expect(absent > 3, "an older driver lacks %.0f of the entries", absent);
+    expect_ours(&p, (int)absent);
+}
+
+static void test_tracers(struct claim *claim)
+{
+    struct player p;
+    preload_behind = "tracer.so";
+    play(&p, claim, PRELOADED, "lookup", NULL);
+    finish(&p);
+    preload_behind = NULL;
+    expect(said(&p, "tracer") == 1 && said(&p, "tracer_next") == 2,
+           "a tracer preloaded behind us finds what comes after it, not itself: and it is limited (%.0f)",
+           said(&p, "tracer_next"));
+    preload_before = "tracer.so";
+    play(&p, claim, PRELOADED, "linked", NULL);
+    finish(&p);
+    preload_before = NULL;
+    expect(said(&p, "linked") == 2, "a program whose calls a tracer in front of us passes on is limited");
+}
+
+static void test_no_driver(struct claim *claim)
+{
+    struct player p;
+    play(&p, claim, PRELOADED, "without_driver", NULL);
+    finish(&p);
+    expect(said(&p, "cu_init") == 0 && said(&p, "nvml_memory") == 0, "where no driver is loaded, none is found");
+}
 
 void test_lookup(void)
 {
-    static const char *const ways[] = {"dlsym_handle", "dlsym_default",      "dlsym_older",
-                                       "proc_address", "proc_address_first", "proc_address_of_itself"};
+    static const char *const ways[] = {"dlsym_handle",    "dlsym_default",      "dlsym_older",
+                                       "dlsym_looked_up", "dlvsym_looked_up",   "dlsym_next",
+                                       "proc_address",    "proc_address_first", "proc_address_of_itself"};
     struct claim claim;
     struct player p;
     claim_make(&claim, 2 * GIB, 100);
@@ -26,5 +94,8 @@ void test_lookup(void)
     play(&p, NULL, PRELOADED, "lookup", NULL);
     finish(&p);
     expect(said(&p, "dlsym_handle") == 0 && said(&p, "proc_address") == 0, "without a claim the library is inert");
+    test_every_entry(&claim);
+    test_tracers(&claim);
+    test_no_driver(&claim);
     claim_end(&claim);
 }

@@ -160,25 +160,3 @@ void test_memory(void)
     test_killed_holder();
     test_moved_limit();
 }
-
-void test_views(void)
-{
-    struct claim claim;
-    struct player p;
-    claim_make(&claim, LIMIT, 100);
-    play(&p, &claim, PRELOADED, "fill", "plain", "104857600", "314572800", NULL);
-    finish(&p);
-    expect(said(&p, "total") == (double)LIMIT, "cuMemGetInfo's total is the limit");
-    double before = said(&p, "free_before"), cost = (double)LIMIT - before;
-    expect(cost >= (double)context_cost && cost < (double)context_cost + 64.0 * MIB,
-           "what is free at first is the limit less the context: %.0f MiB", cost / MIB);
-    double after = said(&p, "free_after");
-    expect(before - after == 300.0 * MIB, "300 MiB more are in use after 300 MiB were taken");
-    play(&p, &claim, PRELOADED, "nvml", NULL);
-    finish(&p);
-    expect(said(&p, "device_total") == (double)LIMIT, "cuDeviceTotalMem is the limit");
-    expect(said(&p, "nvml_total") == (double)LIMIT && said(&p, "nvml_total_v2") == (double)LIMIT,
-           "NVML's memory shows the limit");
-    expect(said(&p, "nvml_used") == said(&p, "cuda_used"), "NVML and CUDA agree on what is used");
-    claim_end(&claim);
-}
