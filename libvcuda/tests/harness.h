@@ -62,6 +62,7 @@ int role_compute(int argc, char **argv);
 int role_bugs(int argc, char **argv);
 int role_kill(int argc, char **argv); /* -1: not one of its roles */
 int role_fork(int argc, char **argv);
+int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv); /* -1: not one of its roles */
 int role_views(int argc, char **argv);  /* -1: not one of its roles */
 
@@ -74,6 +75,8 @@ void test_compute(void);
 void test_life(void);
 void test_bugs(void);
 void test_kill(void);
+void test_rounds(void);
+void test_arbiter(void);
 void test_forks(void);
 
 #endif

@@ -26,6 +26,8 @@ static const struct chapter {
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},
     {"fork", test_forks, SHORT, "children, however they are made"},
+    {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
+    {"arbiter", test_arbiter, SHORT, "the arbiter as a process: deaths, lies, live changes"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
 #define CHAPTERS (sizeof chapters / sizeof *chapters)
@@ -79,7 +81,7 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kill, role_fork, role_lookup, role_views};
+    static int (*const roles[])(int, char **) = {role_kill, role_fork, role_lookup, role_views, role_arbiter};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

@@ -1,0 +1,52 @@
+/* The claims of this node, as their directories show them. A directory's name is the claim's; what it must hold is a limits
+ * page. Scanned by the main thread; the GPUs' threads hold references, so that a page stays mapped while it is in use. */
+#ifndef ARBITER_CLAIMS_H
+#define ARBITER_CLAIMS_H
+
+#include "pages.h"
+#include "reading.h"
+
+#include <sys/types.h>
+
+/* One process slot of a usage page, watched for its death. */
+struct watched {
+    uint64_t owner, start_time;
+    int pidfd;     /* -1: none */
+    uint64_t dead; /* the owner word of a process that is known to be dead; read by all threads */
+};
+
+struct claim {
+    struct claim *next;
+    char name[256];
+    ino_t directory;
+    struct vcuda_limits *limits; /* NULL: its pages cannot be used (yet) */
+    struct vcuda_turns *turns;
+    int usage_fd; /* -1: there is none yet. Never mapped: the tenant may truncate it */
+    ino_t usage_inode;
+    int references;
+    int gone; /* its directory is no longer there; read by all threads */
+    /* The main thread's own. */
+    int unseen, complained;
+    struct watched watched[VCUDA_MAX_PROCESSES];
+};
+
+/* Look for directories that came and went. Returns how many did, or -errno of the claims directory itself. */
+int claims_scan(int directory_fd, struct claim **claims);
+struct claim *claim_hold(struct claim *claim);
+void claim_drop(struct claim *claim);
+/* Nothing is arbitrated on any GPU of the claim. */
+void claim_free_turns(struct claim *claim);
+/* The live processes' sums on one GPU; all zero where the page cannot be read. */
+void claim_read(const struct claim *claim, uint32_t gpu_index, uint64_t now, struct reading *out);
+
+/* ---- processes.c: deaths ---- */
+/* Watch the processes that took a slot since the last call; `epoll_fd` then hears of their deaths. */
+void processes_watch(struct claim *claims, int epoll_fd);
+void processes_unwatch(struct claim *claim);
+/* What epoll heard: `watched` belongs to a process that ended. */
+void process_ended(struct watched *watched);
+/* One slot's owner and start time, as the page says. 0: none, or no such slot. */
+int claim_slot(const struct claim *claim, uint32_t slot, uint64_t *owner, uint64_t *start_time);
+uint32_t claim_slots(const struct claim *claim);
+
+#endif

@@ -1,0 +1,263 @@
+/* See gpu.h. A thread reads what its claims' processes say, lets the round decide, writes the turns, and sleeps until the
+ * round wants to see more. The main thread only tells it who is there. */
+#include "gpu.h"
+
+#include "round.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#define ALIVE_NS 500000000ull
+/* Nothing to arbitrate: fewer than two claims. */
+#define IDLE_NS 50000000ull
+
+struct place {
+    struct claim *claim;
+    uint32_t index; /* of the GPU in the claim's pages */
+};
+
+/* What a seat's `claim` points to: where to read and write, and what was written last. */
+struct desk {
+    struct place at;
+    struct vcuda_limit limit;
+    uint32_t seen_gen;
+    uint64_t ends_ns, starts_ns;
+    uint32_t share;
+};
+
+struct gpu {
+    struct gpu *next;
+    uint8_t uuid[16];
+    pthread_t thread;
+    int started;
+    pthread_mutex_t lock;
+    /* Behind the lock: who should sit; each holds a reference. */
+    struct place guests[ROUND_SEATS];
+    int guests_n;
+    uint32_t version; /* raised when the guests change */
+    uint64_t alive_ns;
+    struct round round; /* the thread's own */
+};
+
+static struct gpu *gpus;
+static int stopping;
+
+static int same(const struct place *a, const struct place *b)
+{
+    return a->claim == b->claim && a->index == b->index;
+}
+
+static int among(const struct place *places, int n, const struct place *place)
+{
+    for (int i = 0; i < n; i++)
+        if (same(&places[i], place))
+            return 1;
+    return 0;
+}
+
+static void leave(struct round *r, int index)
+{
+    struct desk *desk = r->seat[index].claim;
+    vcuda_turns_set(desk->at.claim->turns, desk->at.index, VCUDA_TURN_FREE, 0);
+    claim_drop(desk->at.claim);
+    free(desk);
+    round_leave(r, index);
+}
+
+static void arrive(struct round *r, const struct place *place)
+{
+    struct desk *desk = calloc(1, sizeof *desk);
+    if (!desk || !round_sit(r, desk)) {
+        free(desk);
+        return; /* it stays without turns, under its own limit */
+    }
+    desk->at = *place;
+    desk->ends_ns = VCUDA_TURN_FREE;
+    desk->seen_gen = __atomic_load_n(&place->claim->limits->gen, __ATOMIC_ACQUIRE) - 1;
+    claim_hold(place->claim);
+}
+
+static void reseat(struct gpu *gpu)
+{
+    struct round *r = &gpu->round;
+    struct place present[ROUND_SEATS];
+    pthread_mutex_lock(&gpu->lock);
+    for (int i = r->n - 1; i >= 0; i--)
+        if (!among(gpu->guests, gpu->guests_n, &((struct desk *)r->seat[i].claim)->at))
+            leave(r, i);
+    for (int i = 0; i < r->n; i++)
+        present[i] = ((struct desk *)r->seat[i].claim)->at;
+    for (int i = 0, n = r->n; i < gpu->guests_n; i++)
+        if (!among(present, n, &gpu->guests[i]))
+            arrive(r, &gpu->guests[i]);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+/* The limits may change at any time; a page that is being written keeps the terms of before. */
+static void refresh_terms(struct round *r)
+{
+    r->native = 0;
+    r->ceiling = SHARE_WHOLE;
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        struct desk *desk = s->claim;
+        uint32_t gen = __atomic_load_n(&desk->at.claim->limits->gen, __ATOMIC_ACQUIRE);
+        if (gen != desk->seen_gen && vcuda_limits_get(desk->at.claim->limits, desk->at.index, &desk->limit) == 0) {
+            desk->seen_gen = gen;
+            share_terms_of(&desk->limit, &s->terms);
+        }
+        uint32_t ceiling = desk->limit.ceiling ? desk->limit.ceiling * 100 : SHARE_WHOLE;
+        r->ceiling = ceiling < r->ceiling ? ceiling : r->ceiling;
+        r->native |= desk->limit.policy == VCUDA_POLICY_NATIVE;
+    }
+}
+
+static void read_all(struct round *r)
+{
+    for (int i = 0; i < r->n; i++) {
+        const struct desk *desk = r->seat[i].claim;
+        /* While a turn drains, only the end of the holder's work is waited for. */
+        if (r->phase == ROUND_DRAINING && i != r->holder)
+            continue;
+        claim_read(desk->at.claim, desk->at.index, pages_clock(CLOCK_MONOTONIC), &r->seat[i].reading);
+    }
+}
+
+static void publish(struct round *r)
+{
+    for (int i = 0; i < r->n; i++) {
+        const struct seat *s = &r->seat[i];
+        struct desk *desk = s->claim;
+        struct vcuda_turn *turn = &desk->at.claim->turns->turn[desk->at.index];
+        if (desk->share != s->share)
+            __atomic_store_n(&turn->share, s->share, __ATOMIC_RELAXED);
+        if (desk->ends_ns != s->ends_ns || desk->starts_ns != s->starts_ns)
+            vcuda_turns_set(desk->at.claim->turns, desk->at.index, s->ends_ns, s->starts_ns);
+        desk->share = s->share;
+        desk->ends_ns = s->ends_ns;
+        desk->starts_ns = s->starts_ns;
+    }
+}
+
+static void sleep_until(uint64_t ns)
+{
+    struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000ull), .tv_nsec = (long)(ns % 1000000000ull)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL);
+}
+
+static void *attend(void *argument)
+{
+    struct gpu *gpu = argument;
+    struct round *r = &gpu->round;
+    uint32_t seen = 0;
+    prctl(PR_SET_TIMERSLACK, 1ul, 0ul, 0ul, 0ul);
+    while (!__atomic_load_n(&stopping, __ATOMIC_ACQUIRE)) {
+        uint64_t now = pages_clock(CLOCK_MONOTONIC), next = now + IDLE_NS;
+        uint32_t version = __atomic_load_n(&gpu->version, __ATOMIC_ACQUIRE);
+        __atomic_store_n(&gpu->alive_ns, now, __ATOMIC_RELEASE);
+        if (version != seen)
+            reseat(gpu);
+        seen = version;
+        if (r->n > 1 || (r->n == 1 && r->phase != ROUND_FREE)) {
+            refresh_terms(r);
+            read_all(r);
+            next = round_step(r, pages_clock(CLOCK_MONOTONIC));
+            publish(r);
+        }
+        sleep_until(next);
+    }
+    while (r->n)
+        leave(r, r->n - 1);
+    return NULL;
+}
+
+static struct gpu *gpu_of(const uint8_t uuid[16], uint64_t round_ns)
+{
+    struct gpu *gpu = gpus;
+    while (gpu && memcmp(gpu->uuid, uuid, 16) != 0)
+        gpu = gpu->next;
+    if (gpu || !(gpu = calloc(1, sizeof *gpu)))
+        return gpu;
+    memcpy(gpu->uuid, uuid, 16);
+    pthread_mutex_init(&gpu->lock, NULL);
+    round_init(&gpu->round, round_ns);
+    gpu->next = gpus;
+    return gpus = gpu;
+}
+
+/* Who has an open slot of this GPU. Claims beyond the last seat stay without turns, under their own limits. */
+static int find_guests(struct claim *claims, const uint8_t uuid[16], struct place *guests)
+{
+    struct vcuda_limit limit;
+    int n = 0;
+    for (struct claim *claim = claims; claim; claim = claim->next)
+        for (uint32_t i = 0; claim->limits && i < VCUDA_MAX_GPUS && n < (int)ROUND_SEATS; i++)
+            if (vcuda_limits_get(claim->limits, i, &limit) == 0 && limit.state == VCUDA_SLOT_OPEN &&
+                memcmp(limit.gpu_uuid, uuid, 16) == 0)
+                guests[n++] = (struct place){claim, i};
+    return n;
+}
+
+static void invite(struct gpu *gpu, const struct place *guests, int n)
+{
+    int changed = n != gpu->guests_n;
+    for (int i = 0; i < n && !changed; i++)
+        changed = !among(gpu->guests, gpu->guests_n, &guests[i]);
+    if (!changed)
+        return;
+    pthread_mutex_lock(&gpu->lock);
+    for (int i = 0; i < n; i++)
+        claim_hold(guests[i].claim);
+    for (int i = 0; i < gpu->guests_n; i++)
+        claim_drop(gpu->guests[i].claim);
+    memcpy(gpu->guests, guests, sizeof *guests * (size_t)n);
+    gpu->guests_n = n;
+    __atomic_fetch_add(&gpu->version, 1, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+static void start(struct gpu *gpu)
+{
+    __atomic_store_n(&gpu->alive_ns, pages_clock(CLOCK_MONOTONIC), __ATOMIC_RELEASE);
+    gpu->started = pthread_create(&gpu->thread, NULL, attend, gpu) == 0;
+    if (!gpu->started)
+        fputs("vcuda-arbiter: no thread can be started; one GPU is without turns for now\n", stderr);
+}
+
+void gpus_seat(struct claim *claims, uint64_t round_ns)
+{
+    struct vcuda_limit limit;
+    struct place guests[ROUND_SEATS];
+    for (struct claim *claim = claims; claim; claim = claim->next)
+        for (uint32_t i = 0; claim->limits && i < VCUDA_MAX_GPUS; i++)
+            if (vcuda_limits_get(claim->limits, i, &limit) == 0 && limit.state == VCUDA_SLOT_OPEN)
+                gpu_of(limit.gpu_uuid, round_ns);
+    for (struct gpu *gpu = gpus; gpu; gpu = gpu->next) {
+        invite(gpu, guests, find_guests(claims, gpu->uuid, guests));
+        if (gpu->guests_n > 1 && !gpu->started)
+            start(gpu);
+    }
+}
+
+int gpus_alive(void)
+{
+    uint64_t now = pages_clock(CLOCK_MONOTONIC);
+    for (struct gpu *gpu = gpus; gpu; gpu = gpu->next) {
+        uint64_t alive = __atomic_load_n(&gpu->alive_ns, __ATOMIC_ACQUIRE);
+        if (gpu->started && alive + ALIVE_NS < now)
+            return 0;
+    }
+    return 1;
+}
+
+void gpus_stop(void)
+{
+    __atomic_store_n(&stopping, 1, __ATOMIC_RELEASE);
+    for (struct gpu *gpu = gpus; gpu; gpu = gpu->next)
+        if (gpu->started)
+            pthread_join(gpu->thread, NULL);
+}

@@ -1,0 +1,144 @@
+/* Deaths of tenants' processes. A killed process leaves work in flight in its slot that never ends; its turn must be over at
+ * once. A pidfd for each live slot says when that is, also for processes of containers: those are found on the node by their
+ * pid namespace and their pid in it. Where none is found (the arbiter itself runs in a container), a dead process's slot
+ * counts until the agent clears it, or the arbiter gives up waiting for it. */
+#include "claims.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Walking through /proc costs milliseconds on a full node, and a tenant may forge slots that are never found. */
+#define SEARCH_EVERY_NS 1000000000ull
+
+static void forget(struct watched *w)
+{
+    if (w->pidfd >= 0)
+        close(w->pidfd); /* which takes it out of the epoll set too */
+    w->pidfd = -1;
+}
+
+void processes_unwatch(struct claim *claim)
+{
+    for (int i = 0; i < VCUDA_MAX_PROCESSES; i++)
+        forget(&claim->watched[i]);
+}
+
+void process_ended(struct watched *w)
+{
+    __atomic_store_n(&w->dead, w->owner, __ATOMIC_RELEASE);
+    forget(w);
+}
+
+/* Watch the process that has this pid here and, to tell it from one that got the same pid later, this start time. */
+static int watch(struct watched *w, uint32_t pid, int epoll_fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = w};
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (fd < 0 || pages_start_time(pid) != w->start_time || epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    w->pidfd = fd;
+    return 1;
+}
+
+static uint64_t pidns_of(const char *pid)
+{
+    char path[300];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%s/ns/pid", pid);
+    return stat(path, &st) == 0 ? (uint32_t)st.st_ino : 0;
+}
+
+/* The pid in its innermost namespace. */
+static uint32_t inner_pid(const char *pid)
+{
+    char path[300], line[256];
+    uint32_t inner = 0;
+    snprintf(path, sizeof path, "/proc/%s/status", pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        char *last = strncmp(line, "NSpid:", 6) == 0 ? strrchr(line, '\t') : NULL;
+        if (!last)
+            continue;
+        inner = (uint32_t)strtoul(last, NULL, 10);
+        break;
+    }
+    if (file)
+        fclose(file);
+    return inner;
+}
+
+static void compare(struct claim *claims, const char *pid, int epoll_fd)
+{
+    uint64_t pidns = 0;
+    uint32_t inner = 0;
+    for (struct claim *claim = claims; claim; claim = claim->next)
+        for (int i = 0; i < VCUDA_MAX_PROCESSES; i++) {
+            struct watched *w = &claim->watched[i];
+            if (!w->owner || w->pidfd >= 0 || w->dead == w->owner)
+                continue;
+            pidns = pidns ? pidns : pidns_of(pid);
+            if (!pidns || w->owner >> 32 != pidns)
+                continue;
+            inner = inner ? inner : inner_pid(pid);
+            if ((uint32_t)w->owner == inner)
+                watch(w, (uint32_t)strtoul(pid, NULL, 10), epoll_fd);
+        }
+}
+
+static void search(struct claim *claims, int epoll_fd)
+{
+    DIR *proc = opendir("/proc");
+    for (struct dirent *entry; proc && (entry = readdir(proc));)
+        if (isdigit((unsigned char)entry->d_name[0]))
+            compare(claims, entry->d_name, epoll_fd);
+    if (proc)
+        closedir(proc);
+}
+
+/* Returns 1 for a process that is to be searched for. */
+static int notice(struct watched *w, uint64_t owner, uint64_t start_time, int epoll_fd)
+{
+    if (w->owner != owner || w->start_time != start_time) {
+        forget(w);
+        w->owner = owner;
+        w->start_time = start_time;
+        __atomic_store_n(&w->dead, 0, __ATOMIC_RELEASE);
+        if (owner && owner >> 32 == pages_pidns() && !watch(w, (uint32_t)owner, epoll_fd) &&
+            pages_start_time((uint32_t)owner) != start_time)
+            process_ended(w);
+    }
+    return owner && w->pidfd < 0 && w->dead != owner;
+}
+
+void processes_watch(struct claim *claims, int epoll_fd)
+{
+    static uint64_t searched_ns;
+    uint64_t now = pages_clock(CLOCK_MONOTONIC);
+    int unknown = 0;
+    for (struct claim *claim = claims; claim; claim = claim->next) {
+        uint32_t n = claim_slots(claim);
+        for (uint32_t i = 0; i < VCUDA_MAX_PROCESSES; i++) {
+            uint64_t owner = 0, start_time = 0;
+            if (i >= n && !claim->watched[i].owner)
+                continue;
+            if (i >= n || !claim_slot(claim, i, &owner, &start_time))
+                owner = start_time = 0;
+            unknown += notice(&claim->watched[i], owner, start_time, epoll_fd);
+        }
+    }
+    if (!unknown || now - searched_ns < SEARCH_EVERY_NS)
+        return;
+    searched_ns = now;
+    search(claims, epoll_fd);
+}

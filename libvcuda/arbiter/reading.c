@@ -1,0 +1,72 @@
+/* What a usage page says. Read with pread: a page that its tenant truncates then reads short, where a mapping would kill us. */
+#include "claims.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* How many slots to look at; 0 where this is no usage page. */
+uint32_t claim_slots(const struct claim *claim)
+{
+    struct {
+        uint64_t magic;
+        uint32_t version, size, slots_used;
+    } head;
+    int fd = __atomic_load_n(&claim->usage_fd, __ATOMIC_ACQUIRE);
+    if (fd < 0 || pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head)
+        return 0;
+    if (head.magic != VCUDA_USAGE_MAGIC || head.version != VCUDA_ABI_VERSION || head.size != VCUDA_USAGE_SIZE)
+        return 0;
+    return (uint32_t)least(head.slots_used, VCUDA_MAX_PROCESSES);
+}
+
+static off_t slot_offset(uint32_t slot)
+{
+    return (off_t)(offsetof(struct vcuda_usage, process) + slot * sizeof(struct vcuda_process));
+}
+
+int claim_slot(const struct claim *claim, uint32_t slot, uint64_t *owner, uint64_t *start_time)
+{
+    uint64_t words[2];
+    if (pread(claim->usage_fd, words, sizeof words, slot_offset(slot)) != (ssize_t)sizeof words)
+        return 0;
+    *owner = words[0];
+    *start_time = words[1];
+    return words[0] > VCUDA_OWNER_CLEARING && words[1] != 0;
+}
+
+/* A time that lies ahead is a lie. */
+static uint64_t past(uint64_t time, uint64_t now)
+{
+    return time <= now ? time : 0;
+}
+
+static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t now)
+{
+    uint64_t end = past(use->last_end_ns, now), launch = past(use->last_launch_ns, now);
+    sum->inflight_ns += least(use->inflight_ns, READING_MOST_NS);
+    sum->last_end_ns = end > sum->last_end_ns ? end : sum->last_end_ns;
+    sum->last_launch_ns = launch > sum->last_launch_ns ? launch : sum->last_launch_ns;
+    sum->gpu_time_ns += use->gpu_time_ns;
+    sum->waiting += use->waiting != 0;
+}
+
+void claim_read(const struct claim *claim, uint32_t gpu_index, uint64_t now, struct reading *out)
+{
+    /* From the slot's begin to the end of this GPU's numbers. */
+    size_t size = offsetof(struct vcuda_process, gpu) + (gpu_index + 1) * sizeof(struct vcuda_gpu_usage);
+    struct vcuda_process process;
+    *out = (struct reading){0};
+    for (uint32_t i = 0, n = claim_slots(claim); i < n; i++) {
+        if (pread(claim->usage_fd, &process, size, slot_offset(i)) != (ssize_t)size)
+            return;
+        if (process.owner <= VCUDA_OWNER_CLEARING || !process.start_time)
+            continue;
+        if (__atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
+            add(out, &process.gpu[gpu_index], now);
+    }
+}

@@ -1,0 +1,19 @@
+/* What a claim's processes say of themselves on one GPU. The tenant writes it, so every number may be forged: a reading is
+ * bounded here, and nothing is decided by it that costs others more than the claim's own share. */
+#ifndef ARBITER_READING_H
+#define ARBITER_READING_H
+
+#include <stdint.h>
+
+struct reading {
+    uint64_t inflight_ns;    /* at most READING_MOST_NS a process */
+    uint64_t last_end_ns;    /* never later than the reading */
+    uint64_t last_launch_ns; /* never later than the reading */
+    uint64_t gpu_time_ns;    /* only its growth means something */
+    uint32_t waiting;
+};
+
+/* A minute: no honest process has more predicted work in flight. */
+#define READING_MOST_NS 60000000000ull
+
+#endif

@@ -1,0 +1,302 @@
+/* Rounds: when turns are given at all, and who may use how much of each round. See round.h. */
+#include "round.h"
+
+#include <string.h>
+
+/* Work seen so recently counts as a wish to go on: programs pause between steps. */
+#define ACTIVE_NS (50 * MS)
+/* How long the work of claims that had no turns may take to drain before turns begin beside it. */
+#define START_DRAIN_NS (20 * MS)
+#define FREE_POLL_NS (10 * MS)
+#define FREE_IDLE_POLL_NS (50 * MS)
+#define WINDOW_NS (100 * MS)
+/* Turns begin when the claims together use so much, and end after a second below the lower mark: exclusive turns give up
+ * the overlap by which the driver serves light claims better. */
+#define HEAVY_USE 8000u
+#define LIGHT_USE 6000u
+#define LIGHT_FOR_NS (1000 * MS)
+#define ALONE_FOR_NS (500 * MS)
+/* What a claim is owed after the long kernels of others comes back over many rounds, at most half a round in each. */
+#define CARRY_MOST_NS (1000 * (int64_t)MS)
+/* A debt is worked off, however long the kernel that made it; but not for ever. */
+#define DEBT_MOST_NS (10000 * (int64_t)MS)
+
+static int64_t lesser(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t part(uint64_t ns, uint32_t share)
+{
+    return (int64_t)(ns * share / SHARE_WHOLE);
+}
+
+void round_init(struct round *r, uint64_t length_ns)
+{
+    memset(r, 0, sizeof *r);
+    r->length_ns = length_ns;
+    r->ceiling = SHARE_WHOLE;
+    r->holder = r->first = NOBODY;
+}
+
+struct seat *round_sit(struct round *r, void *claim)
+{
+    if (r->n == ROUND_SEATS)
+        return NULL;
+    struct seat *s = &r->seat[r->n++];
+    memset(s, 0, sizeof *s);
+    s->claim = claim;
+    s->ends_ns = r->phase == ROUND_FREE ? VCUDA_TURN_FREE : 0;
+    return s;
+}
+
+static int after_leaving(int place, int index)
+{
+    return place == index ? NOBODY : place > index ? place - 1 : place;
+}
+
+void round_leave(struct round *r, int index)
+{
+    memmove(&r->seat[index], &r->seat[index + 1], sizeof *r->seat * (size_t)(r->n - index - 1));
+    r->n--;
+    if (r->holder == index)
+        r->phase = ROUND_GAP; /* its turn is over, and nothing of it is waited for */
+    r->holder = after_leaving(r->holder, index);
+    r->first = after_leaving(r->first, index);
+    r->next = r->next > index ? r->next - 1 : r->next;
+    r->next = r->next < r->n ? r->next : 0;
+}
+
+int seat_wants(const struct seat *s)
+{
+    return !s->stray && !s->stopped && s->terms.limit && (s->reading.waiting || s->reading.inflight_ns);
+}
+
+static int is_active(const struct seat *s, uint64_t now)
+{
+    const struct reading *u = &s->reading;
+    return s->terms.limit &&
+           (u->waiting || u->inflight_ns || (u->last_launch_ns && now - u->last_launch_ns < ACTIVE_NS));
+}
+
+int seat_arrived(const struct seat *s)
+{
+    return !s->in_round && seat_wants(s) && s->carry_ns >= 0;
+}
+
+int64_t seat_main_left(const struct seat *s)
+{
+    return s->in_round && s->budget_ns > s->charged_ns ? s->budget_ns - s->charged_ns : 0;
+}
+
+static uint32_t most_of(const struct round *r, const struct seat *s)
+{
+    return s->terms.limit < r->ceiling ? s->terms.limit : r->ceiling;
+}
+
+/* How much of this round's time the seat may still have, its own share or not. */
+int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now)
+{
+    int64_t rest = (int64_t)(r->began_ns + r->length_ns) - (int64_t)now;
+    int64_t all = part(r->length_ns, r->ceiling) + r->debt_ns - r->used_ns;
+    int64_t own = part(r->length_ns, most_of(r, s)) + s->debt_ns - s->used_ns;
+    return s->in_round ? lesser(rest, lesser(all, own)) : 0;
+}
+
+int round_over(const struct round *r, uint64_t now)
+{
+    return now + TURN_LEAST_NS > r->began_ns + r->length_ns;
+}
+
+void round_charge(struct round *r, struct seat *s, uint64_t until)
+{
+    int64_t spent = until > r->frontier_ns ? (int64_t)(until - r->frontier_ns) : 0;
+    int64_t own = lesser(spent, seat_main_left(s));
+    int64_t bonus = lesser(spent - own, s->bonus_ns);
+    s->charged_ns += spent - bonus; /* what passes both its own and the bonus is overuse, and owed */
+    s->bonus_ns -= bonus;
+    s->used_ns += spent;
+    r->used_ns += spent;
+    r->frontier_ns += (uint64_t)spent;
+}
+
+static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)
+{
+    int64_t earned = part(lasted, s->share);
+    if (s->in_round)
+        s->carry_ns += earned - s->charged_ns;
+    else if (s->carry_ns < 0)
+        s->carry_ns = lesser(0, s->carry_ns + earned);
+    if (s->carry_ns > 0 && (s->idled || !seat_wants(s)))
+        s->carry_ns = 0;
+    s->carry_ns = lesser(s->carry_ns, CARRY_MOST_NS);
+    s->carry_ns = s->carry_ns < -DEBT_MOST_NS ? -DEBT_MOST_NS : s->carry_ns;
+    s->debt_ns = lesser(0, s->debt_ns + part(lasted, most_of(r, s)) - s->used_ns);
+    s->debt_ns = s->debt_ns < -DEBT_MOST_NS ? -DEBT_MOST_NS : s->debt_ns;
+}
+
+/* Close the accounts of the round that ends now. Work that was not waited for shares the GPU with the turns of others. */
+static void settle(struct round *r, uint64_t now)
+{
+    uint64_t lasted = now > r->began_ns ? now - r->began_ns : 0;
+    int sharing = 1;
+    for (int i = 0; i < r->n; i++)
+        sharing += r->seat[i].stray;
+    for (int i = 0; i < r->n; i++) {
+        if (r->seat[i].stray)
+            r->seat[i].charged_ns += (int64_t)lasted / sharing;
+        settle_seat(r, &r->seat[i], lasted);
+    }
+    r->debt_ns = lesser(0, r->debt_ns + part(lasted, r->ceiling) - r->used_ns);
+}
+
+static void free_seat(const struct round *r, struct seat *s)
+{
+    s->ends_ns = VCUDA_TURN_FREE;
+    s->starts_ns = 0;
+    s->share = most_of(r, s);
+}
+
+static void give_no_turns(struct round *r)
+{
+    r->phase = ROUND_FREE;
+    r->holder = r->first = NOBODY;
+    r->window_ns = 0;
+    for (int i = 0; i < r->n; i++) {
+        r->seat[i].stray = 0;
+        free_seat(r, &r->seat[i]);
+    }
+}
+
+void round_begin(struct round *r, uint64_t now)
+{
+    struct share_terms terms[ROUND_SEATS];
+    uint32_t shares[ROUND_SEATS];
+    if (r->began_ns)
+        settle(r, now);
+    if (now - r->crowded_ns > ALONE_FOR_NS || (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS)) {
+        give_no_turns(r);
+        return;
+    }
+    for (int i = 0; i < r->n; i++) {
+        r->seat[i].in_round = is_active(&r->seat[i], now);
+        terms[i] = r->seat[i].terms;
+        terms[i].demand = r->seat[i].in_round ? SHARE_WHOLE : 0;
+    }
+    share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        /* A claim that pauses works its debt off at the share that it had last. */
+        s->share = s->in_round || s->carry_ns >= 0 ? shares[i] : s->share;
+        s->budget_ns = part(r->length_ns, s->share) + lesser(s->carry_ns, (int64_t)r->length_ns / 2);
+        s->charged_ns = s->used_ns = s->bonus_ns = 0;
+        s->idled = s->stopped = 0;
+    }
+    r->used_ns = 0;
+    r->began_ns = now;
+}
+
+/* Over whole windows: how much of the GPU the claims say to have used together. */
+static void measure(struct round *r, uint64_t now)
+{
+    uint64_t lasted = now - r->window_ns, used = 0;
+    if (r->window_ns && lasted < WINDOW_NS)
+        return;
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        uint64_t time = s->reading.gpu_time_ns, grown = time > s->seen_gpu_time_ns ? time - s->seen_gpu_time_ns : 0;
+        used += grown < lasted ? grown : lasted;
+        s->seen_gpu_time_ns = time;
+    }
+    r->use = r->window_ns ? (uint32_t)(used * SHARE_WHOLE / lasted) : 0;
+    r->window_ns = now;
+    if (r->use >= LIGHT_USE)
+        r->heavy_ns = now;
+}
+
+static int observe(struct round *r, uint64_t now)
+{
+    int active = 0;
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        active += is_active(s, now);
+        if (!s->reading.inflight_ns)
+            s->stray = 0;
+        if (!seat_wants(s)) {
+            s->idle_since_ns = s->idle_since_ns ? s->idle_since_ns : now;
+        } else if (s->idle_since_ns) {
+            s->paused_ns = now - s->idle_since_ns;
+            s->idle_since_ns = 0;
+            turn_learn_pause(s);
+        }
+    }
+    if (active > 1)
+        r->crowded_ns = now;
+    measure(r, now);
+    return active;
+}
+
+static void start(struct round *r, uint64_t now)
+{
+    r->phase = ROUND_STARTING;
+    r->began_ns = 0;
+    r->turn_began_ns = r->frontier_ns = now;
+    r->used_ns = r->debt_ns = 0;
+    r->crowded_ns = r->hungry_ns = r->heavy_ns = now;
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        s->ends_ns = s->starts_ns = 0;
+        s->carry_ns = s->debt_ns = s->budget_ns = s->charged_ns = s->used_ns = s->bonus_ns = 0;
+        s->in_round = s->stray = 0;
+        s->paused_ns = 0;
+    }
+}
+
+/* Waiting must be seen twice: a claim that was just freed may still be waking up. */
+static uint64_t stay_free(struct round *r, int active, uint64_t now)
+{
+    int waiting = 0;
+    for (int i = 0; i < r->n; i++) {
+        waiting += r->seat[i].reading.waiting && r->seat[i].terms.limit;
+        free_seat(r, &r->seat[i]); /* a newcomer, or one whose limit moved */
+    }
+    r->waits = waiting ? r->waits + 1 : 0;
+    if (!r->native && active > 1 && (r->waits > 1 || r->use >= HEAVY_USE)) {
+        start(r, now);
+        return now + MS / 5;
+    }
+    return now + (active ? FREE_POLL_NS : FREE_IDLE_POLL_NS);
+}
+
+static uint64_t drain_all(struct round *r, uint64_t now)
+{
+    int undrained = 0;
+    for (int i = 0; i < r->n; i++)
+        undrained += r->seat[i].reading.inflight_ns != 0;
+    if (undrained && now - r->turn_began_ns < START_DRAIN_NS)
+        return now + MS / 5;
+    for (int i = 0; i < r->n; i++)
+        r->seat[i].stray = r->seat[i].reading.inflight_ns != 0;
+    r->frontier_ns = now;
+    round_begin(r, now);
+    return turn_advance(r, now);
+}
+
+uint64_t round_step(struct round *r, uint64_t now)
+{
+    int active = observe(r, now);
+    if (r->native && r->phase != ROUND_FREE)
+        give_no_turns(r);
+    switch (r->phase) {
+    case ROUND_FREE:
+        return stay_free(r, active, now);
+    case ROUND_STARTING:
+        return drain_all(r, now);
+    case ROUND_HOLDING:
+        return turn_hold(r, now);
+    case ROUND_DRAINING:
+        return turn_drain(r, now);
+    default:
+        return turn_gap(r, now);
+    }
+}

@@ -1,0 +1,103 @@
+/* The arbiter's decisions about one GPU, pure: readings and the clock go in, turns come out.
+ *
+ * A seat is one claim on the GPU. Whoever drives the round sets each seat's `terms` and `reading`, calls round_step, writes
+ * what the seats' `ends_ns`, `starts_ns` and `share` say to the claims' pages, reads again, and calls again when the step
+ * asked for it. Readings must be younger than what was last written: a turn is closed, then seen to be drained.
+ *
+ * Accounts. A round lasts `length_ns` of wall time. At its begin the claims that are active are given shares; a seat's
+ * budget is share * length + carry. A turn is charged from the moment the GPU was drained of the one before to the moment it
+ * is drained of this one, so that switching is paid by whoever comes. At the round's end
+ * carry += share * (what the round really lasted) - charged: whoever overran pays in the next rounds, whoever was kept
+ * waiting is given back, at most half a round in each. Time that others left over is not charged, but counts towards the limit.
+ */
+#ifndef ARBITER_ROUND_H
+#define ARBITER_ROUND_H
+
+#include "reading.h"
+#include "share.h"
+
+#define ROUND_SEATS SHARE_MAX_CLAIMS
+#define NOBODY (-1)
+
+enum round_phase {
+    ROUND_FREE,     /* no turns are given: each claim follows its own limit */
+    ROUND_STARTING, /* all are closed; what they have in flight drains */
+    ROUND_HOLDING,
+    ROUND_DRAINING,
+    ROUND_GAP, /* nobody may or wants to use the GPU now */
+};
+
+struct seat {
+    void *claim; /* the driver's own */
+    /* Set by the driver. */
+    struct share_terms terms;
+    struct reading reading;
+    /* For the driver to write to the claim's page. */
+    uint64_t ends_ns, starts_ns;
+    uint32_t share;
+    /* The rest is round.c's and turn.c's. */
+    int in_round; /* was active when the round began */
+    int stray;    /* did not drain in time: stays closed until it did, and nobody waits for it */
+    int idled;    /* gave its turn back: what it did not use is not owed to it */
+    int stopped;  /* waited, but launched nothing in its turn: no more of this round for it */
+    int64_t carry_ns, budget_ns, charged_ns;
+    int64_t debt_ns;        /* below zero: used more than its limit in earlier rounds */
+    int64_t used_ns;        /* in this round, charged or not */
+    int64_t bonus_ns;       /* how much of the present turn is time that others left */
+    uint64_t idle_since_ns; /* 0 while it wants the GPU */
+    uint64_t paused_ns;     /* how long it did not want the GPU before it wanted it now */
+    uint64_t hold_ns;       /* for how long it may idle in its turn; learnt from what it did before */
+    uint64_t seen_gpu_time_ns;
+};
+
+struct round {
+    uint64_t length_ns;
+    uint32_t ceiling;
+    int native;
+    int phase;
+    int n;
+    int holder, next; /* seats; `next` is where the search for the next holder begins */
+    int first;        /* who comes before that; NOBODY mostly */
+    int waits;        /* steps in a row in which a claim without turns waited for its own limit */
+    uint64_t began_ns;
+    uint64_t frontier_ns; /* up to where the GPU's time was charged */
+    uint64_t turn_began_ns;
+    uint64_t busy_ns;                  /* when the holder was last seen to use its turn */
+    uint64_t closed_ns;                /* when the turn was closed */
+    uint64_t drained_by_ns;            /* by its own prediction */
+    uint64_t progress_ns, progress_of; /* when what it has in flight last changed, and to what */
+    int64_t used_ns, debt_ns;          /* of all seats, against the ceiling */
+    uint64_t window_ns;                /* begin of the window over which use is measured */
+    uint32_t use;                      /* of the last whole window, hundredths of a percent */
+    /* When last several claims were active, one used its whole turn, all together used much of the GPU. */
+    uint64_t crowded_ns, hungry_ns, heavy_ns;
+    struct seat seat[ROUND_SEATS];
+};
+
+void round_init(struct round *r, uint64_t length_ns);
+/* Take a seat; NULL: all are taken. Its pages stay as they are until the next step. */
+struct seat *round_sit(struct round *r, void *claim);
+void round_leave(struct round *r, int index);
+/* Decide; returns when to read and call again. */
+uint64_t round_step(struct round *r, uint64_t now);
+
+/* ---- between round.c (rounds and accounts) and turn.c (one turn after the other) ---- */
+#define MS 1000000ull
+/* Shorter turns are all switching; who is owed less is given it with what the next rounds add. */
+#define TURN_LEAST_NS (2 * MS)
+
+int seat_wants(const struct seat *s);
+int64_t seat_main_left(const struct seat *s);
+int seat_arrived(const struct seat *s); /* wants the GPU, but has no share in this round */
+int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now);
+void round_begin(struct round *r, uint64_t now);
+int round_over(const struct round *r, uint64_t now);
+void round_charge(struct round *r, struct seat *s, uint64_t until);
+/* It wants the GPU again, after `paused_ns`. */
+void turn_learn_pause(struct seat *s);
+uint64_t turn_advance(struct round *r, uint64_t now);
+uint64_t turn_hold(struct round *r, uint64_t now);
+uint64_t turn_drain(struct round *r, uint64_t now);
+uint64_t turn_gap(struct round *r, uint64_t now);
+
+#endif
