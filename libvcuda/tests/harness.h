@@ -63,8 +63,8 @@ int role_bugs(int argc, char **argv);
 int role_kill(int argc, char **argv); /* -1: not one of its roles */
 int role_fork(int argc, char **argv);
 int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
-int role_lookup(int argc, char **argv); /* -1: not one of its roles */
-int role_views(int argc, char **argv);  /* -1: not one of its roles */
+int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
+int role_views(int argc, char **argv);   /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);

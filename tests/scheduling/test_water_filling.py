@@ -87,7 +87,12 @@ def test_the_arbiter_reads_the_same_terms_from_the_limits(
     row = _Terms()
     library.share_terms_of(ctypes.byref(limit), ctypes.byref(row))
     assert Terms(row.guarantee, row.limit, row.weight, row.tier, row.demand) == terms(
-        policy, best_effort=best_effort, **numbers
+        policy,
+        core_request=numbers["core_request"],
+        core_limit=numbers["core_limit"],
+        weight=numbers["weight"],
+        parts=numbers["parts"],
+        best_effort=best_effort,
     )
 
 
