@@ -182,6 +182,7 @@ VCUDA_BOTH(ptsz, cuMemAllocFromPoolAsync, CUdeviceptr *pointer, size_t bytes, CU
 VCUDA_BOTH(ptsz, cuMemFreeAsync, CUdeviceptr pointer, CUstream stream);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device);
+CUresult cuDeviceGraphMemTrim(CUdevice device);
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUpoolProps *props);
 CUresult cuMemPoolDestroy(CUmemoryPool pool);

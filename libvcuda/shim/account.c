@@ -1,4 +1,10 @@
-/* Memory: reserve, then sum. See vcuda_pages.h for why this needs no lock. */
+/* Memory: reserve, then sum (see vcuda_pages.h for why this needs no lock), and which layer does it.
+ *
+ * A process begins not knowing whether its driver's calls pass kernel.c. The first allocation that passes there makes the
+ * kernel's calls the account, for good; a context or allocation that did not pass there makes the hooks the account, for
+ * good. What a hook had reserved for a context meanwhile is given back when the kernel's calls become the account: they
+ * reserve the same memory piece by piece. */
+#include "kernel.h"
 #include "shim.h"
 
 #include <string.h>
@@ -64,14 +70,12 @@ static CUresult refuse(int slot)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void true_up(int slot, uint64_t pending, uint64_t open_calls);
-
 /* Near the limit, what modules and stacks took since the last reading decides: ask NVML (19 us) before granting. */
 static int still_fits(int slot, uint64_t bytes, uint64_t limit)
 {
     if (account_used(slot) + NEAR <= limit)
         return 1;
-    true_up(slot, bytes, 1);
+    overhead_true_up(slot, bytes, 1);
     if (account_used(slot) <= limit)
         return 1;
     account_refund(slot, bytes);
@@ -98,113 +102,88 @@ CUresult account_reserve(int slot, uint64_t bytes)
     return refuse(slot);
 }
 
+int account_take(int slot, uint64_t bytes)
+{
+    uint32_t state;
+    uint64_t limit = limit_of(slot, &state);
+    if (state == VCUDA_SLOT_OPEN && bytes <= limit) {
+        if (try_reserve(slot, bytes))
+            return 1;
+        vcuda_usage_reap_dead(shim.usage);
+        if (try_reserve(slot, bytes))
+            return 1;
+    }
+    refuse(slot);
+    return 0;
+}
+
+uint64_t account_take_room(int slot, uint64_t most)
+{
+    uint32_t state;
+    uint64_t limit = limit_of(slot, &state), used = account_used(slot);
+    uint64_t room = used < limit ? limit - used : 0;
+    room = room < most ? room : most;
+    return state == VCUDA_SLOT_OPEN && room && try_reserve(slot, room) ? room : 0;
+}
+
 void account_refund(int slot, uint64_t bytes)
 {
     if (bytes && shim.self)
         __atomic_fetch_sub(&shim_usage(slot)->memory_bytes, bytes, __ATOMIC_SEQ_CST);
 }
 
-uint64_t account_charge(int slot, uint64_t bytes, int sign)
+/* ---- Which layer accounts ---- */
+
+static void now_by(int slot, uint32_t accounting)
+{
+    uint32_t *told = &shim_usage(slot)->accounting;
+    if (__atomic_load_n(told, __ATOMIC_RELAXED) != accounting)
+        __atomic_store_n(told, accounting, __ATOMIC_RELEASE);
+}
+
+/* What the process's account is from now on, if nothing decided it before. */
+static int decide(int accounting)
+{
+    int seen = VCUDA_ACCOUNTING_UNKNOWN;
+    if (__atomic_compare_exchange_n(&shim.accounting, &seen, accounting, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return 1;
+    return seen == accounting;
+}
+
+int account_enter_kernel(int slot)
+{
+    if (!decide(VCUDA_ACCOUNTING_KERNEL))
+        return 0;
+    now_by(slot, VCUDA_ACCOUNTING_KERNEL);
+    uint64_t *pending = &shim.gpu[slot].context_reserved;
+    if (__atomic_load_n(pending, __ATOMIC_RELAXED))
+        account_refund(slot, __atomic_exchange_n(pending, 0, __ATOMIC_SEQ_CST));
+    return 1;
+}
+
+int account_enter_calls(int slot)
+{
+    if (!decide(VCUDA_ACCOUNTING_CALLS))
+        return 0;
+    now_by(slot, VCUDA_ACCOUNTING_CALLS);
+    return 1;
+}
+
+CUresult account_closed(void)
+{
+    int slot = shim_slot_of_current(NULL);
+    return slot >= 0 && shim.gpu[slot].state != VCUDA_SLOT_OPEN ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+}
+
+uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign)
 {
     if (bytes > SMALL)
         return round_up(bytes, GRANULE);
     /* The differences of a rounded running total add up to the rounded total, whatever the order of threads. */
-    uint64_t size = round_up(bytes, 512), *total = &shim.gpu[slot].small_bytes;
+    uint64_t size = round_up(bytes, 512);
     uint64_t before = sign > 0 ? __atomic_fetch_add(total, size, __ATOMIC_SEQ_CST)
                                : __atomic_fetch_sub(total, size, __ATOMIC_SEQ_CST);
     uint64_t after = sign > 0 ? before + size : before - size;
     uint64_t a = round_up(before, GRANULE), b = round_up(after, GRANULE);
     return a > b ? a - b : b - a;
-}
-
-/* ---- Overhead: contexts and whatever else NVML sees that no allocation explains ---- */
-
-static void set_context_bytes(int slot, uint64_t bytes)
-{
-    __atomic_store_n(&shim_usage(slot)->context_bytes, bytes, __ATOMIC_SEQ_CST);
-}
-
-/* The GPU's use before a first context, for where NVML does not know this process (another pid namespace). */
-static _Thread_local int64_t device_before;
-/* No context of any driver so far costs more; a greater difference is another tenant's. */
-#define CONTEXT_MAX (2048ll << 20)
-
-static uint64_t measured_context(int slot)
-{
-    int64_t seen = nvml_process_bytes(slot);
-    uint64_t known = __atomic_load_n(&shim_usage(slot)->memory_bytes, __ATOMIC_SEQ_CST) + shim.gpu[slot].context_base;
-    if (seen >= 0)
-        return (uint64_t)seen > known ? (uint64_t)seen - known : 0;
-    int64_t after = nvml_device_bytes(slot), grown = after - device_before;
-    if (device_before < 0 || after < 0 || grown < 0)
-        return 0;
-    return (uint64_t)(grown < CONTEXT_MAX ? grown : CONTEXT_MAX);
-}
-
-CUresult account_context_begin(int slot, uint64_t *reserved)
-{
-    /* What the last context of this claim cost, taken in advance; a first one is measured before others can follow. */
-    *reserved = __atomic_load_n(&shim.usage->bucket[slot].context_hint_bytes, __ATOMIC_RELAXED);
-    if (!*reserved)
-        device_before = nvml_device_bytes(slot);
-    return account_reserve(slot, *reserved);
-}
-
-/* The context exists (or failed): turn the reservation into measured overhead. */
-CUresult account_context_end(int slot, uint64_t reserved, CUresult result)
-{
-    struct shim_gpu *gpu = &shim.gpu[slot];
-    if (result) {
-        account_refund(slot, reserved);
-        return result;
-    }
-    uint64_t cost = reserved;
-    if (!reserved) {
-        cost = measured_context(slot);
-        __atomic_store_n(&shim.usage->bucket[slot].context_hint_bytes, cost, __ATOMIC_RELAXED);
-    }
-    gpu->context_base += cost;
-    gpu->contexts++;
-    __atomic_fetch_add(&shim_usage(slot)->context_bytes, cost, __ATOMIC_SEQ_CST);
-    account_refund(slot, reserved);
-    if (!reserved && account_over(slot)) {
-        __atomic_fetch_add(&shim_usage(slot)->refused, 1, __ATOMIC_RELAXED);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return CUDA_SUCCESS;
-}
-
-void account_context_gone(int slot)
-{
-    struct shim_gpu *gpu = &shim.gpu[slot];
-    if (gpu->contexts <= 0 || !shim.self)
-        return;
-    gpu->context_base -= gpu->context_base / (uint64_t)gpu->contexts;
-    gpu->contexts--;
-    set_context_bytes(slot, gpu->context_base);
-}
-
-/* Overhead is what the process uses beyond its known allocations. `pending` of these is reserved but not yet real, by
- * `open_calls` allocations in progress; a reading that any other allocation disturbed is thrown away. */
-static void true_up(int slot, uint64_t pending, uint64_t open_calls)
-{
-    struct shim_gpu *gpu = &shim.gpu[slot];
-    if (gpu->contexts <= 0)
-        return;
-    uint64_t ended = __atomic_load_n(&shim.memory_ended, __ATOMIC_SEQ_CST);
-    uint64_t known = __atomic_load_n(&shim_usage(slot)->memory_bytes, __ATOMIC_SEQ_CST) - pending;
-    int64_t seen = nvml_process_bytes(slot);
-    if (seen <= 0 || ended + open_calls != __atomic_load_n(&shim.memory_begun, __ATOMIC_SEQ_CST))
-        return;
-    uint64_t overhead = (uint64_t)seen > known ? (uint64_t)seen - known : 0;
-    set_context_bytes(slot, overhead > gpu->context_base ? overhead : gpu->context_base);
-}
-
-void account_true_up(void)
-{
-    for (int slot = 0; slot < VCUDA_MAX_GPUS; slot++) {
-        if (shim.gpu[slot].contexts > 0)
-            account_refresh_pools(slot);
-        true_up(slot, 0, 0);
-    }
 }

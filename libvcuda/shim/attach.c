@@ -1,4 +1,5 @@
 /* Joining the claim: pages, slot, cached limits, and what a fork changes. */
+#include "kernel.h"
 #include "shim.h"
 
 #include <linux/futex.h>
@@ -93,8 +94,14 @@ static void in_child(void)
     shim.contexts_made = 0;
     memset(shim.gpu, 0, sizeof shim.gpu);
     memset(device_slot, 0, sizeof device_slot);
-    table_forget();
+    shim.accounting = VCUDA_ACCOUNTING_UNKNOWN;
+    shim.managed_blocks = 0;
+    shim.memory_begun = shim.memory_ended = 0;
+    table_forget(&table_blocks);
     account_forget_pools();
+    account_forget_physical();
+    account_forget_contexts();
+    kernel_forget();
     meter_forget_all();
     watcher_forget();
 }
@@ -128,11 +135,12 @@ int shim_attach(void)
 void shim_refresh_slow(void)
 {
     uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
-    int whole = 1;
+    int whole = 1, closed = 0;
     for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
         struct vcuda_limit limit;
         struct shim_gpu *gpu = &shim.gpu[i];
         if (vcuda_limits_get(shim.limits, i, &limit) != 0) {
+            closed |= gpu->state == VCUDA_SLOT_CLOSED;
             whole = 0; /* half-written by a killed agent: the last limits stay */
             continue;
         }
@@ -144,7 +152,9 @@ void shim_refresh_slow(void)
         __atomic_store_n(&gpu->core_limit, alone, __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->generation, limit.generation, __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->state, limit.state, __ATOMIC_RELEASE);
+        closed |= limit.state == VCUDA_SLOT_CLOSED;
     }
+    __atomic_store_n(&shim.closed, closed, __ATOMIC_RELAXED);
     shim_cool();
     if (whole)
         __atomic_store_n(&shim.seen_gen, gen, __ATOMIC_RELAXED);

@@ -4,11 +4,19 @@
 #include "meter.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define MAX_DEVICES 64
 
 static int primary_counted[MAX_DEVICES];
+static uint64_t primary_cost[MAX_DEVICES];
+
+void account_forget_contexts(void)
+{
+    memset(primary_counted, 0, sizeof primary_counted);
+    table_forget(&table_contexts);
+}
 
 /* The process is ending: after this no thread of ours calls the driver, which is about to take itself apart. */
 static void on_exit_stop(void)
@@ -85,7 +93,7 @@ static CUresult primary_end(const struct primary_use *use, CUresult result)
 {
     if (use->slot < 0)
         return result;
-    CUresult counted = account_context_end(use->slot, use->reserved, result);
+    CUresult counted = account_context_end(use->slot, use->reserved, result, &primary_cost[use->device]);
     if (result)
         __atomic_store_n(&primary_counted[use->device], 0, __ATOMIC_RELEASE);
     else
@@ -95,7 +103,7 @@ static CUresult primary_end(const struct primary_use *use, CUresult result)
 
 static void primary_refused(const struct primary_use *use)
 {
-    account_context_gone(use->slot);
+    account_context_gone(use->slot, primary_cost[use->device]);
     __atomic_store_n(&primary_counted[use->device], 0, __ATOMIC_RELEASE);
 }
 
@@ -142,7 +150,7 @@ static CUresult primary_ended(CUdevice device, int locked, CUresult result)
         int slot = shim_slot_of_device(device);
         meter_forget_slot(slot);
         if (slot >= 0 && __atomic_exchange_n(&primary_counted[device], 0, __ATOMIC_ACQ_REL))
-            account_context_gone(slot);
+            account_context_gone(slot, primary_cost[device]);
     }
     if (locked)
         meter_unlock();
@@ -191,16 +199,23 @@ static CUresult create_begin(CUdevice device, int *slot, uint64_t *reserved)
     return *slot < 0 ? CUDA_ERROR_NOT_PERMITTED : account_context_begin(*slot, reserved);
 }
 
+/* Remembered with its cost, so that it is given back whether or not it ever launched or is current when it ends. */
 static CUresult create_end(CUcontext *context, int slot, uint64_t reserved, CUresult result)
 {
+    struct charge made = {.slot = slot};
     if (!result)
         context_made();
     if (slot < 0)
         return result;
-    CUresult counted = account_context_end(slot, reserved, result);
-    if (!result && counted) {
+    CUresult counted = account_context_end(slot, reserved, result, &made.charged);
+    if (result)
+        return result;
+    if (counted) {
         real.cuCtxDestroy_v2(*context);
-        account_context_gone(slot);
+        account_context_gone(slot, made.charged);
+    } else if (account_by_calls()) {
+        made.key = (uint64_t)(uintptr_t)*context;
+        table_put(&table_contexts, &made);
     }
     return counted;
 }
@@ -235,19 +250,19 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
         NEED_REAL(name);                                                                                               \
         if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
             return real.name(context);                                                                                 \
-        CUcontext current = NULL;                                                                                      \
-        int slot = shim_slot_of_current(&current);                                                                     \
+        struct charge made;                                                                                            \
+        /* Forgotten before the driver ends it: afterwards another may get the same handle. */                         \
+        int counted = table_take(&table_contexts, (uint64_t)(uintptr_t)context, &made);                                \
         int locked = meter_lock();                                                                                     \
         CUresult result = real.name(context);                                                                          \
         if (!result) {                                                                                                 \
             __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);                                              \
             shim_cool();                                                                                               \
-            int known = meter_forget_context(context);                                                                 \
-            /* A context that never launched and is not current leaves its charge to the next true-up. */              \
-            if (known < 0 && current == context)                                                                       \
-                known = slot;                                                                                          \
-            if (known >= 0)                                                                                            \
-                account_context_gone(known);                                                                           \
+            meter_forget_context(context);                                                                             \
+            if (counted)                                                                                               \
+                account_context_gone(made.slot, made.charged);                                                         \
+        } else if (counted) {                                                                                          \
+            table_put(&table_contexts, &made);                                                                         \
         }                                                                                                              \
         if (locked)                                                                                                    \
             meter_unlock();                                                                                            \

@@ -28,7 +28,8 @@ CUresult cuCtxSetLimit(int limit, size_t value)
     NEED_REAL(cuCtxSetLimit);
     int slot = -1;
     uint64_t grown = 0;
-    if (shim_mode() == SHIM_ACTIVE && limit >= CU_LIMIT_STACK_SIZE && limit <= CU_LIMIT_MALLOC_HEAP_SIZE)
+    if (shim_mode() == SHIM_ACTIVE && !account_by_kernel() && limit >= CU_LIMIT_STACK_SIZE &&
+        limit <= CU_LIMIT_MALLOC_HEAP_SIZE)
         slot = shim_slot_of_current(NULL);
     if (slot >= 0)
         grown = growth(limit, value);

@@ -1,38 +1,59 @@
-/* Plain, pitched and managed memory, and arrays: reserve, call the driver, remember what the block cost. */
+/* Plain, pitched and managed memory, and arrays: reserve, call the driver, remember what the block cost. Where the kernel's
+ * calls account (kernel.c), all of this but managed memory passes. */
 #include "shim.h"
 
 struct taking {
     int slot; /* < 0: not accounted */
+    int managed;
     uint64_t bytes, charged;
 };
 
-/* Take the cost of `bytes` from the current context's GPU. */
-static CUresult take(struct taking *t, uint64_t bytes)
+/* Managed memory lies in granules of its own. */
+static uint64_t *small_total(int slot, int managed)
 {
-    *t = (struct taking){.slot = -1, .bytes = bytes};
-    if (shim_mode() != SHIM_ACTIVE || bytes == 0)
-        return CUDA_SUCCESS;
+    return managed ? &shim.gpu[slot].small_managed_bytes : &shim.gpu[slot].small_bytes;
+}
+
+/* Take the cost of `t->bytes` from the current context's GPU. */
+static CUresult take_charged(struct taking *t)
+{
     int slot = shim_slot_of_current(NULL);
     if (slot == -2)
         return CUDA_SUCCESS; /* no context: the driver says so itself */
     if (slot < 0 || !shim_attach())
         return CUDA_ERROR_NOT_PERMITTED;
+    /* With a context that did not pass the kernel's boundary, the hooks are the account. */
+    if (!account_enter_calls(slot) && !t->managed)
+        return account_pass();
     __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
-    t->charged = account_charge(slot, bytes, 1);
+    t->charged = account_charge(small_total(slot, t->managed), t->bytes, 1);
     CUresult result = account_reserve(slot, t->charged);
     if (result) {
-        account_charge(slot, bytes, -1);
+        account_charge(small_total(slot, t->managed), t->bytes, -1);
         __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
         return result;
     }
+    if (t->managed)
+        __atomic_fetch_add(&shim_usage(slot)->managed_bytes, t->charged, __ATOMIC_SEQ_CST);
     t->slot = slot;
     return CUDA_SUCCESS;
 }
 
-static void give_back(int slot, uint64_t bytes, uint64_t charged)
+static CUresult take(struct taking *t, uint64_t bytes)
 {
-    uint64_t refund = account_charge(slot, bytes, -1);
-    account_refund(slot, bytes > (1ull << 20) ? charged : refund);
+    *t = (struct taking){.slot = -1, .bytes = bytes};
+    if (shim_mode() != SHIM_ACTIVE || bytes == 0)
+        return CUDA_SUCCESS;
+    return account_by_kernel() ? account_pass() : take_charged(t);
+}
+
+static void give_back(const struct charge *c)
+{
+    uint64_t refund = account_charge(small_total(c->slot, c->managed), c->bytes, -1);
+    refund = c->bytes > (1ull << 20) ? c->charged : refund;
+    if (c->managed)
+        __atomic_fetch_sub(&shim_usage(c->slot)->managed_bytes, refund, __ATOMIC_SEQ_CST);
+    account_refund(c->slot, refund);
 }
 
 /* The driver answered: keep the charge under the block's key, or give it back. */
@@ -40,29 +61,40 @@ static CUresult settle(struct taking *t, CUresult result, uint64_t key)
 {
     if (t->slot < 0)
         return result;
-    struct charge charge = {.key = key, .bytes = t->bytes, .charged = t->charged, .slot = t->slot};
+    struct charge charge = {key, t->bytes, t->charged, t->slot, t->managed};
     /* Without room to remember it, the charge stays for the process's life: too much is safe, too little is not. */
     if (result)
-        give_back(t->slot, t->bytes, t->charged);
-    else
-        table_put(&charge);
+        give_back(&charge);
+    else if (table_put(&table_blocks, &charge) && t->managed)
+        __atomic_fetch_add(&shim.managed_blocks, 1, __ATOMIC_RELEASE);
     __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
     return result;
+}
+
+/* Frees of what was never charged here pass. */
+static int frees_pass(void)
+{
+    return shim_mode() != SHIM_ACTIVE ||
+           (account_by_kernel() && !__atomic_load_n(&shim.managed_blocks, __ATOMIC_ACQUIRE));
 }
 
 /* Forget the block before the driver frees it: afterwards another thread may get the same address. */
 static CUresult free_block(uint64_t key, struct charge *charge)
 {
     __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
-    return table_take(key, charge) ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    if (!table_take(&table_blocks, key, charge))
+        return CUDA_ERROR_NOT_FOUND;
+    if (charge->managed)
+        __atomic_fetch_sub(&shim.managed_blocks, 1, __ATOMIC_RELEASE);
+    return CUDA_SUCCESS;
 }
 
 static CUresult freed(CUresult found, const struct charge *charge, CUresult result)
 {
     if (!found && !result)
-        give_back(charge->slot, charge->bytes, charge->charged);
-    else if (!found)
-        table_put(charge);
+        give_back(charge);
+    else if (!found && table_put(&table_blocks, charge) && charge->managed)
+        __atomic_fetch_add(&shim.managed_blocks, 1, __ATOMIC_RELEASE);
     __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
     return result;
 }
@@ -81,8 +113,9 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 /* The block is of `bytes`, more than was taken for it: take the rest too, or nothing stays taken. */
 static CUresult take_rest(struct taking *t, uint64_t bytes)
 {
+    uint64_t *total = small_total(t->slot, t->managed);
     /* Out of the running totals with the old size and in with the new: the charge moves by the difference. */
-    uint64_t old = account_charge(t->slot, t->bytes, -1), new = account_charge(t->slot, bytes, 1);
+    uint64_t old = account_charge(total, t->bytes, -1), new = account_charge(total, bytes, 1);
     CUresult result = new > old ? account_reserve(t->slot, new - old) : CUDA_SUCCESS;
     if (!result && new < old)
         account_refund(t->slot, old - new);
@@ -92,7 +125,7 @@ static CUresult take_rest(struct taking *t, uint64_t bytes)
         return CUDA_SUCCESS;
     }
     /* Other threads may have moved the totals meanwhile: what the four steps come to is made good (modulo 2^64). */
-    uint64_t out = account_charge(t->slot, bytes, -1), in = account_charge(t->slot, t->bytes, 1);
+    uint64_t out = account_charge(total, bytes, -1), in = account_charge(total, t->bytes, 1);
     account_refund(t->slot, old + out - new - in);
     return result;
 }
@@ -114,11 +147,12 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     return settle(&t, result, result ? 0 : *pointer);
 }
 
+/* Always charged here: it is the kernel's other driver that owns it, and NVML does not count it. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
     NEED_REAL(cuMemAllocManaged);
-    struct taking t;
-    CUresult result = take(&t, bytes);
+    struct taking t = {.slot = -1, .managed = 1, .bytes = bytes};
+    CUresult result = shim_mode() == SHIM_ACTIVE && bytes ? take_charged(&t) : CUDA_SUCCESS;
     if (result)
         return result;
     result = real.cuMemAllocManaged(pointer, bytes, flags);
@@ -129,7 +163,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     NEED_REAL(cuMemFree_v2);
     struct charge charge;
-    if (shim_mode() != SHIM_ACTIVE)
+    if (frees_pass())
         return real.cuMemFree_v2(pointer);
     CUresult found = free_block(pointer, &charge);
     return freed(found, &charge, real.cuMemFree_v2(pointer));
@@ -167,7 +201,7 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
 {
     NEED_REAL(cuMemFree);
     struct charge charge;
-    if (shim_mode() != SHIM_ACTIVE)
+    if (frees_pass())
         return real.cuMemFree(pointer);
     CUresult found = free_block(pointer, &charge);
     return freed(found, &charge, real.cuMemFree(pointer));
@@ -179,7 +213,7 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         struct charge charge;                                                                                          \
-        if (shim_mode() != SHIM_ACTIVE)                                                                                \
+        if (frees_pass())                                                                                              \
             return real.name(pointer, stream);                                                                         \
         CUresult found = free_block(pointer, &charge);                                                                 \
         return freed(found, &charge, real.name(pointer, stream));                                                      \
@@ -273,7 +307,7 @@ CUresult cuArrayDestroy(CUarray array)
 {
     NEED_REAL(cuArrayDestroy);
     struct charge charge;
-    if (shim_mode() != SHIM_ACTIVE)
+    if (frees_pass())
         return real.cuArrayDestroy(array);
     CUresult found = free_block((uint64_t)(uintptr_t)array, &charge);
     return freed(found, &charge, real.cuArrayDestroy(array));
@@ -283,7 +317,7 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
     NEED_REAL(cuMipmappedArrayDestroy);
     struct charge charge;
-    if (shim_mode() != SHIM_ACTIVE)
+    if (frees_pass())
         return real.cuMipmappedArrayDestroy(array);
     CUresult found = free_block((uint64_t)(uintptr_t)array, &charge);
     return freed(found, &charge, real.cuMipmappedArrayDestroy(array));

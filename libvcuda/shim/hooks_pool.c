@@ -75,7 +75,12 @@ static uint64_t ask(CUmemoryPool pool, int attribute)
 /* Make the charge what the pool has reserved now; `reserved` was taken in advance and is given back. 1: it grew by more. */
 static int settle(struct known_pool *p, uint64_t reserved)
 {
-    uint64_t now = ask(p->pool, CU_POOL_RESERVED_CURRENT);
+    uint64_t now = 0;
+    if (real.cuMemPoolGetAttribute(p->pool, CU_POOL_RESERVED_CURRENT, &now)) {
+        /* Nobody knows (a lost GPU, say): what was taken in advance stays taken. */
+        __atomic_fetch_add(&p->charged, reserved, __ATOMIC_SEQ_CST);
+        return 0;
+    }
     uint64_t before = __atomic_exchange_n(&p->charged, now, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&shim_usage(p->slot)->memory_bytes, now - before - reserved, __ATOMIC_SEQ_CST);
     return now > before + reserved;
@@ -83,6 +88,8 @@ static int settle(struct known_pool *p, uint64_t reserved)
 
 void account_refresh_pools(int slot)
 {
+    if (account_by_kernel())
+        return;
     pthread_mutex_lock(&mutex);
     for (int i = 0; i < POOLS; i++)
         if (pools[i].pool && pools[i].slot == slot)
@@ -146,12 +153,18 @@ static int begin(CUmemoryPool pool, uint64_t bytes, CUstream stream, int per_thr
                  uint64_t *reserved, CUresult *result)
 {
     *result = CUDA_SUCCESS;
-    if (shim_mode() != SHIM_ACTIVE || meter_capturing(stream, per_thread))
+    if (shim_mode() != SHIM_ACTIVE)
+        return 0;
+    if (account_by_kernel())
+        return (*result = account_pass()) ? -1 : 0;
+    if (meter_capturing(stream, per_thread))
         return 0;
     int slot = shim_slot_of_current(NULL);
     if (slot == -2)
         return 0;
     *result = slot < 0 || !shim_attach() ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+    if (!*result && !account_enter_calls(slot))
+        return 0;
     int named = pool != NULL;
     if (*result || (!named && !current_pool(&pool)))
         return *result ? -1 : 0;
@@ -195,13 +208,15 @@ ASYNC(cuMemAllocFromPoolAsync_ptsz, 1, pool, (CUdeviceptr * pointer, size_t byte
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUpoolProps *props)
 {
     NEED_REAL(cuMemPoolCreate);
-    CUresult result = real.cuMemPoolCreate(pool, props);
-    if (result || shim_mode() != SHIM_ACTIVE)
-        return result;
+    if (shim_mode() != SHIM_ACTIVE || !props)
+        return real.cuMemPoolCreate(pool, props);
     /* Memory comes from the GPU that the pool lies on, whatever context is current when it is taken. */
-    int on_gpu = props->location.type == CU_LOCATION_DEVICE;
-    if (enter(*pool, on_gpu ? shim_slot_of_device(props->location.id) : SLOT_NONE, 0))
-        return CUDA_SUCCESS;
+    int slot = props->location.type == CU_LOCATION_DEVICE ? shim_slot_of_device(props->location.id) : SLOT_NONE;
+    if (slot == -1)
+        return CUDA_ERROR_NOT_PERMITTED;
+    CUresult result = real.cuMemPoolCreate(pool, props);
+    if (result || account_by_kernel() || enter(*pool, slot, 0))
+        return result;
     real.cuMemPoolDestroy(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -210,7 +225,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     NEED_REAL(cuMemPoolTrimTo);
     CUresult result = real.cuMemPoolTrimTo(pool, keep);
-    if (shim_mode() != SHIM_ACTIVE)
+    if (shim_mode() != SHIM_ACTIVE || account_by_kernel())
         return result;
     pthread_mutex_lock(&mutex);
     struct known_pool *p = known(pool);
@@ -220,17 +235,20 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     return result;
 }
 
-/* Forget the pool before the driver destroys it: nobody may ask about it then, and another may get the same handle. */
+/* Forget the pool before the driver destroys it: nobody may ask about it then, and another may get the same handle. What is
+ * allocated from it lives on until it is freed, which is not seen here: it becomes overhead, which NVML trues up. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     NEED_REAL(cuMemPoolDestroy);
     struct known_pool was = {0};
     if (shim_mode() != SHIM_ACTIVE)
         return real.cuMemPoolDestroy(pool);
+    uint64_t living = 0;
     pthread_mutex_lock(&mutex);
     struct known_pool *p = known(pool);
     if (p) {
         was = *p;
+        living = was.slot >= 0 ? round_up(ask(pool, CU_POOL_USED_CURRENT), GRANULE) : 0;
         __atomic_store_n(&p->pool, NULL, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&mutex);
@@ -238,7 +256,9 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     /* Without an entry to put it back to, the charge stays: too much is safe. */
     if (result && p)
         enter(pool, was.slot, was.charged);
-    else if (p && was.slot >= 0)
+    else if (p && was.charged) {
+        overhead_add(was.slot, living < was.charged ? living : was.charged);
         account_refund(was.slot, was.charged);
+    }
     return result;
 }

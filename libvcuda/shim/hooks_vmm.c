@@ -1,5 +1,6 @@
 /* Virtual memory management: physical memory is charged to the GPU that it is made on, until neither a handle nor a mapping
  * holds it. Releasing a handle that is still mapped frees nothing, so it refunds nothing. */
+#include "kernel.h"
 #include "shim.h"
 
 #include <pthread.h>
@@ -72,21 +73,59 @@ static void remember(CUhandle handle, uint64_t bytes, int slot)
     pthread_mutex_unlock(&mutex);
 }
 
+/* Where the kernel's calls account, nothing of this is remembered. */
+static int charged_here(void)
+{
+    return shim_mode() == SHIM_ACTIVE && !account_by_kernel();
+}
+
+/* Nothing has told yet which layer accounts: the driver's own call does. If it did not pass the kernel's boundary, it is
+ * charged afterwards, or undone. */
+static CUresult create_first(CUhandle *handle, size_t bytes, const CUallocationProp *prop, unsigned long long flags,
+                             int slot)
+{
+    CUresult result = real.cuMemCreate(handle, bytes, prop, flags);
+    if (result || !account_enter_calls(slot))
+        return result;
+    result = account_reserve(slot, bytes);
+    if (result)
+        real.cuMemRelease(*handle);
+    else
+        remember(*handle, bytes, slot);
+    return result;
+}
+
+static CUresult create_charged(CUhandle *handle, size_t bytes, const CUallocationProp *prop, unsigned long long flags,
+                               int slot)
+{
+    if (!account_enter_calls(slot))
+        return real.cuMemCreate(handle, bytes, prop, flags);
+    CUresult result = account_reserve(slot, bytes);
+    if (result)
+        return result;
+    result = real.cuMemCreate(handle, bytes, prop, flags);
+    if (result)
+        account_refund(slot, bytes);
+    else
+        remember(*handle, bytes, slot);
+    return result;
+}
+
 CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *prop, unsigned long long flags)
 {
     NEED_REAL(cuMemCreate);
     if (shim_mode() != SHIM_ACTIVE || !prop || prop->location.type != CU_LOCATION_DEVICE)
         return real.cuMemCreate(handle, bytes, prop, flags);
     int slot = shim_slot_of_device(prop->location.id);
+    shim_refresh();
+    if (slot < 0 || !shim_attach() || shim.gpu[slot].state != VCUDA_SLOT_OPEN)
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (account_by_kernel())
+        return real.cuMemCreate(handle, bytes, prop, flags);
     __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
-    CUresult result = account_reserve(slot, bytes);
-    if (!result) {
-        result = real.cuMemCreate(handle, bytes, prop, flags);
-        if (result)
-            account_refund(slot, bytes);
-        else
-            remember(*handle, bytes, slot);
-    }
+    int first = !account_by_calls() && kernel_watches(slot);
+    CUresult result =
+        first ? create_first(handle, bytes, prop, flags, slot) : create_charged(handle, bytes, prop, flags, slot);
     __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
     return result;
 }
@@ -95,7 +134,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
 CUresult cuMemRelease(CUhandle handle)
 {
     NEED_REAL(cuMemRelease);
-    if (shim_mode() != SHIM_ACTIVE)
+    if (!charged_here())
         return real.cuMemRelease(handle);
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
@@ -124,7 +163,7 @@ CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer)
 {
     NEED_REAL(cuMemRetainAllocationHandle);
     CUresult result = real.cuMemRetainAllocationHandle(handle, pointer);
-    if (result || shim_mode() != SHIM_ACTIVE)
+    if (result || !charged_here())
         return result;
     pthread_mutex_lock(&mutex);
     struct physical *p = find(*handle);
@@ -143,7 +182,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle han
 {
     NEED_REAL(cuMemMap);
     CUresult result = real.cuMemMap(pointer, bytes, offset, handle, flags);
-    if (result || shim_mode() != SHIM_ACTIVE)
+    if (result || !charged_here())
         return result;
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
@@ -162,7 +201,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     static uint64_t calls;
     NEED_REAL(cuMemUnmap);
-    if (shim_mode() != SHIM_ACTIVE)
+    if (!charged_here())
         return real.cuMemUnmap(pointer, bytes);
     pthread_mutex_lock(&mutex);
     uint64_t call = ++calls;
@@ -183,4 +222,13 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
     }
     pthread_mutex_unlock(&mutex);
     return result;
+}
+
+/* In a forked child: another thread of the parent may have held the mutex; what is abandoned here is the parent's. */
+void account_forget_physical(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    made = NULL;
+    mapped = NULL;
+    made_count = made_room = mapped_count = mapped_room = 0;
 }

@@ -80,7 +80,7 @@ static void drop_burst(struct meter_lane *lane)
     lane->open = 0;
 }
 
-/* Set the end event. Where that cannot be (no event, no room) the burst just goes on. */
+/* Set the end event. While there is no room for the burst it just goes on; without an event it is never measured. */
 void meter_close(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
@@ -96,8 +96,10 @@ void meter_close(struct meter_lane *lane)
             return;
     }
     lane->now.end = origin ? origin_record(origin, lane) : NULL;
-    if (!lane->now.end)
+    if (!lane->now.end) {
+        meter_give_up(lane);
         return;
+    }
     if (ticks > lane->free_at)
         lane->now.idle_ns += ticks - lane->free_at;
     /* Nobody knows when a kernel ends that was not measured before: the next burst gets a start event. */

@@ -67,6 +67,8 @@ void meter_before_wait_all(void); /* for anything else */
 void meter_after_wait_all(void);
 int meter_capturing(CUstream stream, int per_thread);
 void meter_close(struct meter_lane *lane); /* by the lane's owner: its open burst ends here */
+/* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */
+void meter_give_up(struct meter_lane *lane);
 
 /* Charge what is finished. Does nothing where another thread is at it. Returns how many bursts are still out. */
 int meter_retire(void);

@@ -113,8 +113,7 @@ int meter_retire(void)
     return left;
 }
 
-/* An open burst that nobody can close: charge what was predicted and be done. */
-static void give_up(struct meter_lane *lane)
+void meter_give_up(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
     struct meter_burst *burst = &lane->now;
@@ -135,7 +134,7 @@ static void close_for(struct meter_lane *lane)
     CUcontext popped;
     if (lane->stream == CU_STREAM_PER_THREAD || !real.cuCtxPushCurrent_v2 || !real.cuCtxPopCurrent_v2 ||
         real.cuCtxPushCurrent_v2(lane->context)) {
-        give_up(lane);
+        meter_give_up(lane);
         return;
     }
     meter_close(lane);

@@ -1,6 +1,7 @@
 /* What the parts of libvcuda share inside one process.
  *
- * attach.c   pages, slot, cached limits         account.c  memory: reserve, sum, refund
+ * attach.c   pages, slot, cached limits         account.c  memory: reserve, sum, refund; which layer accounts
+ * kernel.c   memory as the kernel gives it       overhead.c contexts, and what NVML sees beyond the account
  * watcher.c  the thread that hears changes       table.c    pointer -> charge
  * meter.c    measures GPU time with events       gate.c     decides when a launch may go: credit, turns
  * real.c     lookup; hooks_*.c                   the entries that programs call
@@ -26,9 +27,11 @@ struct shim_gpu {
     uint64_t limited_since_ns; /* work begun before had no limit to answer for */
     uint64_t turn_used;        /* number of the last turn in which this process launched */
     int dry;                   /* ran out of credit: launches wait for a full quantum */
-    uint64_t small_bytes;
-    int contexts;
-    uint64_t context_base; /* what these contexts are known to cost at least */
+    uint64_t small_bytes, small_managed_bytes;
+    int contexts;               /* these three only where the hooks account */
+    uint64_t context_base;      /* what these contexts are known to cost at least */
+    uint64_t context_reserved;  /* for contexts being made */
+    uint64_t checked_ns, drift; /* where the kernel's calls account: NVML's word against theirs */
 };
 
 extern struct shim {
@@ -47,6 +50,10 @@ extern struct shim {
     uint64_t ns_per_tick; /* 32.32 fixed point; see shim_ticks */
     /* Raised before and after every allocation, so that a reading of NVML can tell that none disturbed it. */
     uint64_t memory_begun, memory_ended;
+    int accounting;          /* enum vcuda_accounting; once decided, for good */
+    int imported;            /* holds memory of other processes */
+    int closed;              /* some slot of the claim is closed */
+    uint64_t managed_blocks; /* live ones */
     struct shim_gpu gpu[VCUDA_MAX_GPUS];
 } shim;
 
@@ -89,28 +96,61 @@ void watcher_start(void);
 void watcher_poke(void);   /* work was launched: look more often */
 void watcher_forget(void); /* in a forked child: there is no thread here */
 
-/* ---- account.c: every function is a no-op that succeeds unless the mode is active ---- */
-uint64_t account_used(int slot);                    /* the claim's memory and overhead on this GPU */
-CUresult account_reserve(int slot, uint64_t bytes); /* OUT_OF_MEMORY, NOT_PERMITTED */
+/* ---- account.c ---- */
+uint64_t account_used(int slot); /* the claim's memory and overhead on this GPU: the truth, in either accounting */
+int account_over(int slot);      /* the sum passes the limit */
+/* For the hooks; may ask the driver and NVML. OUT_OF_MEMORY, NOT_PERMITTED. */
+CUresult account_reserve(int slot, uint64_t bytes);
+/* For the kernel's calls; asks nobody. 0: no room, or a closed slot. */
+int account_take(int slot, uint64_t bytes);
+/* As much as there is room for, `most` at most. */
+uint64_t account_take_room(int slot, uint64_t most);
 void account_refund(int slot, uint64_t bytes);
-int account_over(int slot); /* the sum passes the limit */
-/* What an allocation of this size costs the GPU; small ones share granules, so this moves the small total. */
-uint64_t account_charge(int slot, uint64_t bytes, int sign);
+/* What an allocation of this size costs the GPU; small ones share granules, so this moves `*total`, their sum. */
+uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign);
+static inline int account_by_kernel(void)
+{
+    return __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE) == VCUDA_ACCOUNTING_KERNEL;
+}
+static inline int account_by_calls(void)
+{
+    return __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE) == VCUDA_ACCOUNTING_CALLS;
+}
+/* The account is the kernel's calls, or the hooks, from now on; 0: it is the other's already. */
+int account_enter_kernel(int slot);
+int account_enter_calls(int slot);
+/* All that a hook does where the kernel's calls account: a closed slot's error is not out-of-memory. */
+CUresult account_closed(void);
+static inline CUresult account_pass(void)
+{
+    shim_refresh();
+    return __builtin_expect(shim.closed, 0) ? account_closed() : CUDA_SUCCESS;
+}
 void account_refresh_pools(int slot);
 void account_forget_pools(void);
+void account_forget_physical(void);
+void account_forget_contexts(void);
+
+/* ---- overhead.c ---- */
 CUresult account_context_begin(int slot, uint64_t *reserved);
-CUresult account_context_end(int slot, uint64_t reserved, CUresult result);
-void account_context_gone(int slot);
+/* `*cost`: what the context is charged with, to be given back when it goes. */
+CUresult account_context_end(int slot, uint64_t reserved, CUresult result, uint64_t *cost);
+void account_context_gone(int slot, uint64_t cost);
+void overhead_add(int slot, uint64_t bytes);
+/* Overhead is what the process uses beyond its known allocations. `pending` of these is reserved but not yet real, by
+ * `open_calls` allocations in progress; a reading that any other allocation disturbed is thrown away. */
+void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls);
 void account_true_up(void);
 
 /* ---- table.c ---- */
 struct charge {
     uint64_t key, bytes, charged;
-    int slot;
+    int slot, managed;
 };
-int table_put(const struct charge *charge); /* 0: no memory */
-int table_take(uint64_t key, struct charge *out);
-void table_forget(void);
+extern struct table table_blocks, table_contexts;
+int table_put(struct table *table, const struct charge *charge); /* 0: no memory */
+int table_take(struct table *table, uint64_t key, struct charge *out);
+void table_forget(struct table *table);
 
 uint64_t shim_now(void); /* CLOCK_MONOTONIC */
 /* Nanoseconds since whenever, cheap: for distances on the hot path. A factor of two off until calibrated. */

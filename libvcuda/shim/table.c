@@ -8,11 +8,19 @@
 
 #define SHARDS 64
 
-static struct shard {
+struct shard {
     pthread_mutex_t mutex;
     uint32_t capacity, count; /* capacity: a power of two */
     struct charge *slots;     /* key 0: empty */
-} shards[SHARDS] = {[0 ... SHARDS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
+};
+struct table {
+    struct shard shards[SHARDS];
+};
+#define EMPTY                                                                                                          \
+    {                                                                                                                  \
+        .shards = { [0 ... SHARDS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER} }                                        \
+    }
+struct table table_blocks = EMPTY, table_contexts = EMPTY;
 
 /* Allocations are aligned, so the low bits say nothing. */
 static uint64_t hash_of(uint64_t key)
@@ -20,9 +28,9 @@ static uint64_t hash_of(uint64_t key)
     return (key ^ key >> 32) * 0x9e3779b97f4a7c15ull;
 }
 
-static struct shard *shard_of(uint64_t key)
+static struct shard *shard_of(struct table *table, uint64_t key)
 {
-    return &shards[hash_of(key) >> 58];
+    return &table->shards[hash_of(key) >> 58];
 }
 
 static uint32_t home(const struct shard *shard, uint64_t key)
@@ -54,9 +62,9 @@ static int grow(struct shard *shard)
     return 1;
 }
 
-int table_put(const struct charge *charge)
+int table_put(struct table *table, const struct charge *charge)
 {
-    struct shard *shard = shard_of(charge->key);
+    struct shard *shard = shard_of(table, charge->key);
     pthread_mutex_lock(&shard->mutex);
     int room = shard->count * 4 < shard->capacity * 3 || grow(shard);
     if (room)
@@ -80,9 +88,9 @@ static void remove_at(struct shard *shard, uint32_t i)
     shard->count--;
 }
 
-int table_take(uint64_t key, struct charge *out)
+int table_take(struct table *table, uint64_t key, struct charge *out)
 {
-    struct shard *shard = shard_of(key);
+    struct shard *shard = shard_of(table, key);
     int found = 0;
     pthread_mutex_lock(&shard->mutex);
     if (key && shard->capacity) {
@@ -100,11 +108,9 @@ int table_take(uint64_t key, struct charge *out)
 }
 
 /* In a forked child: another thread of the parent may have held a mutex, so they are made anew; the memory is abandoned. */
-void table_forget(void)
+void table_forget(struct table *table)
 {
-    for (int i = 0; i < SHARDS; i++) {
-        pthread_mutex_init(&shards[i].mutex, NULL);
-        shards[i].capacity = shards[i].count = 0;
-        shards[i].slots = NULL;
-    }
+    *table = (struct table){0};
+    for (int i = 0; i < SHARDS; i++)
+        pthread_mutex_init(&table->shards[i].mutex, NULL);
 }

@@ -231,6 +231,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
     made->total_ns = graph->total_ns;
+    made->memory_bytes = graph->memory_bytes;
     *exec = made;
     return CUDA_SUCCESS;
 }
@@ -248,8 +249,12 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (s->capture) {
         s->graph->total_ns += exec->total_ns;
+        s->graph->memory_bytes += exec->memory_bytes;
         return CUDA_SUCCESS;
     }
+    CUresult result = sim_charge_graph(s->context->device, exec->memory_bytes);
+    if (result)
+        return result;
     return sim_submit(s, exec->total_ns);
 }
 

@@ -24,28 +24,21 @@ CUcontext sim_current(void)
     return depth && !sim_ready() ? stack[depth - 1] : NULL;
 }
 
-CUresult sim_charge(struct sim_device *device, int64_t bytes)
+/* In several pieces, as the real one is: it may fail half-way. */
+static CUresult charge_context(struct sim_device *device)
 {
-    CUresult result = CUDA_SUCCESS;
-    sim_lock(device->gpu);
-    uint64_t room = device->gpu->memory_bytes - sim_memory_used(device->gpu);
-    if (bytes > 0 && (uint64_t)bytes > room) {
-        sim_clear_dead(device->gpu);
-        room = device->gpu->memory_bytes - sim_memory_used(device->gpu);
-    }
-    if (!device->client)
-        device->client = sim_client_take(device->gpu);
-    if (!device->client || (bytes > 0 && (uint64_t)bytes > room))
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    else
-        device->client->memory_bytes += (uint64_t)bytes;
-    sim_unlock(device->gpu);
-    return result;
+    for (int i = 0; i < SIM_CONTEXT_PIECES; i++)
+        if (sim_charge(device, SIM_CONTEXT_BYTES / SIM_CONTEXT_PIECES)) {
+            while (i--)
+                sim_charge(device, -(int64_t)(SIM_CONTEXT_BYTES / SIM_CONTEXT_PIECES));
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    return CUDA_SUCCESS;
 }
 
 static CUresult make_context(CUcontext *context, struct sim_device *device)
 {
-    CUresult result = sim_charge(device, SIM_CONTEXT_BYTES);
+    CUresult result = charge_context(device);
     if (result)
         return result;
     CUcontext made = calloc(1, sizeof *made);

@@ -86,6 +86,7 @@ CUresult cuInit(unsigned flags)
     if (node && !initialised_here) {
         clear_predecessor(node);
         find_devices(node);
+        sim_open_kernel();
     }
     if (device_count && !initialised_here)
         initialised_here = mark_process();

@@ -34,6 +34,14 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count,
     CUmodule made = calloc(1, sizeof *made);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    /* What is small lies in what the context has. */
+    made->device = sim_current()->device;
+    made->charge = strlen(text) > SIM_GRANULE ? (strlen(text) / SIM_GRANULE + 1) * SIM_GRANULE : 0;
+    CUresult result = made->charge ? sim_charge(made->device, (int64_t)made->charge) : CUDA_SUCCESS;
+    if (result) {
+        free(made);
+        return result;
+    }
     for (const char *at = strstr(text, ".entry "); at; at = strstr(at + 1, ".entry ")) {
         struct sim_function *f = parse_entry(at + 7);
         if (f) {
@@ -52,6 +60,8 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image)
 
 CUresult cuModuleUnload(CUmodule module)
 {
+    if (module->charge)
+        sim_charge(module->device, -(int64_t)module->charge);
     for (struct sim_function *f = module->functions, *next; f; f = next) {
         next = f->next;
         free(f);

@@ -108,14 +108,9 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
     CUcontext context = sim_current();
     if (!context || !pointer || !bytes)
         return context ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
-    CUresult result = charge_block(context->device, bytes, 1);
-    if (result)
-        return result;
     void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (host == MAP_FAILED) {
-        charge_block(context->device, bytes, -1);
+    if (host == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     struct sim_block block = {
         .pointer = (CUdeviceptr)(uintptr_t)host, .device = context->device, .bytes = bytes, .host = 1};
     sim_block_add(&block);
@@ -132,8 +127,11 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
         return CUDA_ERROR_INVALID_VALUE;
     if (block.pool)
         return sim_pool_free(&block);
+    /* Managed memory lies wherever it is touched: it is in no process's figure. */
     if (block.host)
         munmap((void *)(uintptr_t)pointer, block.bytes);
+    if (block.host || block.graph)
+        return CUDA_SUCCESS;
     return charge_block(block.device, block.bytes, -1);
 }
 

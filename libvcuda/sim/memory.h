@@ -9,6 +9,7 @@ struct sim_block {
     struct sim_device *device;
     uint64_t bytes;
     int host;          /* managed: really mapped */
+    int graph;         /* a graph's: there while it runs */
     CUmemoryPool pool; /* NULL: plain */
     struct sim_block *next;
 };

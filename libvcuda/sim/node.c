@@ -108,25 +108,29 @@ void sim_clear_dead(struct sim_gpu *gpu)
     gpu->checked_ns = sim_now();
 }
 
+static struct sim_client *find_client(struct sim_gpu *gpu, uint32_t pid, uint64_t pidns)
+{
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++)
+        if (gpu->client[i].pid == pid && gpu->client[i].pidns == pidns)
+            return &gpu->client[i];
+    return NULL;
+}
+
 struct sim_client *sim_client_take(struct sim_gpu *gpu)
 {
     uint32_t pid = (uint32_t)getpid();
-    sim_clear_dead(gpu);
     uint64_t pidns = pages_pidns();
-    struct sim_client *unused = NULL;
-    for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
-        if (gpu->client[i].pid == pid && gpu->client[i].pidns == pidns)
-            return &gpu->client[i];
-        if (!gpu->client[i].pid && !unused)
-            unused = &gpu->client[i];
+    struct sim_client *mine = find_client(gpu, pid, pidns);
+    if (mine && mine->start_time == pages_start_time(pid))
+        return mine;
+    sim_clear_dead(gpu);
+    mine = find_client(gpu, 0, 0);
+    if (mine) {
+        mine->start_time = pages_start_time(pid);
+        mine->pidns = pidns;
+        mine->pid = pid;
     }
-    if (unused) {
-        memset(unused, 0, sizeof *unused);
-        unused->start_time = pages_start_time(pid);
-        unused->pidns = pidns;
-        unused->pid = pid;
-    }
-    return unused;
+    return mine;
 }
 
 uint64_t sim_memory_used(const struct sim_gpu *gpu)
@@ -135,4 +139,20 @@ uint64_t sim_memory_used(const struct sim_gpu *gpu)
     for (int i = 0; i < SIM_MAX_CLIENTS; i++)
         used += gpu->client[i].pid ? gpu->client[i].memory_bytes : 0;
     return used;
+}
+
+int sim_memory_take(struct sim_gpu *gpu, int64_t bytes)
+{
+    sim_lock(gpu);
+    struct sim_client *client = sim_client_take(gpu);
+    uint64_t room = gpu->memory_bytes - sim_memory_used(gpu);
+    if (bytes > 0 && (uint64_t)bytes > room) {
+        sim_clear_dead(gpu);
+        room = gpu->memory_bytes - sim_memory_used(gpu);
+    }
+    int taken = client && (bytes <= 0 || (uint64_t)bytes <= room);
+    if (taken)
+        client->memory_bytes += (uint64_t)bytes;
+    sim_unlock(gpu);
+    return taken;
 }

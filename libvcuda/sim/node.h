@@ -106,7 +106,9 @@ uint64_t sim_wall_of(const struct sim_client *client, uint64_t mark);
 /* Sleep until the mark is passed. Not locked. */
 void sim_wait(struct sim_gpu *gpu, struct sim_client *client, uint64_t mark);
 uint64_t sim_memory_used(const struct sim_gpu *gpu); /* locked */
-void sim_clear_dead(struct sim_gpu *gpu);            /* locked */
+/* Take memory for the calling process, or give it back; 0: there is not so much. Not locked. */
+int sim_memory_take(struct sim_gpu *gpu, int64_t bytes);
+void sim_clear_dead(struct sim_gpu *gpu); /* locked */
 /* Percent of the last half second; index of a client, or -1 for the whole GPU. Locked. */
 unsigned sim_utilisation(const struct sim_gpu *gpu, int client);
 void sim_take_samples(struct sim_gpu *gpu, uint64_t now); /* locked */

@@ -129,12 +129,46 @@ static CUresult reserve(CUmemoryPool pool, uint64_t used)
     return result;
 }
 
+/* Captured, an allocation is a node of the graph: its memory is taken when the graph is launched. */
+static CUresult add_node(CUdeviceptr *pointer, size_t bytes, struct sim_stream *stream)
+{
+    struct sim_block block = {
+        .pointer = sim_address(bytes), .device = stream->context->device, .bytes = bytes, .graph = 1};
+    stream->graph->memory_bytes += round_up(bytes, SIM_POOL_BLOCK);
+    sim_block_add(&block);
+    *pointer = block.pointer;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_charge_graph(struct sim_device *device, uint64_t bytes)
+{
+    if (bytes <= device->graph_bytes)
+        return CUDA_SUCCESS;
+    CUresult result = sim_charge(device, (int64_t)(bytes - device->graph_bytes));
+    if (!result)
+        device->graph_bytes = bytes;
+    return result;
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    struct sim_device *d = sim_device(device);
+    if (!d)
+        return CUDA_ERROR_INVALID_DEVICE;
+    CUresult result = sim_charge(d, -(int64_t)d->graph_bytes);
+    d->graph_bytes = 0;
+    return result;
+}
+
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    if (!sim_resolve(stream) || !pool)
+    struct sim_stream *s = sim_resolve(stream);
+    if (!s || !pool)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!pointer || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
+    if (s->capture)
+        return add_node(pointer, bytes, s);
     uint64_t size = round_up(bytes, 512);
     CUresult result = reserve(pool, pool->used + size);
     if (result)

@@ -7,6 +7,7 @@
 
 /* What a context costs on a real H200 with driver 580 is 518 MiB; a virtual GPU is smaller. */
 #define SIM_CONTEXT_BYTES (128ull << 20)
+#define SIM_CONTEXT_PIECES 4
 #define SIM_POOL_BLOCK (32ull << 20)
 /* A real stream takes about this many launches before launching blocks. */
 #define SIM_QUEUE 1024
@@ -19,6 +20,7 @@ struct sim_device {
     unsigned primary_refs;
     CUmemoryPool pool, default_pool;
     uint64_t small_bytes; /* blocks of at most 1 MiB, which share granules */
+    uint64_t graph_bytes; /* kept for graphs' allocations until it is trimmed */
 };
 
 struct sim_stream {
@@ -57,11 +59,12 @@ struct sim_event {
 struct sim_graph {
     uint64_t kernels;
     uint64_t total_ns;
+    uint64_t memory_bytes; /* what its allocation nodes take while it runs */
     int owned_by_user;
 };
 
 struct sim_graph_exec {
-    uint64_t total_ns;
+    uint64_t total_ns, memory_bytes;
 };
 
 struct sim_pool {
@@ -81,6 +84,8 @@ struct sim_function {
 };
 
 struct sim_module {
+    struct sim_device *device;
+    uint64_t charge;
     struct sim_function *functions;
 };
 
@@ -92,8 +97,11 @@ struct sim_device *sim_device(CUdevice device); /* NULL: no such device */
 CUcontext sim_current(void);
 /* The stream that a handle means, in the current context; NULL: no context. */
 struct sim_stream *sim_resolve(CUstream stream);
-/* Take or give back device memory of a GPU; OUT_OF_MEMORY. */
+/* Take or give back device memory of a GPU (charge.c); OUT_OF_MEMORY. */
 CUresult sim_charge(struct sim_device *device, int64_t bytes);
+void sim_open_kernel(void); /* when the driver starts */
+/* The memory that a graph's allocation nodes need from its launch on. */
+CUresult sim_charge_graph(struct sim_device *device, uint64_t bytes);
 /* An API that waits or allocates breaks a capture in progress (unless the thread is relaxed), as the real driver's does. */
 CUresult sim_capture_guard(void);
 /* Queue `ns` of work, waiting for room in the queue. */

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-int on_real_gpu;
+int on_real_gpu, simulated_kernel;
 uint8_t gpu_uuid[16];
 uint64_t context_cost;
 const char *preload_before, *preload_behind;
@@ -83,17 +83,25 @@ void claim_end(struct claim *claim)
     vcuda_usage_unmap(claim->usage);
 }
 
+int was_by_kernel(const struct claim *claim)
+{
+    struct vcuda_totals t;
+    vcuda_usage_totals(claim->usage, 0, &t);
+    return t.accounting == VCUDA_ACCOUNTING_KERNEL;
+}
+
 static void become(const struct claim *claim, int preloaded, char **argv)
 {
-    char path[2000];
+    char path[2600];
     if (claim)
         setenv(VCUDA_CLAIM_DIR_ENV, claim->directory, 1);
     else
         unsetenv(VCUDA_CLAIM_DIR_ENV);
     if (preloaded) {
         const char *tests = "/tests/", *before = preload_before, *behind = preload_behind;
-        snprintf(path, sizeof path, "%s%s%s %s/libvcuda.so %s%s%s", before ? build : "", before ? tests : "",
-                 before ? before : "", build, behind ? build : "", behind ? tests : "", behind ? behind : "");
+        snprintf(path, sizeof path, "%s%s%s %s/libvcuda.so %s%s%s %s%s", before ? build : "", before ? tests : "",
+                 before ? before : "", build, behind ? build : "", behind ? tests : "", behind ? behind : "",
+                 simulated_kernel ? build : "", simulated_kernel ? "/sim/libsimkernel.so" : "");
         setenv("LD_PRELOAD", path, 1);
     }
     execv(argv[0], argv);

@@ -30,6 +30,8 @@ enum { BARE = 0, PRELOADED = 1 };
 extern const char *preload_before, *preload_behind;
 
 extern int on_real_gpu;
+/* Simulated driver only: processes get the simulated kernel too, so that memory is accounted at its boundary. */
+extern int simulated_kernel;
 extern uint8_t gpu_uuid[16];
 extern uint64_t context_cost; /* bytes, of a process that has launched nothing */
 
@@ -40,6 +42,8 @@ void expect(int ok, const char *sentence, ...) __attribute__((format(printf, 2, 
 void claim_make(struct claim *claim, uint64_t memory_bytes, uint32_t core);
 void claim_set(struct claim *claim, uint64_t memory_bytes, uint32_t core);
 void claim_end(struct claim *claim);
+/* How the claim's last process was accounted. */
+int was_by_kernel(const struct claim *claim);
 
 /* Start a role (NULL claim: no GPUCLOUD_CLAIM_DIR). The arguments end with NULL. */
 void play(struct player *player, const struct claim *claim, int preloaded, const char *role, ...);
@@ -62,6 +66,8 @@ int role_compute(int argc, char **argv);
 int role_bugs(int argc, char **argv);
 int role_kill(int argc, char **argv); /* -1: not one of its roles */
 int role_fork(int argc, char **argv);
+int role_kernel(int argc, char **argv);
+int role_faults(int argc, char **argv);
 int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
 int role_views(int argc, char **argv);   /* -1: not one of its roles */
@@ -74,9 +80,11 @@ void test_views(void);
 void test_compute(void);
 void test_life(void);
 void test_bugs(void);
+void test_kernel(void);
 void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);
 void test_forks(void);
+void test_faults(void);
 
 #endif

@@ -43,7 +43,8 @@ static int pools(void)
     bad = make(&pool, &props) ? -1 : (int)cuda.cuMemAllocFromPoolAsync(&p, 4 * GIB, pool, stream);
     printf("big %d\n", bad);
     props.location.id = 1;
-    bad = make(&pool, &props) ? -1 : (int)cuda.cuMemAllocFromPoolAsync(&p, 16 * MIB, pool, stream);
+    bad = make(&pool, &props);
+    bad = bad ? bad : (int)cuda.cuMemAllocFromPoolAsync(&p, 16 * MIB, pool, stream);
     printf("elsewhere %d\n", bad);
     props.location.id = 0;
     int granted = 0;

@@ -22,10 +22,12 @@ static const struct chapter {
     {"lookup", test_lookup, SHORT, "however a program finds the driver, it finds the limit"},
     {"memory", test_memory, SHORT, "each way to allocate, racing processes, limits that move"},
     {"views", test_views, SHORT, "what CUDA and NVML show"},
+    {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
     {"compute", test_compute, SHORT, "shares, sharing within a claim, graphs and captures"},
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},
     {"fork", test_forks, SHORT, "children, however they are made"},
+    {"faults", test_faults, SHORT, "calls into the driver that fail, a GPU that is lost, no NVML"},
     {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
     {"arbiter", test_arbiter, SHORT, "the arbiter as a process: deaths, lies, live changes"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
@@ -81,7 +83,8 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kill, role_fork, role_lookup, role_views, role_arbiter};
+    static int (*const roles[])(int, char **) = {role_kernel, role_kill,  role_fork,   role_faults,
+                                                 role_lookup, role_views, role_arbiter};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

@@ -1,0 +1,39 @@
+/* The line of accounting below the CUDA API; see kernel.c. */
+#ifndef SHIM_KERNEL_H
+#define SHIM_KERNEL_H
+
+#include <stdint.h>
+
+/* Calls on this slot's GPU pass our ioctl: before any memory was taken, that is all that can be known. */
+int kernel_watches(int slot);
+/* In a forked child: the parent's objects are the parent's. */
+void kernel_forget(void);
+
+/* ---- kernel_objects.c: the objects of the kernel's tree that lead from an allocation to its GPU, and back to its cost.
+ * No function here calls the driver, NVML or the kernel. ---- */
+enum { OBJECTS_OUTSIDE = -1, OBJECTS_UNKNOWN = -2 };
+
+void objects_add_device(uint32_t client, uint32_t handle, uint32_t device_id);
+void objects_add_subdevice(uint32_t client, uint32_t handle, uint32_t device);
+void objects_set_uuid(uint32_t client, uint32_t subdevice, const uint8_t uuid[16]);
+/* The UUID is that of a GPU whose calls pass here. */
+int objects_know_uuid(const uint8_t uuid[16]);
+int objects_know_any(void);
+/* The slot of the GPU to which `parent` belongs; OBJECTS_OUTSIDE: a GPU that is not the claim's; OBJECTS_UNKNOWN. */
+int objects_slot(uint32_t client, uint32_t parent);
+/* Memory that was charged to a slot. Without room to remember it, the charge stays for the process's life. */
+void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, uint64_t bytes, int slot);
+/* A second handle of the same memory. 0: the source is not ours: whoever made it pays. */
+int objects_dup_memory(uint32_t client, uint32_t handle, uint32_t parent, uint32_t source_client, uint32_t source);
+/* Memory that a file descriptor holds may outlive its handles, unseen: its charge stays for the process's life. */
+void objects_export_memory(uint32_t client, uint32_t handle);
+
+/* Take out the object and all below it, before the kernel frees them: afterwards others may get the same handles. Then
+ * either refund what nobody else holds, or put them back. */
+struct object;
+struct object *objects_take(uint32_t client, uint32_t handle);
+void objects_put_back(struct object *taken);
+void objects_refund(struct object *taken);
+void objects_forget(void);
+
+#endif

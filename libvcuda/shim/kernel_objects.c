@@ -1,0 +1,294 @@
+/* Handles of the kernel driver: a hash table of the few kinds that accounting needs.
+ *
+ * One mutex, never held across a call into the kernel; the kernel itself serialises these calls behind a lock of its own, so
+ * threads lose nothing by meeting here.
+ */
+#include "kernel.h"
+
+#include "shim.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEVICE_IDS 64
+
+/* What several handles may hold. */
+struct memory {
+    uint64_t bytes;
+    int slot;
+    unsigned handles;
+    int exported;
+};
+
+struct object {
+    uint32_t client, handle, parent, device; /* `device`: the handle of the device above it, or its own */
+    uint32_t device_id;                      /* devices only */
+    struct memory *memory;                   /* memory only */
+    struct object *next;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct object **buckets;
+static size_t capacity, count; /* capacity: a power of two */
+
+/* Which GPU a device's number means: learnt from whichever client asked first, and true for the machine's life. */
+static struct {
+    int known;
+    uint8_t uuid[16];
+} gpus[DEVICE_IDS];
+
+static size_t bucket_of(uint32_t client, uint32_t handle, size_t size)
+{
+    return (size_t)(((uint64_t)client << 32 | handle) * 0x9e3779b97f4a7c15ull >> 32) & (size - 1);
+}
+
+static struct object *find(uint32_t client, uint32_t handle)
+{
+    struct object *o = capacity ? buckets[bucket_of(client, handle, capacity)] : NULL;
+    while (o && (o->client != client || o->handle != handle))
+        o = o->next;
+    return o;
+}
+
+static int grow(void)
+{
+    size_t size = capacity ? capacity * 2 : 256;
+    struct object **wider = calloc(size, sizeof(struct object *));
+    if (!wider)
+        return capacity != 0; /* longer chains still find everything */
+    for (size_t i = 0; i < capacity; i++)
+        for (struct object *o = buckets[i], *next; o; o = next) {
+            struct object **head = &wider[bucket_of(o->client, o->handle, size)];
+            next = o->next;
+            o->next = *head;
+            *head = o;
+        }
+    free(buckets);
+    buckets = wider;
+    capacity = size;
+    return 1;
+}
+
+static void link_in(struct object *o)
+{
+    struct object **head = &buckets[bucket_of(o->client, o->handle, capacity)];
+    o->next = *head;
+    *head = o;
+    count++;
+}
+
+/* Locked. One handle less; the last takes the charge with it. */
+static void drop(struct memory *memory)
+{
+    if (!memory || --memory->handles)
+        return;
+    if (!memory->exported)
+        account_refund(memory->slot, memory->bytes);
+    free(memory);
+}
+
+/* Locked. An older object of the same handle is gone unseen (its client's file was closed, say): it is replaced. */
+static struct object *add(uint32_t client, uint32_t handle, uint32_t parent, uint32_t device)
+{
+    struct object *o = find(client, handle);
+    if (!o && (count < capacity || grow()) && (o = calloc(1, sizeof *o))) {
+        o->client = client;
+        o->handle = handle;
+        link_in(o);
+    }
+    if (o) {
+        drop(o->memory);
+        o->memory = NULL;
+        o->parent = parent;
+        o->device = device;
+    }
+    return o;
+}
+
+/* Locked. */
+static uint32_t device_above(uint32_t client, uint32_t parent)
+{
+    struct object *o = find(client, parent);
+    return o ? o->device : 0;
+}
+
+void objects_add_device(uint32_t client, uint32_t handle, uint32_t device_id)
+{
+    pthread_mutex_lock(&mutex);
+    struct object *o = add(client, handle, client, handle);
+    if (o)
+        o->device_id = device_id;
+    pthread_mutex_unlock(&mutex);
+}
+
+void objects_add_subdevice(uint32_t client, uint32_t handle, uint32_t device)
+{
+    pthread_mutex_lock(&mutex);
+    add(client, handle, device, device);
+    pthread_mutex_unlock(&mutex);
+}
+
+void objects_set_uuid(uint32_t client, uint32_t subdevice, const uint8_t uuid[16])
+{
+    pthread_mutex_lock(&mutex);
+    struct object *device = find(client, device_above(client, subdevice));
+    if (device && device->device_id < DEVICE_IDS) {
+        memcpy(gpus[device->device_id].uuid, uuid, 16);
+        gpus[device->device_id].known = 1;
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Locked. */
+static int is_known(const uint8_t uuid[16])
+{
+    for (int i = 0; i < DEVICE_IDS; i++)
+        if (gpus[i].known && !memcmp(gpus[i].uuid, uuid, 16))
+            return 1;
+    return 0;
+}
+
+int objects_know_uuid(const uint8_t uuid[16])
+{
+    pthread_mutex_lock(&mutex);
+    int known = is_known(uuid);
+    pthread_mutex_unlock(&mutex);
+    return known;
+}
+
+int objects_know_any(void)
+{
+    int any = 0;
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; i < DEVICE_IDS; i++)
+        any |= gpus[i].known;
+    pthread_mutex_unlock(&mutex);
+    return any;
+}
+
+/* Locked. The slot of a GPU. A claim's only slot whose UUID is no GPU's own names a MIG device: the kernel tells the UUID
+ * of the whole GPU, and nobody but that device is visible to the process. */
+static int slot_of_uuid(const uint8_t uuid[16])
+{
+    int used = 0, only = OBJECTS_OUTSIDE;
+    for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
+        struct vcuda_limit limit;
+        if (vcuda_limits_get(shim.limits, i, &limit) != 0 || limit.state == VCUDA_SLOT_UNUSED)
+            continue;
+        if (!memcmp(limit.gpu_uuid, uuid, 16))
+            return (int)i;
+        used++;
+        only = is_known(limit.gpu_uuid) ? OBJECTS_OUTSIDE : (int)i;
+    }
+    return used == 1 ? only : OBJECTS_OUTSIDE;
+}
+
+int objects_slot(uint32_t client, uint32_t parent)
+{
+    int slot = OBJECTS_UNKNOWN;
+    pthread_mutex_lock(&mutex);
+    struct object *device = find(client, device_above(client, parent));
+    if (device && device->device_id < DEVICE_IDS && gpus[device->device_id].known)
+        slot = slot_of_uuid(gpus[device->device_id].uuid);
+    pthread_mutex_unlock(&mutex);
+    return slot;
+}
+
+void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, uint64_t bytes, int slot)
+{
+    struct memory *memory = malloc(sizeof *memory);
+    if (!memory)
+        return;
+    *memory = (struct memory){bytes, slot, 1, 0};
+    pthread_mutex_lock(&mutex);
+    struct object *o = add(client, handle, parent, device_above(client, parent));
+    if (o)
+        o->memory = memory;
+    pthread_mutex_unlock(&mutex);
+    if (!o)
+        free(memory);
+}
+
+int objects_dup_memory(uint32_t client, uint32_t handle, uint32_t parent, uint32_t source_client, uint32_t source)
+{
+    pthread_mutex_lock(&mutex);
+    struct object *of = find(source_client, source);
+    struct memory *memory = of ? of->memory : NULL;
+    if (memory) {
+        struct object *o = add(client, handle, parent, device_above(client, parent));
+        memory->handles++; /* also where it could not be remembered: the charge stays */
+        if (o)
+            o->memory = memory;
+    }
+    pthread_mutex_unlock(&mutex);
+    return memory != NULL;
+}
+
+void objects_export_memory(uint32_t client, uint32_t handle)
+{
+    pthread_mutex_lock(&mutex);
+    struct object *o = find(client, handle);
+    if (o && o->memory)
+        o->memory->exported = 1;
+    pthread_mutex_unlock(&mutex);
+}
+
+static int is_below(const struct object *o, uint32_t client, uint32_t handle)
+{
+    return o->client == client &&
+           (handle == client || o->handle == handle || o->parent == handle || o->device == handle);
+}
+
+struct object *objects_take(uint32_t client, uint32_t handle)
+{
+    struct object *taken = NULL;
+    pthread_mutex_lock(&mutex);
+    struct object *o = find(client, handle);
+    /* Memory has nothing below it; only a device or a whole client is worth a walk through all. */
+    size_t first = o && o->memory ? bucket_of(client, handle, capacity) : 0;
+    size_t last = o && o->memory ? first + 1 : o || handle == client ? capacity : 0;
+    for (size_t i = first; i < last; i++)
+        for (struct object **at = &buckets[i]; *at;) {
+            o = *at;
+            if (!is_below(o, client, handle)) {
+                at = &o->next;
+                continue;
+            }
+            *at = o->next;
+            o->next = taken;
+            taken = o;
+            count--;
+        }
+    pthread_mutex_unlock(&mutex);
+    return taken;
+}
+
+void objects_put_back(struct object *taken)
+{
+    pthread_mutex_lock(&mutex);
+    for (struct object *next; taken; taken = next) {
+        next = taken->next;
+        link_in(taken);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+void objects_refund(struct object *taken)
+{
+    pthread_mutex_lock(&mutex);
+    for (struct object *next; taken; taken = next) {
+        next = taken->next;
+        drop(taken->memory);
+        free(taken);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+/* In a forked child: another thread of the parent may have held the mutex, and the table may be half-changed: abandoned. */
+void objects_forget(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    buckets = NULL;
+    capacity = count = 0;
+}

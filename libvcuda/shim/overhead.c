@@ -1,0 +1,205 @@
+/* Overhead: contexts, and whatever else NVML sees that no allocation explains.
+ *
+ * Where the hooks account, this is how contexts, modules and stacks count at all: a context's cost is reserved in advance
+ * (what the last one of the claim cost; for the first, all the room that a context could take), and NVML's figure trues it
+ * up. Where the kernel's calls account there is nothing to add, and NVML's figure only tells what they missed.
+ */
+#include "kernel.h"
+#include "shim.h"
+
+#include <time.h>
+
+/* No context of any driver so far costs more; a greater difference is another tenant's. */
+#define CONTEXT_MAX (2048ll << 20)
+/* How long the second context of a claim waits to learn what the first one cost. */
+#define FIRST_CONTEXT_NS 3000000000ull
+/* NVML takes the driver's locks, and the kernel's account is exact by itself. */
+#define CROSS_CHECK_NS 10000000000ull
+
+static uint64_t load(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+
+/* What NVML should show of this process without its overhead: managed memory is not in its figure. */
+static uint64_t known_bytes(int slot, uint64_t pending)
+{
+    const struct vcuda_gpu_usage *mine = shim_usage(slot);
+    return load(&mine->memory_bytes) - load(&mine->managed_bytes) - pending;
+}
+
+/* The GPU's use before a first context, for where NVML does not know this process (another pid namespace). */
+static _Thread_local int64_t device_before;
+
+static uint64_t measured_context(int slot, uint64_t pending)
+{
+    int64_t seen = nvml_process_bytes(slot);
+    uint64_t known = known_bytes(slot, pending) + shim.gpu[slot].context_base;
+    if (seen >= 0)
+        return (uint64_t)seen > known ? (uint64_t)seen - known : 0;
+    int64_t after = nvml_device_bytes(slot), grown = after - device_before;
+    if (device_before < 0 || after < 0 || grown < 0)
+        return 0;
+    return (uint64_t)(grown < CONTEXT_MAX ? grown : CONTEXT_MAX);
+}
+
+/* Nobody knows yet what a context of this claim costs: take all the room it could need, so that of two first ones that are
+ * made at once the second waits until the first is measured. */
+static CUresult reserve_first(int slot, uint64_t *reserved)
+{
+    uint64_t give_up = shim_now() + FIRST_CONTEXT_NS;
+    const uint64_t *hint = &shim.usage->bucket[slot].context_hint_bytes;
+    for (;;) {
+        CUresult open = account_reserve(slot, 0);
+        if (open)
+            return open;
+        *reserved = account_take_room(slot, CONTEXT_MAX);
+        if (*reserved)
+            return CUDA_SUCCESS;
+        vcuda_usage_reap_dead(shim.usage);
+        struct timespec pause = {0, 1000000 + (long)(shim_now() % 3000000)};
+        nanosleep(&pause, NULL);
+        if (load(hint) || shim_now() > give_up) {
+            *reserved = load(hint) ? load(hint) : 1;
+            return account_reserve(slot, *reserved);
+        }
+    }
+}
+
+CUresult account_context_begin(int slot, uint64_t *reserved)
+{
+    *reserved = 0;
+    if (!shim_attach())
+        return CUDA_ERROR_NOT_PERMITTED;
+    uint64_t hint = load(&shim.usage->bucket[slot].context_hint_bytes);
+    CUresult result;
+    if (account_by_kernel() || (!hint && kernel_watches(slot)))
+        return shim.gpu[slot].state == VCUDA_SLOT_OPEN ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+    if (hint) {
+        *reserved = hint;
+        result = account_reserve(slot, hint);
+    } else {
+        device_before = nvml_device_bytes(slot);
+        result = reserve_first(slot, reserved);
+    }
+    if (!result)
+        __atomic_fetch_add(&shim.gpu[slot].context_reserved, *reserved, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+/* What is left of the reservation: nothing where the kernel's calls became the account meanwhile. */
+static uint64_t still_reserved(int slot, uint64_t reserved)
+{
+    uint64_t *pending = &shim.gpu[slot].context_reserved, seen = load(pending);
+    while (seen >= reserved)
+        if (__atomic_compare_exchange_n(pending, &seen, seen - reserved, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            return reserved;
+    return 0;
+}
+
+/* The context exists (or failed): turn the reservation into measured overhead. */
+CUresult account_context_end(int slot, uint64_t reserved, CUresult result, uint64_t *cost)
+{
+    struct shim_gpu *gpu = &shim.gpu[slot];
+    reserved = still_reserved(slot, reserved);
+    *cost = 0;
+    if (result || !account_enter_calls(slot)) {
+        account_refund(slot, reserved);
+        return result;
+    }
+    uint64_t *hint = &shim.usage->bucket[slot].context_hint_bytes;
+    *cost = load(hint);
+    int measured = !*cost;
+    if (measured) {
+        *cost = measured_context(slot, reserved);
+        __atomic_store_n(hint, *cost, __ATOMIC_RELAXED);
+    }
+    __atomic_fetch_add(&gpu->context_base, *cost, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&gpu->contexts, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&shim_usage(slot)->context_bytes, *cost, __ATOMIC_SEQ_CST);
+    account_refund(slot, reserved);
+    if (measured && account_over(slot)) {
+        __atomic_fetch_add(&shim_usage(slot)->refused, 1, __ATOMIC_RELAXED);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+void account_context_gone(int slot, uint64_t cost)
+{
+    struct shim_gpu *gpu = &shim.gpu[slot];
+    if (!shim.self || __atomic_load_n(&gpu->contexts, __ATOMIC_SEQ_CST) <= 0)
+        return;
+    __atomic_fetch_sub(&gpu->contexts, 1, __ATOMIC_SEQ_CST);
+    uint64_t base = __atomic_sub_fetch(&gpu->context_base, cost, __ATOMIC_SEQ_CST);
+    /* Modules and stacks went with it; what they had of the others' is trued up again. */
+    __atomic_store_n(&shim_usage(slot)->context_bytes, base, __ATOMIC_SEQ_CST);
+}
+
+/* Memory that outlives what it was charged as: overhead, until NVML shows that it is gone. */
+void overhead_add(int slot, uint64_t bytes)
+{
+    __atomic_fetch_add(&shim_usage(slot)->context_bytes, bytes, __ATOMIC_SEQ_CST);
+}
+
+/* NVML's figure of this process, at a moment when no allocation was going on but `open_calls` of the caller's; -1. */
+static int64_t undisturbed(int slot, uint64_t open_calls)
+{
+    uint64_t ended = load(&shim.memory_ended);
+    if (ended + open_calls != load(&shim.memory_begun))
+        return -1;
+    int64_t seen = nvml_process_bytes(slot);
+    return ended + open_calls == load(&shim.memory_begun) ? seen : -1;
+}
+
+void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls)
+{
+    struct shim_gpu *gpu = &shim.gpu[slot];
+    if (gpu->contexts <= 0 || account_by_kernel())
+        return;
+    uint64_t *mine = &shim_usage(slot)->context_bytes, before = load(mine);
+    uint64_t known = known_bytes(slot, pending);
+    int64_t seen = undisturbed(slot, open_calls);
+    if (seen <= 0)
+        return;
+    uint64_t overhead = (uint64_t)seen > known ? (uint64_t)seen - known : 0, base = load(&gpu->context_base);
+    /* Unless a context came or went meanwhile. */
+    __atomic_compare_exchange_n(mine, &before, overhead > base ? overhead : base, 0, __ATOMIC_SEQ_CST,
+                                __ATOMIC_SEQ_CST);
+}
+
+/* What NVML sees beyond the kernel's calls is drift, and counts: it must be there twice, as memory that was just freed may
+ * still show. Imported memory is its exporter's, though NVML may show it here. */
+static void cross_check(int slot, uint64_t now)
+{
+    struct shim_gpu *gpu = &shim.gpu[slot];
+    if (__atomic_load_n(&shim.imported, __ATOMIC_RELAXED) || now - gpu->checked_ns < CROSS_CHECK_NS)
+        return;
+    int first = gpu->checked_ns == 0;
+    gpu->checked_ns = now;
+    uint64_t known = known_bytes(slot, 0);
+    int64_t seen = first ? -1 : undisturbed(slot, 0);
+    if (seen < 0)
+        return;
+    uint64_t drift = (uint64_t)seen > known ? (uint64_t)seen - known : 0;
+    uint64_t both = drift < gpu->drift ? drift : gpu->drift;
+    gpu->drift = drift;
+    __atomic_store_n(&shim_usage(slot)->context_bytes, both, __ATOMIC_SEQ_CST);
+}
+
+void account_true_up(void)
+{
+    if (!shim.self)
+        return;
+    uint64_t now = shim_now();
+    for (int slot = 0; slot < VCUDA_MAX_GPUS; slot++) {
+        uint32_t accounting = __atomic_load_n(&shim_usage(slot)->accounting, __ATOMIC_ACQUIRE);
+        if (accounting == VCUDA_ACCOUNTING_KERNEL)
+            cross_check(slot, now);
+        if (accounting != VCUDA_ACCOUNTING_CALLS)
+            continue;
+        if (shim.gpu[slot].contexts > 0)
+            account_refresh_pools(slot);
+        overhead_true_up(slot, 0, 0);
+    }
+}
