@@ -130,10 +130,15 @@ void account_context_gone(int slot, uint64_t cost)
     struct shim_gpu *gpu = &shim.gpu[slot];
     if (!shim.self || __atomic_load_n(&gpu->contexts, __ATOMIC_SEQ_CST) <= 0)
         return;
-    __atomic_fetch_sub(&gpu->contexts, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
+    int left = __atomic_sub_fetch(&gpu->contexts, 1, __ATOMIC_SEQ_CST);
     uint64_t base = __atomic_sub_fetch(&gpu->context_base, cost, __ATOMIC_SEQ_CST);
-    /* Modules and stacks went with it; what they had of the others' is trued up again. */
-    __atomic_store_n(&shim_usage(slot)->context_bytes, base, __ATOMIC_SEQ_CST);
+    /* Its modules and stacks went with it, but whose of the overhead they were is not known: the next true-up tells. */
+    uint64_t *mine = &shim_usage(slot)->context_bytes, seen = load(mine), now;
+    do {
+        now = !left ? 0 : seen > base + cost ? seen - cost : base;
+    } while (!__atomic_compare_exchange_n(mine, &seen, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
 }
 
 /* Memory that outlives what it was charged as: overhead, until NVML shows that it is gone. */

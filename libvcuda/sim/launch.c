@@ -23,6 +23,17 @@ static struct sim_function *parse_entry(const char *at)
     return f;
 }
 
+/* The module's variables; what is small lies in what the context has. */
+static uint64_t global_bytes(const char *text)
+{
+    uint64_t bytes = 0;
+    for (const char *at = strstr(text, ".global "); at; at = strstr(at + 1, ".global ")) {
+        const char *size = strchr(at, '['), *end = strchr(at, ';');
+        bytes += size && end && size < end ? strtoull(size + 1, NULL, 10) : 0;
+    }
+    return bytes < SIM_GRANULE ? 0 : (bytes + SIM_GRANULE - 1) / SIM_GRANULE * SIM_GRANULE;
+}
+
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values)
 {
     (void)count, (void)options, (void)values;
@@ -34,9 +45,8 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count,
     CUmodule made = calloc(1, sizeof *made);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    /* What is small lies in what the context has. */
     made->device = sim_current()->device;
-    made->charge = strlen(text) > SIM_GRANULE ? (strlen(text) / SIM_GRANULE + 1) * SIM_GRANULE : 0;
+    made->charge = global_bytes(text);
     CUresult result = made->charge ? sim_charge(made->device, (int64_t)made->charge) : CUDA_SUCCESS;
     if (result) {
         free(made);

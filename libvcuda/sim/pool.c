@@ -67,7 +67,8 @@ static void trim(CUmemoryPool pool, uint64_t keep)
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    pool->used = 0;
+    /* What is allocated from it stays until it is freed. */
+    pool->destroyed = 1;
     trim(pool, 0);
     return CUDA_SUCCESS;
 }
@@ -203,6 +204,8 @@ CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream strea
 CUresult sim_pool_free(const struct sim_block *block)
 {
     block->pool->used -= block->bytes;
+    if (block->pool->destroyed)
+        trim(block->pool, 0);
     return CUDA_SUCCESS;
 }
 

@@ -70,6 +70,7 @@ struct sim_graph_exec {
 struct sim_pool {
     struct sim_device *device;
     uint64_t used, reserved, threshold;
+    int destroyed;
 };
 
 struct sim_array {

@@ -136,29 +136,40 @@ void play(struct player *player, const struct claim *claim, int preloaded, const
     player->fd = pipes[0];
 }
 
-uint64_t gpu_memory_used(void)
+static __typeof__(nvmlDeviceGetHandleByIndex_v2) *by_index;
+static __typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *running;
+
+/* NVML as it is: the suite itself has no library of ours before it. */
+static int find_nvml(void)
 {
-    static nvmlDevice_t device;
-    static __typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *processes;
     char path[700];
+    if (running)
+        return 1;
+    snprintf(path, sizeof path, on_real_gpu ? "libnvidia-ml.so.1" : "%s/sim/libnvidia-ml.so.1", build);
+    void *library = dlopen(path, RTLD_NOW);
+    __typeof__(nvmlInit_v2) *init = library ? dlsym(library, "nvmlInit_v2") : NULL;
+    by_index = library ? dlsym(library, "nvmlDeviceGetHandleByIndex_v2") : NULL;
+    if (init && by_index && !init())
+        running = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+    return running != NULL;
+}
+
+uint64_t gpu_memory_of(unsigned index, pid_t pid)
+{
+    nvmlDevice_t device;
     nvmlProcessInfo_t infos[256];
     unsigned count = 256;
     uint64_t sum = 0;
-    if (!device) {
-        snprintf(path, sizeof path, on_real_gpu ? "libnvidia-ml.so.1" : "%s/sim/libnvidia-ml.so.1", build);
-        void *library = dlopen(path, RTLD_NOW);
-        __typeof__(nvmlInit_v2) *init = library ? dlsym(library, "nvmlInit_v2") : NULL;
-        __typeof__(nvmlDeviceGetHandleByIndex_v2) *by_index =
-            library ? dlsym(library, "nvmlDeviceGetHandleByIndex_v2") : NULL;
-        processes = library ? dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3") : NULL;
-        if (!init || !by_index || !processes || init() || by_index(0, &device))
-            return 0;
-    }
-    if (processes(device, &count, infos))
+    if (!find_nvml() || by_index(index, &device) || running(device, &count, infos))
         return 0;
     for (unsigned i = 0; i < count; i++)
-        sum += infos[i].used;
+        sum += !pid || infos[i].pid == (unsigned)pid ? infos[i].used : 0;
     return sum;
+}
+
+uint64_t gpu_memory_used(void)
+{
+    return gpu_memory_of(0, 0);
 }
 
 static int read_more(struct player *player)

@@ -54,6 +54,7 @@ double said(const struct player *player, const char *name); /* -1e9: never said 
 /* By NVML, summed over processes. An H200's own figure rose 2 GiB higher while eight processes allocated and freed as fast
  * as they could; why was not found out (freed memory that counts until it is cleared, perhaps). */
 uint64_t gpu_memory_used(void);
+uint64_t gpu_memory_of(unsigned index, pid_t pid); /* one process (0: all), one GPU */
 /* VCUDA_TEST_COUNT, or this; the seed of this run's dice, VCUDA_TEST_SEED or a new one. */
 unsigned long test_count(unsigned long usual);
 unsigned test_seed(void);
