@@ -18,9 +18,10 @@ environment:
   GPUCLOUD_SERVER        default for --server
   GPUCLOUD_STATE_DIR     default for --state-dir (else /var/lib/gpucloud-agent)
   GPUCLOUD_RUN_DIR       pages and sockets (else /run/gpucloud as root, /dev/shm/gpucloud-UID-HASH otherwise)
-  GPUCLOUD_LIBRARY       libvcuda.so; libvcuda-pages.so lies beside it
+  GPUCLOUD_LIBRARY       libvcuda.so; libvcuda-pages.so and vcuda-arbiter lie beside it
   GPUCLOUD_SIM_NODE      a virtual node's file: simulated GPUs instead of NVML's
   GPUCLOUD_SIM_DRIVER    directory of the simulated driver (else sim/ beside GPUCLOUD_LIBRARY)
+  GPUCLOUD_AUDIT         GPU processes that no limit holds: warn (the default), kill those of claims, or off
   GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause between two tries to connect (15)
 

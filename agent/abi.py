@@ -128,6 +128,10 @@ class PagesLibrary:
         self.turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["turn"][0]
         self.turn_bytes: int = abi["structs"]["vcuda_turn"]["size"]
         self.turn_share_at: int = abi["structs"]["vcuda_turn"]["fields"]["share"][0]
+        process, gpu = abi["structs"]["vcuda_process"]["fields"], abi["structs"]["vcuda_gpu_usage"]
+        self.process_gpu_at: int = process["gpu"][0]
+        self.gpu_usage_bytes: int = gpu["size"]
+        self.memory_at: tuple[int, ...] = tuple(gpu["fields"][name][0] for name in ("memory_bytes", "context_bytes"))
         # One for all claims: what is read of a usage page is taken out at once.
         self.buffer = ctypes.create_string_buffer(self.usage_bytes)
 

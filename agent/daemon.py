@@ -1,8 +1,8 @@
 """The agent at work: its parts, and the loops that keep them going.
 
-Three loops. The link keeps the connection and applies what comes over it. The watch looks at the claims' processes, and
-more often while something is to end. The samples are taken once a second. A stuck driver call can hold up the samples
-only: NVML has a thread of its own.
+Its loops. The link keeps the connection and applies what comes over it. The watch looks at the claims' processes, and
+more often while something is to end. The samples are taken once a second, the audit looks at the GPUs' processes,
+the arbiter is kept running. A stuck driver call can hold up samples and audit only: NVML has a thread of its own.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from typing import TypeVar
 
 import structlog
 
-from agent import VERSION, admission, enrolment, report, statefile, wire
+from agent import VERSION, admission, audit, enrolment, processes, report, statefile, wire
 from agent.abi import PagesLibrary
 from agent.arbiter import Arbiter
+from agent.audit import Audit, Finding
 from agent.backoff import Backoff
 from agent.door import Caller, Door
 from agent.gpus import Inventory, Nvml
@@ -60,6 +61,8 @@ class Daemon:
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
+        simulated = settings.library.simulated_node is not None
+        self._audit = Audit(pids_are_ours=simulated or processes.sees_all())
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=self._arbiter_died)
         self._door = Door(run_dir.socket, self._answer)
         self._link: Link | None = None
@@ -79,6 +82,8 @@ class Daemon:
         await self._door.open()
         log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
         loops = [self._keep_link(), self._watch(), self._samples(), self._look_for_nvml(), self._arbiter.run()]
+        if self._settings.audit != "off":
+            loops.append(self._audits())
         tasks = [asyncio.ensure_future(loop) for loop in (*loops, stop.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -220,6 +225,25 @@ class Daemon:
             assignments = self._meter.read(self._node.holdings, now=now)
             self._outbox.keep(wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments))
 
+    async def _audits(self) -> None:
+        while True:
+            await asyncio.sleep(audit.LOOK_SECONDS)
+            listed = await self._in_nvml_thread(self._nvml.processes)
+            now = time.monotonic()
+            if listed:
+                # What is on the GPU now must not be held against a page of a second ago.
+                self._node.step(now=now)
+            for finding in self._audit.look(listed, self._node.holdings, now=now):
+                self._report_finding(finding)
+
+    def _report_finding(self, finding: Finding) -> None:
+        words = finding.detail
+        ours = finding.facts.claim_uid is not None
+        if self._settings.audit == "kill" and ours and processes.send(finding.process, signal.SIGKILL):
+            words += " It was killed."
+        log.warning(finding.code, detail=words)
+        self._outbox.put(wire.Event(at=time.time(), code=finding.code, detail=words, process=finding.facts))
+
     async def _in_nvml_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._nvml_thread, call)
 
@@ -244,6 +268,7 @@ class Daemon:
             gpu_problem=self._inventory.problem,
             usage_unacknowledged=self._outbox.unacknowledged,
             arbiter=self._arbiter.status,
+            audit=report.audited(self._audit, self._settings.audit),
             assignments=report.held(self._node),
         )
 

@@ -23,6 +23,16 @@ class Inventory(NamedTuple):
     problem: str | None = None
 
 
+class Listed(NamedTuple):
+    """A process that NVML shows on a GPU."""
+
+    gpu_uuid: str
+    # As the kernel's first pid namespace counts.
+    pid: int
+    # None where this driver does not say.
+    memory_bytes: int | None
+
+
 class Nvml:
     """NVML, opened when it can be and opened again when it could not.
 
@@ -56,6 +66,14 @@ class Nvml:
             except nvml.NVMLError:
                 continue
         return usages
+
+    def processes(self) -> list[Listed]:
+        """Who computes on each GPU of the last inventory now; a GPU that does not answer is left out."""
+        found: list[Listed] = []
+        for uuid, handle in self._handles.items():
+            running = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+            found += [Listed(uuid, int(one.pid), one.usedGpuMemory) for one in running]
+        return found
 
     def _ensure_open(self) -> None:
         if self._open:

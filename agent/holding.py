@@ -12,7 +12,7 @@ from uuid import UUID
 from agent import wire
 from agent.abi import PageError, PagesLibrary
 from agent.members import Members
-from agent.pages import LimitSlot, LimitsPage, Totals, UsagePage
+from agent.pages import Attached, LimitSlot, LimitsPage, Totals, UsagePage
 from agent.processes import Process
 from agent.registry import Registry
 from agent.turns import allotted_percent
@@ -42,6 +42,8 @@ class Holding:
         # As on the page, by assignment.
         self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
         self.totals: dict[UUID, Totals] = {}
+        # What each process with a slot of its own says that it holds of each GPU, at the last refresh.
+        self.accounted: dict[tuple[Process, UUID], int] = {}
         # The largest limit in force since the page was last read, by assignment: what may be in use where it cannot be
         # read. What an earlier agent may have lowered is not known: more than the limit that it left.
         self._most = {uid: slot.memory_bytes + 1 for uid, slot in self.slots.items()}
@@ -97,10 +99,17 @@ class Holding:
         self.damaged = not self._usage.read()
         if self.damaged:
             # The tenant cut its own page: its last numbers stand, its registered processes are still known.
+            self.accounted = {}
             return
         dead = self.members.refresh(self._usage.processes())
         if dead:
             self._usage.reap(dead)
+        self.accounted = {
+            (process, gpu): memory
+            for gpu in (slot.gpu for slot in self.slots.values())
+            for row, memory in self._memory(gpu).items()
+            if (process := self.members.attached(row)) is not None
+        }
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
 
@@ -158,6 +167,10 @@ class Holding:
         self._usage.close()
         self._registry.drop(self.claim_uid)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _memory(self, gpu: UUID) -> dict[Attached, int]:
+        index = self._limits.index(gpu)
+        return {} if index is None else self._usage.memory(index)
 
     def _read_totals(self, gpu: UUID) -> Totals:
         index = self._limits.index(gpu)

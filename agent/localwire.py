@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.wire import AssignmentState, Sharing, Uid
+from agent.wire import AssignmentState, GpuProcess, Sharing, Uid
 
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
@@ -76,6 +76,27 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     processes: list[int]
 
 
+# What becomes of a GPU process that no limit holds: it is told of, ended if it is a claim's, or not looked for.
+AuditMode = Literal["warn", "kill", "off"]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU process that no limit holds."""
+
+    code: str
+    detail: str
+    process: GpuProcess
+
+
+class AuditStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audit of the GPUs' processes sees now."""
+
+    mode: AuditMode
+    findings: list[Found]
+    # Processes on the GPUs that cannot be seen from where the agent runs.
+    unseen: int
+
+
 class ArbiterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Who gives the claims of a GPU their turns."""
 
@@ -98,6 +119,7 @@ class Status(Answer, frozen=True, kw_only=True):
     gpu_problem: str | None
     usage_unacknowledged: int
     arbiter: ArbiterStatus
+    audit: AuditStatus
     assignments: list[Held]
 
 

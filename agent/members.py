@@ -60,6 +60,10 @@ class Members:
         kin = {process for process in self._kin if processes.alive(process)}
         return sorted(attached | kin | self._registry.living(self._claim_uid))
 
+    def attached(self, row: Attached) -> Process | None:
+        """The process that stands in this row and maps the page; None where it is forged."""
+        return self._proven.get(row)
+
     def know_kin(self, kin: set[Process]) -> None:
         """Those that were started with the claim's directory in their environment."""
         self._kin = kin

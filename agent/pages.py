@@ -228,6 +228,20 @@ class UsagePage:
         count = self._library.calls.vcuda_usage_processes(self._library.buffer, rows, self._library.max_processes)
         return [Attached(row.pid, row.pidns, row.start_time) for row in rows[: max(count, 0)]]
 
+    def memory(self, index: int) -> dict[Attached, int]:
+        """What each process says by the last `read` that it holds of the GPU in this slot, with its context."""
+        library = self._library
+        view = memoryview(library.buffer)
+        rows = (RawProcess * library.max_processes)()
+        count = library.calls.vcuda_usage_processes(library.buffer, rows, library.max_processes)
+        found = {}
+        for row in rows[: max(count, 0)]:
+            at = library.processes_at + row.slot * library.process_bytes + library.process_gpu_at
+            at += index * library.gpu_usage_bytes
+            total = sum(int.from_bytes(view[at + field : at + field + 8], "little") for field in library.memory_at)
+            found[Attached(row.pid, row.pidns, row.start_time)] = min(total, LARGEST)
+        return found
+
     def reap(self, dead: list[Attached]) -> None:
         """Have the slots of these dead processes cleared, so that their memory counts as free; a later `read` sees it.
 

@@ -1,6 +1,7 @@
 """Processes by pid *and* start time, so that a pid that was given to someone else is never taken for ours."""
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import NamedTuple
@@ -8,8 +9,11 @@ from typing import NamedTuple
 # The fields of /proc/<pid>/stat after the command's closing parenthesis: the state is the third field of all, the
 # start time the 22nd (proc(5)).
 _STATE = 0
+_PARENT = 1
 _START = 19
 _DEAD = frozenset("ZXx")
+# Docker, containerd, CRI-O and Podman all name a container's cgroup after its id.
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
 # The first pid namespace's inode is fixed (PROC_PID_INIT_INO in the kernel); from there every process is visible.
 _FIRST_NAMESPACE = 0xEFFFFFFC
 
@@ -92,6 +96,58 @@ def carrying(name: str) -> dict[str, set[Process]]:
         if process is not None:
             found.setdefault(os.fsdecode(rest.partition(b"\0")[0]), set()).add(process)
     return found
+
+
+def myself() -> Process:
+    """This process."""
+    process = find(os.getpid())
+    assert process is not None
+    return process
+
+
+def command(process: Process) -> str:
+    """The program's name, as the kernel keeps it (15 bytes); empty where the process is gone."""
+    try:
+        return Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def parent(process: Process) -> Process | None:
+    """Who started it, or took it over; None for the first one."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return find(int(fields[_PARENT]))
+
+
+def variable(process: Process, name: str) -> str | None:
+    """What the process was started with in this environment variable; None without it, or where it may not be read."""
+    try:
+        environment = b"\0" + Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:
+        return None
+    _, found, rest = environment.partition(f"\0{name}=".encode())
+    return os.fsdecode(rest.partition(b"\0")[0]) if found else None
+
+
+def container(process: Process) -> str | None:
+    """The id of the container that the process runs in, by its cgroup; None outside of containers."""
+    try:
+        cgroups = Path(f"/proc/{process.pid}/cgroup").read_text()
+    except OSError:
+        return None
+    found = _CONTAINER.search(cgroups)
+    return found.group() if found else None
+
+
+def has_open(process: Process, prefix: str) -> bool:
+    """True if the process has a file open whose path begins so."""
+    try:
+        return any(str(link.readlink()).startswith(prefix) for link in Path(f"/proc/{process.pid}/fd").iterdir())
+    except OSError:
+        return False
 
 
 def own_namespace() -> int:

@@ -1,7 +1,8 @@
 """What `agent status` shows, read off the node."""
 
 from agent import wire
-from agent.localwire import Held
+from agent.audit import Audit
+from agent.localwire import AuditMode, AuditStatus, Found, Held
 from agent.node import Node
 
 
@@ -10,6 +11,15 @@ def held(node: Node) -> list[Held]:
     wanted = {one.uid: one for one in node.desired.assignments} if node.desired else {}
     rows = [_row(node, one, wanted.get(one.uid)) for one in node.observed().assignments]
     return sorted(rows, key=lambda row: (row.claim, row.assignment))
+
+
+def audited(audit: Audit, mode: AuditMode) -> AuditStatus:
+    """What the audit has found and still sees."""
+    return AuditStatus(
+        mode=mode,
+        findings=[Found(code=one.code, detail=one.detail, process=one.facts) for one in audit.findings],
+        unseen=audit.unseen,
+    )
 
 
 def _row(node: Node, observation: wire.Observation, wanted: wire.Assignment | None) -> Held:

@@ -3,9 +3,10 @@
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast, get_args
 
 from agent import backoff, rundir
+from agent.localwire import AuditMode
 
 # Ten seconds are what container runtimes give a program to end, and what programs are written for.
 GRACE_SECONDS = 10.0
@@ -40,6 +41,7 @@ class Settings(NamedTuple):
     arbiter: Path
     # Loaded before pynvml looks for NVML by name; None for the system's own.
     nvml_library: Path | None
+    audit: AuditMode
     grace_seconds: float
     backoff_cap_seconds: float
 
@@ -57,6 +59,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         pages_library=library.path.with_name("libvcuda-pages.so"),
         arbiter=library.path.with_name("vcuda-arbiter"),
         nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
+        audit=_audit(environment.get("GPUCLOUD_AUDIT") or "warn"),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
     )
@@ -84,6 +87,12 @@ def _library(environment: Mapping[str, str]) -> Library:
         return Library(path)
     driver = Path(environment.get("GPUCLOUD_SIM_DRIVER") or path.parent / "sim").absolute()
     return Library(path, simulated_driver=driver, simulated_node=Path(simulated).absolute())
+
+
+def _audit(mode: str) -> AuditMode:
+    if mode not in get_args(AuditMode):
+        raise SettingsError(f"GPUCLOUD_AUDIT={mode} is none of {', '.join(get_args(AuditMode))}.")
+    return cast(AuditMode, mode)
 
 
 def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:

@@ -42,6 +42,7 @@ def as_table(status: Status) -> str:
     arbiter = "the arbiter runs" if status.arbiter.running else status.arbiter.problem or "the arbiter is being started"
     lines = [f"node {status.node or '(not enrolled)'} · {gpus} · {status.server}: {link} · frame {frame} · {unsent}"]
     lines.append(f"{arbiter} · restarted {status.arbiter.restarts} times")
+    lines += [found.detail for found in status.audit.findings]
     if not status.assignments:
         return "\n".join([*lines, "no assignments"])
     rows = [COLUMNS, *(_row(held) for held in status.assignments)]

@@ -134,6 +134,18 @@ class Usage(Frame, frozen=True, kw_only=True):
     assignments: Annotated[list[AssignmentUsage], Meta(max_length=MAX_ASSIGNMENTS)]
 
 
+class GpuProcess(Record, frozen=True, kw_only=True):
+    """A process that NVML shows on a GPU."""
+
+    pid: Count
+    command: Word
+    gpu_uuid: GpuUuid
+    # By NVML; None where it does not say.
+    memory_bytes: Bytes | None
+    # Whose it is; None where it is no claim's.
+    claim_uid: Uid | None
+
+
 class Event(Frame, frozen=True, kw_only=True):
     """Agent → server: something happened that an operator should know."""
 
@@ -141,6 +153,7 @@ class Event(Frame, frozen=True, kw_only=True):
     code: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
     detail: Sentence
     assignment_uid: Uid | None = None
+    process: GpuProcess | None = None
 
 
 class Pong(Frame, frozen=True, kw_only=True):

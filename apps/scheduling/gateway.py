@@ -11,7 +11,7 @@ from apps.nodes.services import samples
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models import Assignment, AssignmentState, Claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.observation import take_observed
 
@@ -49,15 +49,30 @@ class Gateway:
                 events.send_to_group(events.claim_group(claim_uid), {**base, "assignments": mine})
 
     def event(self, node: Node, frame: wire.Event) -> None:
-        """Keep it where operators look."""
+        """Keep it where operators look; what one of a claim's processes did, its tenant's admins see too."""
         logger.info("node %s: %s: %s", node.name, frame.code, frame.detail)
+        claim = _claim_of(frame.process, node)
         audit.record(
             principal=Principal(name=f"agent:{node.name}"),
             action=f"agent.{frame.code}"[:60],
             object_type="node",
             object_id=node.name,
-            after={"detail": frame.detail, "assignment": frame.assignment_uid, "at": frame.at},
+            tenant=claim.tenant if claim is not None else None,
+            after={
+                "detail": frame.detail,
+                "assignment": frame.assignment_uid,
+                "at": frame.at,
+                "process": msgspec.to_builtins(frame.process),
+            },
         )
+
+
+def _claim_of(process: wire.GpuProcess | None, node: Node) -> Claim | None:
+    """Whose process it is; a node is believed of claims that it carries only."""
+    if process is None or process.claim_uid is None:
+        return None
+    claims = Claim.objects.filter(uid=process.claim_uid, assignments__gpu__node=node)
+    return claims.select_related("tenant").first()
 
 
 def _shown(item: wire.AssignmentUsage, row: dict[str, Any]) -> dict[str, Any]:

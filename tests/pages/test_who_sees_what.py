@@ -3,7 +3,9 @@
 import pytest
 from django.test import Client
 
+from agent import wire
 from apps.quotas.models import User
+from apps.scheduling.gateway import Gateway
 from apps.scheduling.services.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, give, lose, placed
 from tests.pages.conftest import SignIn
@@ -121,3 +123,21 @@ def _with_password(name: str) -> None:
     user = User.objects.get(username=name)
     user.set_password(PASSWORD)
     user.save()
+
+
+def test_what_an_agent_found_is_on_its_nodes_page(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine)
+    olga = browser("olga")
+    assert "Reported by the agent" not in olga.get("/nodes/gpu1/").content.decode()
+    process = wire.GpuProcess(
+        pid=4711, command="<b>", gpu_uuid=machine.gpu().uuid, memory_bytes=None, claim_uid=str(claim.uid)
+    )
+    detail = "Process 4711 (<b>) is held by nothing."
+    Gateway().event(machine.node, wire.Event(at=1.0, code="process-unlimited", detail=detail, process=process))
+    text = olga.get("/nodes/gpu1/", headers={"HX-Request": "true"}).content.decode()
+    assert "Process 4711 (&lt;b&gt;) is held by nothing." in text
+    assert f'href="/claims/{claim.uid}/"' in text
+    # The tenant's admin reads of it, without a link to what is the operators' page.
+    text = browser("anna").get("/").content.decode()
+    assert "agent.process-unlimited" in text
+    assert "/nodes/gpu1/" not in text

@@ -11,11 +11,14 @@ from django.views.decorators.http import require_GET, require_POST
 from apps.nodes.models import Node
 from apps.nodes.models.gpu import WHOLE
 from apps.nodes.services.nodes import change_node
+from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.bars import bars_of
 from apps.scheduling.pages.measured import chart_of_gpus, use_of_assignments, use_of_gpus
+
+REPORTS = 8
 
 
 @require_GET
@@ -79,6 +82,9 @@ def _shown(node: Node) -> dict[str, Any]:
     use, shares = use_of_gpus(gpus), use_of_assignments(live)
     return {
         "node": node,
+        "reports": AuditEvent.objects.filter(
+            object_type="node", object_id=node.name, action__startswith="agent."
+        ).order_by("-pk")[:REPORTS],
         "claims": len({item.claim_id for item in live}),
         "gpus": [bars_of(gpu, assignments=live, use=use, shares=shares) for gpu in gpus],
     }

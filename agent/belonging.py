@@ -1,0 +1,59 @@
+"""Whose a GPU process is: the claim under which it runs, though it may not say so itself."""
+
+from collections.abc import Mapping
+
+from agent import processes
+from agent.holding import Holding
+from agent.processes import Process
+
+# A chain of parents longer than this is no program's.
+MOST_PARENTS = 64
+
+
+class Belonging:
+    """Which claim each process belongs to; an answer holds for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._claims: dict[Process, str] = {}
+
+    def keep(self, living: set[Process]) -> None:
+        """Forget all others."""
+        self._claims = {process: claim for process, claim in self._claims.items() if process in living}
+
+    def claim(self, process: Process, holdings: Mapping[str, Holding]) -> str | None:
+        """The claim's uid; None where it is no claim's of this node.
+
+        A claim's are those that came in through agent.sock or stand in its usage page, what they started, what carries
+        the claim's directory in its environment, and what shares a container with one of these.
+        """
+        known = self._claims.get(process)
+        if known in holdings:
+            return known
+        members = {member: uid for uid, holding in holdings.items() for member in holding.members.living()}
+        found = _by_descent(process, members) or _by_directory(process, holdings) or _by_container(process, members)
+        if found is not None:
+            self._claims[process] = found
+        return found
+
+
+def _by_descent(process: Process, members: Mapping[Process, str]) -> str | None:
+    ancestor: Process | None = process
+    for _ in range(MOST_PARENTS):
+        if ancestor is None or ancestor in members:
+            break
+        ancestor = processes.parent(ancestor)
+    return None if ancestor is None else members.get(ancestor)
+
+
+def _by_directory(process: Process, holdings: Mapping[str, Holding]) -> str | None:
+    directory = processes.variable(process, "GPUCLOUD_CLAIM_DIR")
+    return next((uid for uid, holding in holdings.items() if str(holding.directory) == directory), None)
+
+
+def _by_container(process: Process, members: Mapping[Process, str]) -> str | None:
+    container = processes.container(process)
+    # The agent itself may run in a container, with programs of several claims beside it.
+    if container is None or container == processes.container(processes.myself()):
+        return None
+    claims = {uid for member, uid in members.items() if processes.container(member) == container}
+    return claims.pop() if len(claims) == 1 else None

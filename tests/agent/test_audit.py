@@ -1,0 +1,229 @@
+"""GPU processes that no limit holds are found and told of; those that are held, never."""
+
+import asyncio
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import audit, processes, wire
+from agent.audit import Audit
+from agent.gpus import Listed
+from tests.agent.control import Connection, Control
+from tests.agent.stage import BUILD, GPULOAD, Stage, eventually
+from tests.agent.test_limits import load
+from tests.agent.test_reconcile import changed, put
+
+MIB = 1 << 20
+# From the moment in which the context is there; a busy machine may take longer than the promised 3 s.
+PATIENCE = 8.0
+
+
+@pytest.fixture
+async def held(stage: Stage, link: Connection) -> wire.Assignment:
+    """A claim in force: half a GPU, 4 GiB."""
+    assignment = stage.assignment()
+    await put(link, 1, assignment)
+    return assignment
+
+
+async def found(link: Connection, code: str, pid: int) -> wire.Event:
+    def is_it(event: wire.Event) -> bool:
+        return event.code == code and event.process is not None and event.process.pid == pid
+
+    return await link.expect(wire.Event, is_it, seconds=PATIENCE)
+
+
+def told(link: Connection, pid: int) -> list[str]:
+    """Codes of what was said of this process."""
+    events = [frame for frame in link.frames if isinstance(frame, wire.Event)]
+    return [event.code for event in events if event.process is not None and event.process.pid == pid]
+
+
+def findings(stage: Stage) -> list[Any]:
+    status: dict[str, Any] = stage.status()["audit"]
+    return [(one["code"], one["process"]["pid"]) for one in status["findings"]]
+
+
+def overwrite(page: Path, at: int, words: bytes) -> None:
+    """What a tenant may do to its own page."""
+    with page.open("r+b") as file:
+        file.seek(at)
+        file.write(words)
+
+
+def outside(stage: Stage, **more: str) -> Any:
+    """A GPU program that nobody admitted."""
+    variables = {"LD_LIBRARY_PATH": str(BUILD / "sim"), "GPUCLOUD_SIM_NODE": str(stage.node_file)} | more
+    command = [str(GPULOAD), "--memory", "64MiB", "--kernel-us", "0"]
+    program = subprocess.Popen(command, env=stage.environment(**variables), stdout=subprocess.DEVNULL)
+    stage.programs.append(program)
+    return program
+
+
+async def unlimited(stage: Stage, held: wire.Assignment, *options: str) -> Any:
+    """A GPU program under the claim, whose user unset LD_PRELOAD; it has its context."""
+    command = ["env", "-u", "LD_PRELOAD", str(GPULOAD), "--json", "--kernel-us", "0", *options]
+    program = stage.exec(held.claim_uid, *command)
+    await asyncio.to_thread(program.stdout.readline)
+    return program
+
+
+async def test_a_program_without_the_library_is_reported_and_one_with_it_is_not(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    good = await load(stage, held, "--memory", "1GiB")
+    bad = await unlimited(stage, held, "--memory", "1GiB")
+    began = time.monotonic()
+    event = await found(link, "process-unlimited", bad.pid)
+    assert time.monotonic() - began >= audit.GRACE_SECONDS - audit.LOOK_SECONDS
+    assert event.process is not None
+    assert (event.process.command, event.process.gpu_uuid, event.process.claim_uid) == (
+        "gpuload", held.gpu_uuid, held.claim_uid,
+    )  # fmt: skip
+    assert (event.process.memory_bytes or 0) >= 1024 * MIB
+    assert "LD_PRELOAD" in event.detail
+    assert findings(stage) == [("process-unlimited", bad.pid)]
+    # Once only, however long it goes on; the other one never.
+    await asyncio.sleep(audit.MEMORY_SECONDS + 1)
+    assert told(link, bad.pid) == ["process-unlimited"]
+    assert told(link, good.pid) == []
+    assert bad.poll() is None
+    bad.kill()
+    await asyncio.to_thread(bad.wait)
+    await eventually(lambda: findings(stage) == [])
+
+
+async def test_what_a_program_of_the_claim_starts_is_the_claims_too(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    # Of the claim by descent: its environment says nothing any more.
+    script = f"env -u LD_PRELOAD -u GPUCLOUD_CLAIM_DIR {GPULOAD} --kernel-us 0 --memory 64MiB & echo $!; wait"
+    program = stage.exec(held.claim_uid, "sh", "-c", script)
+    pid = int(await asyncio.to_thread(program.stdout.readline))
+    event = await found(link, "process-unlimited", pid)
+    assert event.process is not None
+    assert event.process.claim_uid == held.claim_uid
+    os.kill(pid, 9)
+
+
+async def test_a_program_with_the_claims_environment_alone_is_the_claims(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    # Nobody's child here, and never registered: only its environment says whose it is.
+    mine = outside(stage, GPUCLOUD_CLAIM_DIR=str(stage.claim_dir(held)))
+    for program, claim_uid in ((mine, held.claim_uid), (outside(stage), None)):
+        event = await found(link, "process-unlimited", program.pid)
+        assert event.process is not None
+        assert event.process.claim_uid == claim_uid
+
+
+async def test_a_slot_that_is_erased_or_a_page_that_is_damaged_is_no_slot(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    program = await load(stage, held, "--kernel-us", "0", "--memory", "64MiB")
+    page = stage.claim_dir(held) / "usage"
+    await asyncio.sleep(audit.GRACE_SECONDS + 1)
+    assert told(link, program.pid) == []
+    overwrite(page, stage.library.processes_at, bytes(stage.library.process_bytes * 4))
+    assert "erased its slot" in (await found(link, "process-unlimited", program.pid)).detail
+    program.kill()
+    other = await load(stage, held, "--kernel-us", "0", "--memory", "64MiB")
+    overwrite(page, 0, bytes(8))
+    assert "damaged" in (await found(link, "process-unlimited", other.pid)).detail
+
+
+async def test_a_slot_that_a_program_without_the_library_forged_is_no_slot(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    bad = await unlimited(stage, held, "--memory", "64MiB")
+    process = processes.find(bad.pid)
+    assert process is not None
+    library = stage.library
+    page, owner = stage.claim_dir(held) / "usage", processes.own_namespace() << 32 | bad.pid
+    overwrite(page, library.slots_used_at, (1).to_bytes(4, "little"))
+    row = owner.to_bytes(8, "little") + process.start_ticks.to_bytes(8, "little")
+    overwrite(page, library.processes_at, row)
+    assert (await found(link, "process-unlimited", bad.pid)).process is not None
+
+
+async def test_memory_that_the_page_hides_is_reported(stage: Stage, link: Connection, held: wire.Assignment) -> None:
+    program = await load(stage, held, "--kernel-us", "0", "--memory", "2GiB")
+    await eventually(lambda: stage.totals(held).memory_bytes >= 2048 * MIB)
+    at = stage.library.processes_at + stage.library.process_gpu_at
+
+    def lie() -> bool:
+        # Again and again: the library writes the truth of the context, and would of the next allocation.
+        for field in stage.library.memory_at:
+            overwrite(stage.claim_dir(held) / "usage", at + field, bytes(8))
+        return "memory-over-limit" in told(link, program.pid)
+
+    await eventually(lie, seconds=audit.MEMORY_SECONDS + PATIENCE)
+    event = await found(link, "memory-over-limit", program.pid)
+    assert event.process is not None
+    assert (event.process.memory_bytes or 0) >= 2048 * MIB
+    assert "accounts for 0" in event.detail
+
+
+async def test_a_limit_that_is_lowered_below_the_use_is_nobodys_fault(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    program = await load(stage, held, "--kernel-us", "0", "--memory", "2GiB")
+    await link.send(wire.Desired(frame=2, assignments=[changed(held, generation=2, memory_bytes=MIB)]))
+    await link.state(held.uid, "over_limit", 2)
+    await asyncio.sleep(audit.MEMORY_SECONDS + 2)
+    assert told(link, program.pid) == []
+
+
+@pytest.mark.parametrize("mode", ["kill", "off"])
+async def test_the_operator_says_what_becomes_of_what_is_found(stage: Stage, control: Control, mode: str) -> None:
+    stage.start(GPUCLOUD_AUDIT=mode)
+    link = await control.connection()
+    stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
+    held = stage.assignment()
+    await put(link, 1, held)
+    good = await load(stage, held, "--kernel-us", "0")
+    bad = await unlimited(stage, held, "--memory", "64MiB")
+    # Nobody's: it is told of, never ended.
+    stranger = outside(stage)
+    if mode == "kill":
+        assert "was killed" in (await found(link, "process-unlimited", bad.pid)).detail
+        assert await asyncio.to_thread(bad.wait, 5) == -9
+        assert "was killed" not in (await found(link, "process-unlimited", stranger.pid)).detail
+    else:
+        await asyncio.sleep(audit.GRACE_SECONDS + 3)
+        assert not [frame for frame in link.frames if isinstance(frame, wire.Event)]
+        assert bad.poll() is None
+    assert good.poll() is None
+    assert stranger.poll() is None
+
+
+async def test_a_policy_that_is_none_is_refused_at_the_start(stage: Stage) -> None:
+    stage.start(GPUCLOUD_AUDIT="fence")
+    assert await stage.ended() == 2
+    assert "GPUCLOUD_AUDIT=fence is none of warn, kill, off" in stage.log_text()
+
+
+def test_in_a_container_of_its_own_a_pid_is_not_taken_for_another_process() -> None:
+    strict, ours = Audit(pids_are_ours=False), Audit(pids_are_ours=True)
+    listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
+    for now in (0.0, 1.0, 2.0):
+        assert strict.look(listed, {}, now=now) == []
+    assert strict.unseen == 1
+    # The control: where pids are ours, the same process is found.
+    assert ours.look(listed, {}, now=0.0) == []
+    assert [one.code for one in ours.look(listed, {}, now=2.0)] == ["process-unlimited"]
+
+
+def test_reports_are_counted_so_that_nobody_fills_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "MOST_REPORTS", 0)
+    ours = Audit(pids_are_ours=True)
+    listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
+    for now in (0.0, 2.0):
+        assert ours.look(listed, {}, now=now) == []
+    assert len(ours.findings) == 1
+    monkeypatch.setattr(audit, "MOST_REPORTS", 1)
+    assert len(ours.look(listed, {}, now=3.0)) == 1

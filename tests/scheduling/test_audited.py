@@ -1,0 +1,64 @@
+"""What agents find on their GPUs: kept, shown to operators, and to the admins of the tenant whose process it is."""
+
+import pytest
+
+from agent import wire
+from apps.quotas.models import AuditEvent
+from apps.scheduling.gateway import Gateway
+from apps.scheduling.models import Claim
+from tests.cast import Cast, Machine, give_plenty, gpu_uuid, placed
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    give_plenty(cast.acme, cast.globex)
+    return Machine("gpu1", cast.pool)
+
+
+def report(machine: Machine, claim: Claim | None) -> None:
+    process = wire.GpuProcess(
+        pid=4711,
+        command="python",
+        gpu_uuid=gpu_uuid(machine.name, 0),
+        memory_bytes=1 << 30,
+        claim_uid=str(claim.uid) if claim else None,
+    )
+    event = wire.Event(
+        at=1.0, code="process-unlimited", detail="Process 4711 (python) is held by nothing.", process=process
+    )
+    text = wire.encode(event)
+    decoded = wire.decode_from_agent(text)
+    assert decoded == event
+    Gateway().event(machine.node, event)
+
+
+def told(cast: Cast) -> list[int]:
+    """How many reports Olga, Anna and Gus see."""
+    path = "audit/?action=agent.process-unlimited"
+    return [len(who.get(path).body["results"]) for who in (cast.olga, cast.anna, cast.gus)]
+
+
+def test_a_report_of_a_claims_process_is_its_tenants_too(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    report(machine, claim)
+    assert told(cast) == [1, 1, 0]
+    row = AuditEvent.objects.get(action="agent.process-unlimited")
+    assert row.after is not None
+    assert row.after["process"] == {
+        "pid": 4711,
+        "command": "python",
+        "gpu_uuid": gpu_uuid("gpu1", 0),
+        "memory_bytes": 1 << 30,
+        "claim_uid": str(claim.uid),
+    }
+
+
+def test_a_report_of_nobodys_process_is_the_operators(cast: Cast, machine: Machine) -> None:
+    report(machine, None)
+    assert told(cast) == [1, 0, 0]
+
+
+def test_a_node_is_not_believed_of_claims_that_it_does_not_carry(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    report(Machine("gpu2", cast.pool), claim)
+    assert told(cast) == [1, 0, 0]
