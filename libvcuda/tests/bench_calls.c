@@ -1,14 +1,39 @@
-/* What a call costs: nanoseconds per launch, graph launch, allocation pair. Run with and without the shim, compared by
- * on_gpu.sh. Prints one JSON object; each figure is the least of several rounds, as anything above is disturbance. */
+/* What a call costs, to a few nanoseconds: run with and without the shim, turn by turn, and compared by benchmarks/shim.
+ *
+ * Each figure is told twice: the median over many short loops, which is what a program meets, and the least, which
+ * disturbances of the machine do not reach. Loops are shorter than the driver's queue (a full queue measures the GPU), the
+ * thread stays on one processor, and everything has been called before it is timed. The kernel has the parameters that a
+ * real one has (an elementwise operation: three tensors, two sizes, a factor) and ends at once.
+ */
 #include "cuda_api.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
-#define ROUNDS 9
+#define MOST_ROUNDS 101
+#define LIVE 10000
 
-static CUfunction spin;
+static const char usage[] =
+    "usage: bench_calls [--began NS] [--cpu N]\n\n"
+    "Prints one JSON object: nanoseconds a call, [median, least] of many short loops, of a kernel launch, a graph "
+    "launch\n"
+    "and pairs of allocating and freeing; and the time from the start of the process to its first context.\n"
+    "  --began NS   CLOCK_MONOTONIC at which this process was started (default: the start of main)\n"
+    "  --cpu N      the processor to stay on (default: the one it starts on)\n";
+
+static const char step_ptx[] = ".version 6.3\n"
+                               ".target sm_70\n"
+                               ".address_size 64\n"
+                               ".visible .entry step(.param .u64 x, .param .u64 y, .param .u64 z, .param .u32 n,\n"
+                               "                     .param .u32 m, .param .f32 factor)\n"
+                               "{\n"
+                               "    ret;\n"
+                               "}\n";
+
+static CUfunction step;
 static CUstream stream;
 static CUgraphExec graph;
 
@@ -21,7 +46,11 @@ static double now(void)
 
 static void launch(void)
 {
-    cuda_spin(spin, 1, 0, stream);
+    CUdeviceptr x = 0, y = 0, z = 0;
+    unsigned n = 1, m = 1;
+    float factor = 1;
+    void *params[] = {&x, &y, &z, &n, &m, &factor};
+    cuda.cuLaunchKernel(step, 1, 1, 1, 32, 1, 1, 0, stream, params, NULL);
 }
 
 static void launch_graph(void)
@@ -50,19 +79,27 @@ static void async_pair(void)
         cuda.cuMemFreeAsync(p, stream);
 }
 
-static double least(void (*call)(void), int count)
+static int ascending(const void *a, const void *b)
 {
-    double best = 1e18;
-    for (int round = 0; round < ROUNDS; round++) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* `rounds` loops of `count` calls, the stream empty before each; the first loop warms up. */
+static void measure(const char *name, void (*call)(void), int rounds, int count)
+{
+    double each[MOST_ROUNDS];
+    for (int round = -1; round < rounds; round++) {
         cuda.cuStreamSynchronize(stream);
         double begin = now();
         for (int i = 0; i < count; i++)
             call();
-        double each = (now() - begin) / count;
-        best = each < best ? each : best;
-        cuda.cuStreamSynchronize(stream);
+        if (round >= 0)
+            each[round] = (now() - begin) / count;
     }
-    return best;
+    cuda.cuStreamSynchronize(stream);
+    qsort(each, (size_t)rounds, sizeof *each, ascending);
+    printf(",\"%s\":[%.1f,%.1f]", name, each[rounds / 2], each[0]);
 }
 
 static int make_graph(void)
@@ -75,27 +112,70 @@ static int make_graph(void)
     return !cuda.cuStreamEndCapture(stream, &captured) && !cuda.cuGraphInstantiateWithFlags(&graph, captured, 0);
 }
 
-int main(void)
+static int parse(int argc, char **argv, double *began, int *cpu)
 {
-    const char *where = cuda_api_load();
-    double begin = now();
-    if (where || cuda_api_start(0, &spin, &where) || cuda.cuStreamCreate(&stream, 1))
-        return fprintf(stderr, "bench_calls: %s\n", where), 1;
-    double start_ms = (now() - begin) / 1e6;
+    for (int i = 1; i < argc; i += 2) {
+        if (!strcmp(argv[i], "--help"))
+            return fputs(usage, stdout), 0;
+        if (i + 1 < argc && !strcmp(argv[i], "--began"))
+            *began = strtod(argv[i + 1], NULL);
+        else if (i + 1 < argc && !strcmp(argv[i], "--cpu"))
+            *cpu = atoi(argv[i + 1]);
+        else
+            return fputs(usage, stderr), 0;
+    }
+    return 1;
+}
+
+static CUresult start(const char **where)
+{
+    CUmodule module;
+    CUresult error = cuda_api_start(0, &step, where);
+    if (!error && (*where = "cuModuleLoadData"))
+        error = cuda.cuModuleLoadData(&module, step_ptx);
+    if (!error && (*where = "cuModuleGetFunction"))
+        error = cuda.cuModuleGetFunction(&step, module, "step");
+    if (!error && (*where = "cuStreamCreate"))
+        error = cuda.cuStreamCreate(&stream, 1);
+    return error;
+}
+
+static void keep_pool(void)
+{
     CUmemoryPool pool;
     uint64_t keep = UINT64_MAX;
     if (!cuda.cuDeviceGetDefaultMemPool(&pool, 0))
         cuda.cuMemPoolSetAttribute(pool, CU_POOL_RELEASE_THRESHOLD, &keep);
-    /* Few enough launches that the queue does not fill: a full queue measures the GPU. */
-    printf("{\"start_ms\":%.1f,\"launch_ns\":%.1f", start_ms, least(launch, 500));
+}
+
+int main(int argc, char **argv)
+{
+    double began = now();
+    int cpu = sched_getcpu();
+    if (!parse(argc, argv, &began, &cpu))
+        return 2;
+    const char *where = cuda_api_load();
+    CUresult error = where ? CUDA_ERROR_NOT_FOUND : start(&where);
+    if (error)
+        return fprintf(stderr, "bench_calls: %s failed (%d)\n", where, error), 1;
+    printf("{\"start_ns\":%.0f", now() - began);
+    /* After the start: threads that the driver and the shim have begun keep the other processors. */
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);
+    keep_pool();
+    measure("launch", launch, 101, 500);
     if (make_graph())
-        printf(",\"graph_launch_ns\":%.1f", least(launch_graph, 200));
-    printf(",\"plain_pair_ns\":%.1f,\"small_pair_ns\":%.1f,\"async_pair_ns\":%.1f", least(plain_pair, 200),
-           least(small_pair, 2000), least(async_pair, 2000));
-    for (int i = 0; i < 10000; i++) {
+        measure("graph_launch", launch_graph, 51, 100);
+    measure("malloc_2mib", plain_pair, 41, 50);
+    measure("async_pair", async_pair, 51, 1000);
+    measure("small_pair", small_pair, 51, 500);
+    for (int i = 0; i < LIVE; i++) {
         CUdeviceptr p;
         cuda.cuMemAlloc_v2(&p, 512);
     }
-    printf(",\"small_pair_10000_live_ns\":%.1f}\n", least(small_pair, 2000));
+    measure("small_pair_10000_live", small_pair, 51, 500);
+    puts("}");
     return 0;
 }

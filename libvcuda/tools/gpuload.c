@@ -13,12 +13,15 @@
 #include <time.h>
 
 #define WINDOW 8
+#define MOST_STREAMS 16
 
 static const char usage[] =
     "usage: gpuload [options]\n\n"
     "Runs kernels of a known duration and prints, once a second, the share of GPU time it got.\n"
     "  --kernel-us N     a kernel's duration in microseconds (1000); 0: no kernels, memory only\n"
     "  --grid N          blocks per kernel (1)\n"
+    "  --streams N       launch on so many streams in turn (1); their kernels overlap, so shares add up to more than "
+    "100\n"
     "  --sync            wait for every kernel before launching the next (default: keep the queue filled)\n"
     "  --memory SIZE     allocate this much first and hold it (e.g. 512MiB)\n"
     "  --grow SIZE       try to allocate this much now and then, print the result, free it again\n"
@@ -32,12 +35,14 @@ static const char usage[] =
 static struct {
     uint64_t kernel_ns, memory, grow;
     double every, seconds, interval;
-    unsigned grid;
+    unsigned grid, streams;
     int device, sync, json;
-} options = {.kernel_ns = 1000000, .every = 1, .interval = 1, .grid = 1};
+} options = {.kernel_ns = 1000000, .every = 1, .interval = 1, .grid = 1, .streams = 1};
 
 static volatile sig_atomic_t ended;
 static uint64_t launched, finished, held;
+static CUstream streams[MOST_STREAMS];
+static unsigned batches;
 static CUevent marks[WINDOW];
 static uint64_t mark_at[WINDOW]; /* kernels launched when the mark was set */
 static unsigned first_mark, mark_count;
@@ -100,9 +105,11 @@ static CUresult wait_oldest(void)
     return error;
 }
 
-/* Launch about a millisecond of kernels and set a mark behind them. */
-static CUresult launch_batch(CUfunction spin, CUstream stream)
+/* Launch about a millisecond of kernels on the next stream and set a mark behind them. Marks are waited for in the order in
+ * which they were set, so a mark that is done says that everything launched before it is, on the other streams too. */
+static CUresult launch_batch(CUfunction spin)
 {
+    CUstream stream = streams[batches++ % options.streams];
     uint64_t batch = options.sync ? 1 : options.kernel_ns >= 1000000 ? 1 : 1000000 / options.kernel_ns;
     for (uint64_t i = 0; i < batch; i++) {
         CUresult error = cuda_spin(spin, options.grid, options.kernel_ns, stream);
@@ -148,7 +155,9 @@ static void report(double start, double last, double at, uint64_t since)
     count_finished();
     cuda.cuMemGetInfo_v2(&free_bytes, &total);
     double share = 100.0 * (double)(finished - since) * (double)options.kernel_ns / 1e9 / (at - last);
-    printf(options.json ? "{\"seconds\":%.2f,\"kernels\":%llu,\"share_percent\":%.2f,\"held_bytes\":%llu,"
+    if (options.json)
+        printf("{\"at\":%.6f,", at); /* CLOCK_MONOTONIC, to be laid beside other processes' windows */
+    printf(options.json ? "\"seconds\":%.2f,\"kernels\":%llu,\"share_percent\":%.2f,\"held_bytes\":%llu,"
                           "\"free_bytes\":%zu,\"total_bytes\":%zu}\n"
                         : "%7.2f s  %8llu kernels  share %6.2f %%  held %llu B  free %zu B of %zu B\n",
            at - start, (unsigned long long)finished, share, (unsigned long long)held, free_bytes, total);
@@ -164,12 +173,12 @@ static void hold_memory(void)
         held = options.memory;
 }
 
-static CUresult run(CUfunction spin, CUstream stream)
+static CUresult run(CUfunction spin)
 {
     double start = now(), last = start, grown = start;
     uint64_t since = 0;
     while (!ended) {
-        CUresult error = options.kernel_ns ? launch_batch(spin, stream) : CUDA_SUCCESS;
+        CUresult error = options.kernel_ns ? launch_batch(spin) : CUDA_SUCCESS;
         double at = now();
         if (error && error != CUDA_ERROR_NOT_PERMITTED && error != CUDA_ERROR_OUT_OF_MEMORY)
             return error;
@@ -196,9 +205,10 @@ static CUresult run(CUfunction spin, CUstream stream)
 static int parse(int argc, char **argv)
 {
     static const struct option names[] = {
-        {"kernel-us", 1, NULL, 'k'}, {"grid", 1, NULL, 'g'},  {"sync", 0, NULL, 's'},   {"memory", 1, NULL, 'm'},
-        {"grow", 1, NULL, 'w'},      {"every", 1, NULL, 'e'}, {"device", 1, NULL, 'd'}, {"seconds", 1, NULL, 't'},
-        {"interval", 1, NULL, 'i'},  {"json", 0, NULL, 'j'},  {"help", 0, NULL, 'h'},   {NULL, 0, NULL, 0}};
+        {"kernel-us", 1, NULL, 'k'}, {"grid", 1, NULL, 'g'},     {"streams", 1, NULL, 'r'}, {"sync", 0, NULL, 's'},
+        {"memory", 1, NULL, 'm'},    {"grow", 1, NULL, 'w'},     {"every", 1, NULL, 'e'},   {"device", 1, NULL, 'd'},
+        {"seconds", 1, NULL, 't'},   {"interval", 1, NULL, 'i'}, {"json", 0, NULL, 'j'},    {"help", 0, NULL, 'h'},
+        {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "h", names, NULL)) != -1;)
         switch (c) {
         case 'k':
@@ -206,6 +216,9 @@ static int parse(int argc, char **argv)
             break;
         case 'g':
             options.grid = (unsigned)strtoul(optarg, NULL, 10);
+            break;
+        case 'r':
+            options.streams = (unsigned)strtoul(optarg, NULL, 10);
             break;
         case 's':
             options.sync = 1;
@@ -238,7 +251,10 @@ static int parse(int argc, char **argv)
             fputs(usage, stderr);
             return 0;
         }
-    return 1;
+    if (options.streams >= 1 && options.streams <= MOST_STREAMS)
+        return 1;
+    fprintf(stderr, "gpuload: --streams must be 1 to %d\n", MOST_STREAMS);
+    return 0;
 }
 
 static int fail(const char *where, CUresult error)
@@ -260,16 +276,15 @@ int main(int argc, char **argv)
         return 1;
     }
     CUfunction spin;
-    CUstream stream;
     CUresult error = cuda_api_start(options.device, &spin, &where);
-    if (!error)
-        error = cuda.cuStreamCreate(&stream, 1);
+    for (unsigned i = 0; !error && i < options.streams; i++)
+        error = cuda.cuStreamCreate(&streams[i], 1);
     for (int i = 0; !error && i < WINDOW; i++)
         error = cuda.cuEventCreate(&marks[i], 2);
     if (error)
         return fail(where, error);
     if (options.memory)
         hold_memory();
-    error = run(spin, stream);
+    error = run(spin);
     return error ? fail("run", error) : 0;
 }
