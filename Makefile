@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-long check format openapi bench-resize bench-gpu clean
+.PHONY: help demo test test-long check format openapi bench-resize bench-gpu bench-shim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ bench-resize: ## the time from PATCH to in force in the running process, p50 and
 
 bench-gpu: ## shares, live resizes and a memory limit of a claim, on a real GPU where there is one
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.gpu
+
+# The Python of the system, which may have PyTorch; nothing else need be installed.
+bench-shim: ## what libvcuda costs and how its limits hold, on a real GPU (OUT=.bench, PARTS="calls share …", SECONDS_EACH=3)
+	@python3 -m benchmarks.shim $(PARTS) --out $(or $(OUT),.bench) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH))
 
 clean: ## remove what was built and cached; keeps .venv and the demo's state
 	rm -rf libvcuda/build staticfiles .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache

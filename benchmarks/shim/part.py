@@ -1,0 +1,19 @@
+"""What a part is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.shim.report import Report
+from benchmarks.shim.stage import Stage
+
+
+@dataclass(frozen=True)
+class Part:
+    """One module's measurement. ``seconds`` is how long each of its single measurements takes unless told otherwise."""
+
+    name: str
+    about: str
+    measure: Callable[[Stage, Report], None]
+    seconds: float
+    torch: bool = False
+    gpus: int = 1

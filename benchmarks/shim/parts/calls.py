@@ -1,0 +1,73 @@
+"""What a call costs: bare, under a claim without limits, under a limited one; in turn, many times."""
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from benchmarks.shim.pages import Claim
+from benchmarks.shim.part import Part
+from benchmarks.shim.report import Report
+from benchmarks.shim.sampling import Spread
+from benchmarks.shim.stage import BUILD, Stage
+
+ROUNDS, QUICK_ROUNDS = 11, 2
+LIMITED_PERCENT = 90
+ENOUGH_MEMORY = 8 << 30
+MODES = ("bare", "unlimited", "limited")
+# What is called, by bench_calls' names, and the most that it may cost more, in ns. The process starts once a round.
+CALLS = {
+    "launch": ("kernel launch", 25),
+    "graph_launch": ("graph launch (10 nodes)", 40),
+    "malloc_2mib": ("cudaMalloc + cudaFree, 2 MiB", 1_000),
+    "async_pair": ("cudaMallocAsync + cudaFreeAsync", 120),
+    "small_pair": ("cudaMalloc + cudaFree, 512 B", 300),
+    "small_pair_10000_live": ("the same, 10,000 live", 300),
+    "start_ns": ("process start to context", 3_000_000),
+}
+Figures = dict[str, list[float]]
+
+
+def measure(stage: Stage, report: Report) -> None:
+    claims: dict[str, Claim | None] = {
+        "bare": None,
+        "unlimited": stage.claim(100),
+        "limited": stage.claim(LIMITED_PERCENT, memory=ENOUGH_MEMORY),
+    }
+    rounds: list[dict[str, Figures]] = []
+    for number in range(QUICK_ROUNDS if stage.quick else ROUNDS):
+        # Another mode is first in each round, so that no mode always follows the same one.
+        order = [MODES[(number + step) % len(MODES)] for step in range(len(MODES))]
+        rounds.append({mode: once(stage, claims[mode]) for mode in order})
+    report.raw("rounds", rounds)
+    known = [call for call in CALLS if all(call in figures for figures in rounds[0].values())]
+    report.table(
+        f"Nanoseconds a call, {len(rounds)} processes a mode in turn, pinned to one processor: median of the "
+        "processes' medians; added = median ± sd of the differences within a round; least = difference of the least "
+        "figures of all",
+        [row(call, rounds) for call in known],
+    )
+
+
+def once(stage: Stage, claim: Claim | None) -> Figures:
+    """One process: [median, least] nanoseconds of each call."""
+    cpu = max(os.sched_getaffinity(0))
+    began = time.monotonic_ns()
+    process = stage.start([BUILD / "tests" / "bench_calls", "--began", str(began), "--cpu", str(cpu)], claim)
+    said = process.finish(60)[-1]
+    return {name: value if isinstance(value, list) else [value, value] for name, value in said.items()}
+
+
+def row(call: str, rounds: Sequence[Mapping[str, Figures]]) -> dict[str, float | int | str]:
+    title, most = CALLS[call]
+    medians = {mode: statistics.median(figures[mode][call][0] for figures in rounds) for mode in MODES}
+    least = {mode: min(figures[mode][call][1] for figures in rounds) for mode in MODES}
+    cells: dict[str, float | int | str] = {"call": title, **{mode: round(medians[mode]) for mode in MODES}}
+    for mode in MODES[1:]:
+        added = [figures[mode][call][0] - figures["bare"][call][0] for figures in rounds]
+        cells[f"added, {mode}"] = f"{statistics.median(added):+,.0f} ± {Spread.of(added).sd:,.0f}"
+        cells[f"least, {mode}"] = f"{least[mode] - least['bare']:+,.0f}"
+    return {**cells, "target": f"≤ {most:,}"}
+
+
+PART = Part("calls", "what a call costs, beside bare ones", measure, seconds=1.0)

@@ -1,0 +1,165 @@
+"""How a PyTorch program is driven and what it prints.
+
+Without ``--seconds`` it takes commands on its standard input, one a line, and answers with JSON lines:
+
+    warm         build the model, run it for a while                      {"event": "ready"}
+    run S        iterate for S seconds                                    a row an interval, then {"event": "ran", …}
+    profile S    the same under the profiler, which times every kernel    {"event": "profiled", "share_percent": …, …}
+    quit         end (so does the end of the input, and SIGTERM)
+
+A row is {"at": CLOCK_MONOTONIC seconds, "iterations": finished since the command began}. It knows nothing of limits.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+# Batches that may be queued: enough that the GPU never waits for Python, few enough that counts are fresh.
+DEPTH = 4
+WARM_ITERATIONS = 3
+# The first and last part of a profile are left out: the profiler starts and ends in them.
+PROFILE_LEAD_SECONDS, PROFILE_TAIL_SECONDS = 0.3, 0.05
+
+
+@dataclass(frozen=True)
+class Work:
+    """One program's iteration. A batch of them, about a millisecond, is launched between two looks at the clock."""
+
+    step: Callable[[], object]
+    batch: int = 1
+    sync: bool = False
+    warm_seconds: float = 1.0
+
+
+class Program:
+    """A program with its state."""
+
+    def __init__(self, prepare: Callable[[], Work], interval: float) -> None:
+        self._prepare, self._interval = prepare, interval
+        self._work: Work | None = None
+        self._running = self._ended = False
+        signal.signal(signal.SIGTERM, self._end)
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._ended = True
+        if not self._running:
+            sys.exit(0)
+
+    def obey(self, line: str) -> bool:
+        """Carry out one command; False where it is the last."""
+        word, _, argument = line.strip().partition(" ")
+        if word == "warm":
+            self.warm()
+        elif word == "run":
+            say({"event": "ran", **self.run(float(argument))})
+        elif word == "profile":
+            say({"event": "profiled", **self.profile(float(argument))})
+        elif word != "quit":
+            say({"event": "unknown", "command": line.strip()})
+        return word != "quit" and not self._ended
+
+    def warm(self) -> None:
+        self._work = self._prepare()
+        for _ in range(WARM_ITERATIONS):
+            self._work.step()
+        torch.cuda.synchronize()
+        self.run(self._work.warm_seconds, quiet=True)
+        say({"event": "ready", "reserved_bytes": torch.cuda.memory_reserved()})
+
+    def run(self, seconds: float, *, quiet: bool = False) -> dict[str, float]:
+        """Iterate; a row an interval unless ``quiet``. Returns ``seconds`` and ``iterations``."""
+        assert self._work is not None, "the first command is warm"
+        self._running = True
+        marks: deque[tuple[int, torch.cuda.Event]] = deque()
+        begin = last = time.monotonic()
+        launched = finished = 0
+        while (now := time.monotonic()) < begin + seconds and not self._ended:
+            for _ in range(self._work.batch):
+                self._work.step()
+            launched += self._work.batch
+            if self._work.sync:
+                torch.cuda.synchronize()
+                finished = launched
+            else:
+                finished = _mark(marks, launched) or finished
+            if now - last >= self._interval and not quiet:
+                last = time.monotonic()
+                say({"at": round(last, 6), "iterations": finished})
+        torch.cuda.synchronize()
+        self._running = False
+        return {"seconds": time.monotonic() - begin, "iterations": launched}
+
+    def profile(self, seconds: float) -> dict[str, float]:
+        """The share of time in which something of this process ran on the GPU, by the times of its kernels."""
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            ran = self.run(PROFILE_LEAD_SECONDS + seconds + PROFILE_TAIL_SECONDS, quiet=True)
+        # Not trace.events(): that builds an object a kernel, many seconds for short ones.
+        results = trace.profiler.kineto_results  # type: ignore[union-attr,unused-ignore]
+        spans = [
+            (event.start_ns(), event.start_ns() + event.duration_ns())
+            for event in results.events()
+            if event.device_type().name == "CUDA"
+        ]
+        if not spans:
+            return {"share_percent": 0.0, "kernels": 0, **ran}
+        begin = min(start for start, _ in spans) + int(PROFILE_LEAD_SECONDS * 1e9)
+        end = max(end for _, end in spans) - int(PROFILE_TAIL_SECONDS * 1e9)
+        busy = union(spans, begin, end)
+        return {"share_percent": 100 * busy / max(1, end - begin), "kernels": len(spans), "busy_ns": busy, **ran}
+
+
+def union(spans: Iterable[tuple[int, int]], begin: int, end: int) -> int:
+    """How much of [begin, end] the spans cover together."""
+    busy, reached = 0, begin
+    for start, stop in sorted(spans):
+        start, stop = max(start, reached), min(stop, end)  # noqa: PLW2901 - clipped
+        if stop > start:
+            busy, reached = busy + stop - start, stop
+    return busy
+
+
+def _mark(marks: "deque[tuple[int, torch.cuda.Event]]", launched: int) -> int:
+    """Mark what was launched; where enough is queued, wait for the oldest mark and return what was launched by then."""
+    event = torch.cuda.Event()
+    event.record()
+    marks.append((launched, event))
+    if len(marks) <= DEPTH:
+        return 0
+    count, oldest = marks.popleft()
+    oldest.synchronize()
+    return count
+
+
+def say(row: dict[str, object]) -> None:
+    print(json.dumps(row), flush=True)
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The options that every program has."""
+    made = argparse.ArgumentParser(description=f"{about}\n{__doc__}", formatter_class=argparse.RawTextHelpFormatter)
+    made.add_argument("--seconds", type=float, help="warm up, run for so long, end; 0: until SIGTERM")
+    made.add_argument("--interval", type=float, default=0.5, help="seconds between rows (0.5)")
+    return made
+
+
+def serve(options: argparse.Namespace, prepare: Callable[[], Work]) -> None:
+    """Take commands, or do what ``--seconds`` says."""
+    torch.manual_seed(1)
+    program = Program(prepare, options.interval)
+    if options.seconds is not None:
+        program.obey("warm")
+        program.obey(f"run {options.seconds or 1e9}")
+        return
+    say({"event": "imported", "torch": torch.__version__})
+    for line in sys.stdin:
+        if not program.obey(line):
+            break

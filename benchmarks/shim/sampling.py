@@ -1,0 +1,112 @@
+"""Shares of GPU time over windows: by the claims' pages, and by what programs say of themselves."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, standard deviation, least, greatest and number of some values; zeros of nothing."""
+
+    mean: float
+    sd: float
+    least: float
+    most: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        kept = list(values)
+        if not kept:
+            return cls(0.0, 0.0, 0.0, 0.0, 0)
+        sd = statistics.stdev(kept) if len(kept) > 1 else 0.0
+        return cls(statistics.mean(kept), sd, min(kept), max(kept), len(kept))
+
+
+@dataclass(frozen=True)
+class Window:
+    """From one reading of a claim's page to the next: CLOCK_MONOTONIC seconds, percent of one GPU's time."""
+
+    begin: float
+    end: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a claim got over some time."""
+
+    windows: Sequence[Window]
+
+    @property
+    def begin(self) -> float:
+        return self.windows[0].begin
+
+    @property
+    def end(self) -> float:
+        return self.windows[-1].end
+
+    @property
+    def share(self) -> float:
+        """Over the whole time, in percent."""
+        total = sum(window.share * (window.end - window.begin) for window in self.windows)
+        return total / (self.end - self.begin)
+
+    @property
+    def spread(self) -> Spread:
+        return Spread.of(window.share for window in self.windows)
+
+
+class PageReader:
+    """One claim's GPU time on its first GPU, read now and then."""
+
+    def __init__(self, usage: Callable[[], Mapping[str, int]]) -> None:
+        self._usage = usage
+        self._readings: list[tuple[float, int]] = []
+
+    def read(self) -> None:
+        self._readings.append((time.monotonic(), self._usage()["gpu_time_ns"]))
+
+    def course(self) -> Course:
+        pairs = zip(self._readings, self._readings[1:], strict=False)
+        return Course([Window(t0, t1, (ns1 - ns0) / (t1 - t0) / 1e7) for (t0, ns0), (t1, ns1) in pairs])
+
+
+def watch(claims: Mapping[str, Any], seconds: float, window: float = WINDOW_SECONDS) -> dict[str, Course]:
+    """Read every claim's page at the same times for so long; at least one window."""
+    readers = {name: PageReader(claim.usage) for name, claim in claims.items()}
+    begin = time.monotonic()
+    for number in range(max(1, round(seconds / window)) + 1):
+        time.sleep(max(0.0, begin + number * window - time.monotonic()))
+        for reader in readers.values():
+            reader.read()
+    return {name: reader.course() for name, reader in readers.items()}
+
+
+def within(rows: Iterable[Mapping[str, Any]], begin: float, end: float) -> list[Mapping[str, Any]]:
+    """The rows that were printed in this time, by their ``at``."""
+    return [row for row in rows if begin <= row.get("at", -1.0) <= end]
+
+
+def rate(rows: Sequence[Mapping[str, Any]], counter: str) -> float:
+    """Counts a second from the first to the last of the rows; 0 where there are not two."""
+    if len(rows) < 2:
+        return 0.0
+    return float((rows[-1][counter] - rows[0][counter]) / (rows[-1]["at"] - rows[0]["at"]))
+
+
+def rates(rows: Sequence[Mapping[str, Any]], counter: str, window: float = WINDOW_SECONDS) -> list[float]:
+    """Counts a second, window by window; a window ends with the first row that is not before its end."""
+    found: list[float] = []
+    first = 0
+    for at, row in enumerate(rows):
+        # Rows come a little early or late: a twentieth of the window is no other window.
+        if row["at"] - rows[first]["at"] >= 0.95 * window:
+            found.append(rate(rows[first : at + 1], counter))
+            first = at
+    return found

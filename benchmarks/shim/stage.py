@@ -1,0 +1,158 @@
+"""The stage of a measurement: the GPU (real or simulated), claims with their pages, processes, the arbiter."""
+
+import atexit
+import ctypes
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shim.nvml import Gpu, Nvml
+from benchmarks.shim.pages import Claim, Library
+from benchmarks.shim.processes import Process
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILD = ROOT / "libvcuda" / "build"
+SIMULATED_MEMORY = "141GiB"
+# Set for our own tenants only; whatever this process was started with must not reach a bare run.
+OURS = ("LD_PRELOAD", "GPUCLOUD_CLAIM_DIR", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+TORCH_VERSION = "import torch; print(torch.__version__, torch.cuda.device_count())"
+
+
+class Stage:
+    """One part's surroundings. Closing it ends every process and removes every page."""
+
+    def __init__(self, *, simulated: bool, seconds: float, quick: bool = False) -> None:
+        self.simulated, self.seconds, self.quick = simulated, seconds, quick
+        self._directory = Path(tempfile.mkdtemp(prefix="bench-shim-"))
+        self._environment = {name: value for name, value in os.environ.items() if name not in OURS}
+        # Torch programs of several tenants would otherwise each start a thread per core.
+        self._environment["OMP_NUM_THREADS"] = "2"
+        if simulated:
+            self._simulate()
+        self.nvml = Nvml(BUILD / "sim" / "libnvidia-ml.so.1" if simulated else "libnvidia-ml.so.1")
+        self.gpus: list[Gpu] = self.nvml.gpus()
+        self._library = Library(BUILD)
+        self._processes: list[Process] = []
+        self._claims: list[Claim] = []
+        self.claims_directory = self._directory / "claims"
+        self.claims_directory.mkdir()
+
+    def _simulate(self) -> None:
+        node = simulated_node()
+        self._environment |= {"LD_LIBRARY_PATH": str(BUILD / "sim"), "GPUCLOUD_SIM_NODE": str(node)}
+        # The simulated NVML in this process reads it with getenv.
+        os.environ["GPUCLOUD_SIM_NODE"] = str(node)
+
+    def close(self) -> None:
+        self.clear()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def clear(self) -> None:
+        """End every process and forget every claim."""
+        for process in self._processes:
+            process.terminate()
+        for claim in self._claims:
+            claim.close()
+            shutil.rmtree(claim.directory)
+        self._processes, self._claims = [], []
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.gpus[0]
+
+    def claim(self, percent: int = 100, *, gpus: int = 1, **limits: Any) -> Claim:
+        """A new claim of the first GPUs, with these limits (see :meth:`Claim.limit`)."""
+        number = len(list(self.claims_directory.iterdir()))
+        claim = Claim(self._library, self.claims_directory / f"claim-{number}")
+        self._claims.append(claim)
+        for gpu in self.gpus[:gpus]:
+            claim.limit(gpu.uuid, percent, **limits)
+        return claim
+
+    def environment(self, claim: Claim | None, gpus: int = 1) -> dict[str, str]:
+        """Of a process under this claim; of a bare one without a claim. Both see the same GPUs."""
+        visible = ",".join(gpu.uuid for gpu in self.gpus[:gpus])
+        bare = {**self._environment, "CUDA_VISIBLE_DEVICES": visible}
+        if claim is None:
+            return bare
+        return {**bare, "LD_PRELOAD": str(BUILD / "libvcuda.so"), "GPUCLOUD_CLAIM_DIR": str(claim.directory)}
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        claim: Claim | None = None,
+        *,
+        more: Mapping[str, str] | None = None,
+        gpus: int = 1,
+    ) -> Process:
+        """Start a process under this claim, or bare; it ends with the stage at the latest."""
+        log = self._directory / f"process-{len(self._processes)}-{id(command):x}"
+        environment = {**self.environment(claim, gpus), **(more or {})}
+        process = Process(command, environment, log, ROOT)
+        self._processes.append(process)
+        return process
+
+    def gpuload(self, claim: Claim | None, *options: str, interval: float = 0.1) -> Process:
+        """A program with a known load; it prints a row every so many seconds and runs until it is ended."""
+        return self.start([BUILD / "gpuload", "--json", "--interval", str(interval), *options], claim)
+
+    def program(self, claim: Claim | None, name: str, *options: str, **how: Any) -> Process:
+        """A PyTorch program of ``benchmarks.shim.programs``; it waits for commands and prints a row every 0.1 s."""
+        module = f"benchmarks.shim.programs.{name}"
+        return self.start([sys.executable, "-m", module, "--interval", "0.1", *options], claim, **how)
+
+    def arbiter(self) -> Process | None:
+        """Start the arbiter for all claims of the stage; None where it is not built."""
+        program = BUILD / "vcuda-arbiter"
+        return self.start([program, self.claims_directory]) if program.exists() else None
+
+    def torch(self) -> tuple[str, int] | None:
+        """PyTorch's version and how many GPUs it sees; None where it is not installed or sees none."""
+        command = [sys.executable, "-c", TORCH_VERSION]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
+        version, _, count = done.stdout.strip().partition(" ")
+        return (version, int(count)) if done.returncode == 0 and count not in {"", "0"} else None
+
+    def machine(self, torch: str | None) -> dict[str, str]:
+        """What a figure cannot do without."""
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line for line in lines if line.startswith("model name")), "")
+        return {
+            "gpu": f"{len(self.gpus)} × {self.gpu.name}" + (" (simulated)" if self.simulated else ""),
+            "driver": f"driver {self.nvml.driver()} (CUDA {self.nvml.cuda()})",
+            "cpu": f"{cpu.partition(':')[2].strip() or platform.machine()}, {os.cpu_count()} cores",
+            "system": f"Linux {platform.release()}",
+            "python": f"Python {platform.python_version()}",
+            "torch": f"PyTorch {torch}" if torch else "no PyTorch",
+        }
+
+
+@functools.cache
+def simulated_node() -> Path:
+    """The virtual node of this process: the simulated NVML maps one and keeps it."""
+    directory = Path(tempfile.mkdtemp(prefix="bench-shim-node-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    command: list[str | Path] = [
+        BUILD / "simnode",
+        "create",
+        directory / "node",
+        "--gpus",
+        "2",
+        "--memory",
+        SIMULATED_MEMORY,
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return directory / "node"
+
+
+def set_timer_slack() -> None:
+    """Samples are taken when they are due: the kernel may otherwise delay a sleep by 50 µs."""
+    PR_SET_TIMERSLACK = 29  # noqa: N806 - the kernel's name
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
