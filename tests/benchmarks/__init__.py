@@ -1,0 +1,1 @@
+"""The benchmarks, as far as they run without a GPU."""

@@ -1,0 +1,52 @@
+"""``make bench-shim`` on the simulated driver: the figures mean little, but they are there and make sense."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
+
+
+def measured(out: Path, *parts: str) -> dict[str, Any]:
+    """Every part's JSON, by its name."""
+    command = [sys.executable, "-m", "benchmarks.shim", *parts, "--simulated", "--quick", "--seconds", "1"]
+    subprocess.run([*command, "--out", str(out)], cwd=ROOT, check=True, timeout=240, stdout=subprocess.DEVNULL)
+    return {part["part"]: part for part in json.loads((out / "results.json").read_text())}
+
+
+def test_a_share_is_measured_by_the_page_and_by_the_program_itself(tmp_path: Path) -> None:
+    # A busy machine holds a share down: it is measured again.
+    for attempt in range(3):
+        (table,) = measured(tmp_path, "share")["share"]["tables"]
+        assert [row["limit"] for row in table["rows"]] == [10, 25, 50, 75, 90]
+        if all(abs(float(row["page − limit"])) < 2 and float(row["rate / limit"]) > 0.9 for row in table["rows"]):
+            return
+    pytest.fail(f"{attempt + 1} attempts: {table['rows']}")
+
+
+def test_no_way_to_allocate_that_the_simulated_driver_has_passes_the_limit(tmp_path: Path) -> None:
+    ways, race, views = measured(tmp_path, "memory")["memory"]["tables"]
+    plain = next(row for row in ways["rows"] if row["way"] == "plain")
+    assert plain["refused with"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert plain["bare, NVML"] > 8192
+    assert not [row for row in [*ways["rows"], *race["rows"]] if row["over limit"]]
+    assert race["rows"][0]["refused"] > 0
+    assert {row["MiB"] for row in views["rows"] if "otal" in row["asked"]} == {4096.0}
+
+
+def test_each_result_says_on_what_machine_it_was_measured(tmp_path: Path) -> None:
+    found = measured(tmp_path, "calls")["calls"]
+    assert "simulated" in found["machine"]["gpu"]
+    assert "kernel launch" in (tmp_path / "calls.md").read_text()
+
+
+def test_a_part_that_does_not_exist_is_refused_by_its_name() -> None:
+    command = [sys.executable, "-m", "benchmarks.shim", "nonsense"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr
