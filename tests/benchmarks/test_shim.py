@@ -19,14 +19,19 @@ def measured(out: Path, *parts: str) -> dict[str, Any]:
     return {part["part"]: part for part in json.loads((out / "results.json").read_text())}
 
 
+def as_limited(rows: list[dict[str, Any]]) -> bool:
+    return all(abs(float(row["page − limit"])) < 2 and float(row["rate / limit"]) > 0.9 for row in rows)
+
+
 def test_a_share_is_measured_by_the_page_and_by_the_program_itself(tmp_path: Path) -> None:
     # A busy machine holds a share down: it is measured again.
-    for _ in range(3):
+    for _ in range(2):
         rows = measured(tmp_path, "share")["share"]["tables"][0]["rows"]
-        if all(abs(float(row["page − limit"])) < 2 and float(row["rate / limit"]) > 0.9 for row in rows):
+        if as_limited(rows):
             break
     else:
-        pytest.fail(f"three times: {rows}")
+        rows = measured(tmp_path, "share")["share"]["tables"][0]["rows"]
+        assert as_limited(rows)
     assert [row["limit"] for row in rows] == [10, 25, 50, 75, 90]
 
 
