@@ -16,6 +16,7 @@
 #endif
 #define MAX_DEVICES 64
 
+#include "compat.h"
 #include "meter.h"
 
 struct shim shim = {.hot_epoch = 1, .ns_per_tick = 1ull << 31};
@@ -73,9 +74,14 @@ int shim_mode_slow(void)
     pthread_mutex_lock(&attach_mutex);
     if (shim.mode == SHIM_UNKNOWN) {
         const char *directory = getenv(VCUDA_CLAIM_DIR_ENV);
-        int mode = directory && *directory && open_pages(directory) ? SHIM_ACTIVE : SHIM_INERT;
+        int named = directory && *directory;
+        int mode = named && open_pages(directory) ? SHIM_ACTIVE : SHIM_INERT;
         if (mode == SHIM_INERT && access(VCUDA_REQUIRE_FILE, F_OK) == 0)
             mode = SHIM_REFUSED;
+        if (mode == SHIM_INERT && !named)
+            mode = compat_prepare(&directory);
+        if (mode == SHIM_ACTIVE && !named)
+            mode = open_pages(directory) ? SHIM_ACTIVE : SHIM_REFUSED;
         if (mode == SHIM_ACTIVE)
             pthread_atfork(NULL, NULL, in_child);
         __atomic_store_n(&shim.mode, mode, __ATOMIC_RELEASE);
@@ -168,6 +174,20 @@ void shim_refresh_slow(void)
     syscall(SYS_futex, &shim.usage->echo, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+int shim_uuid_of_device(CUdevice device, uint8_t uuid[16])
+{
+    CUuuid found;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    /* The second version names a MIG instance where the device is one. */
+    if (real.cuDeviceGetUuid_v2)
+        result = real.cuDeviceGetUuid_v2(&found, device);
+    else if (real.cuDeviceGetUuid)
+        result = real.cuDeviceGetUuid(&found, device);
+    if (!result)
+        memcpy(uuid, found.bytes, 16);
+    return !result;
+}
+
 int shim_slot_of_device(CUdevice device)
 {
     if (device < 0 || device >= MAX_DEVICES)
@@ -175,17 +195,12 @@ int shim_slot_of_device(CUdevice device)
     int known = __atomic_load_n(&device_slot[device], __ATOMIC_RELAXED);
     if (known)
         return known - 1;
-    CUuuid uuid;
-    CUresult result = CUDA_ERROR_NOT_FOUND;
-    /* The second version names a MIG instance where the device is one. */
-    if (real.cuDeviceGetUuid_v2)
-        result = real.cuDeviceGetUuid_v2(&uuid, device);
-    else if (real.cuDeviceGetUuid)
-        result = real.cuDeviceGetUuid(&uuid, device);
-    for (uint32_t i = 0; !result && i < VCUDA_MAX_GPUS; i++) {
+    uint8_t uuid[16];
+    int named = shim_uuid_of_device(device, uuid);
+    for (uint32_t i = 0; named && i < VCUDA_MAX_GPUS; i++) {
         struct vcuda_limit limit;
         if (vcuda_limits_get(shim.limits, i, &limit) == 0 && limit.state != VCUDA_SLOT_UNUSED &&
-            memcmp(limit.gpu_uuid, uuid.bytes, 16) == 0) {
+            memcmp(limit.gpu_uuid, uuid, 16) == 0) {
             __atomic_store_n(&device_slot[device], (int8_t)(i + 1), __ATOMIC_RELAXED);
             return (int)i;
         }

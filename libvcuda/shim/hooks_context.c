@@ -1,6 +1,7 @@
 /* Initialisation and contexts: where a process joins its claim, and where overhead begins and ends. */
 #include "shim.h"
 
+#include "compat.h"
 #include "meter.h"
 
 #include <stdlib.h>
@@ -32,11 +33,17 @@ CUresult cuInit(unsigned flags)
     int mode = shim_mode();
     if (mode == SHIM_REFUSED)
         return CUDA_ERROR_NOT_PERMITTED;
+    if (mode == SHIM_UNUSABLE) {
+        compat_complain();
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     shim_calibrate();
     CUresult result = real.cuInit(flags);
     if (result || mode != SHIM_ACTIVE)
         return result;
     shim_calibrate();
+    if (!compat_fill())
+        return CUDA_ERROR_NOT_PERMITTED;
     /* Registered after the driver's own handlers, and so run before them. */
     static int registered;
     if (!__atomic_exchange_n(&registered, 1, __ATOMIC_ACQ_REL))

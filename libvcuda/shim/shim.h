@@ -16,7 +16,8 @@ enum shim_mode {
     SHIM_UNKNOWN,
     SHIM_INERT, /* no claim, or no valid page: everything passes through */
     SHIM_ACTIVE,
-    SHIM_REFUSED, /* no valid page on a machine that requires one: cuInit fails */
+    SHIM_REFUSED,  /* no valid page on a machine that requires one: cuInit fails */
+    SHIM_UNUSABLE, /* limits by environment variables that cannot be read or kept: cuInit fails */
 };
 
 /* One GPU of the claim as this process last read it. */
@@ -81,6 +82,7 @@ static inline void shim_refresh(void)
 }
 /* The slot of a CUDA device, or of the current context's device; -1: no slot, -2: no context. */
 int shim_slot_of_device(CUdevice device);
+int shim_uuid_of_device(CUdevice device, uint8_t uuid[16]); /* of a MIG instance its own; 0: the driver does not say */
 int shim_slot_of_current(CUcontext *context);
 /* Compare the cheap clock with the true one, over some milliseconds that pass anyway. */
 void shim_calibrate(void);

@@ -20,7 +20,7 @@
 int on_real_gpu, simulated_kernel;
 uint8_t gpu_uuid[16];
 uint64_t context_cost;
-const char *preload_before, *preload_behind;
+const char *preload_before, *preload_behind, *preload_library = "libvcuda.so";
 
 static int passed, failed;
 static char build[600], work[128], self[600];
@@ -99,9 +99,9 @@ static void become(const struct claim *claim, int preloaded, char **argv)
         unsetenv(VCUDA_CLAIM_DIR_ENV);
     if (preloaded) {
         const char *tests = "/tests/", *before = preload_before, *behind = preload_behind;
-        snprintf(path, sizeof path, "%s%s%s %s/libvcuda.so %s%s%s %s%s", before ? build : "", before ? tests : "",
-                 before ? before : "", build, behind ? build : "", behind ? tests : "", behind ? behind : "",
-                 simulated_kernel ? build : "", simulated_kernel ? "/sim/libsimkernel.so" : "");
+        snprintf(path, sizeof path, "%s%s%s %s/%s %s%s%s %s%s", before ? build : "", before ? tests : "",
+                 before ? before : "", build, preload_library, behind ? build : "", behind ? tests : "",
+                 behind ? behind : "", simulated_kernel ? build : "", simulated_kernel ? "/sim/libsimkernel.so" : "");
         setenv("LD_PRELOAD", path, 1);
     }
     execv(argv[0], argv);

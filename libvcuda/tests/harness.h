@@ -28,6 +28,8 @@ struct player {
 enum { BARE = 0, PRELOADED = 1 };
 /* Libraries of build/tests to preload in front of ours and behind it; NULL: none. */
 extern const char *preload_before, *preload_behind;
+/* The library itself, in build. */
+extern const char *preload_library;
 
 extern int on_real_gpu;
 /* Simulated driver only: processes get the simulated kernel too, so that memory is accounted at its boundary. */
@@ -78,6 +80,7 @@ void test_pages(void);
 void test_lookup(void);
 void test_memory(void);
 void test_views(void);
+void test_compat(void);
 void test_compute(void);
 void test_life(void);
 void test_bugs(void);

@@ -131,12 +131,24 @@ static int busy(double seconds)
     _exit(0); /* the thread is somewhere in the driver */
 }
 
+/* Nothing but the beginning, with what is said on standard error among the lines. */
+static int init(void)
+{
+    dup2(1, 2);
+    const char *where = cuda_api_load();
+    say("init", where ? -1 : cuda.cuInit(0));
+    say("again", where ? -1 : cuda.cuInit(0));
+    return 0;
+}
+
 int role_views(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "nvml"))
         return nvml();
     if (argc && !strcmp(argv[0], "processes"))
         return processes();
+    if (argc && !strcmp(argv[0], "init"))
+        return init();
     if (argc > 1 && !strcmp(argv[0], "busy"))
         return busy(atof(argv[1]));
     return -1;

@@ -23,6 +23,7 @@ static const struct chapter {
     {"memory", test_memory, SHORT, "each way to allocate, racing processes, limits that move"},
     {"views", test_views, SHORT, "what CUDA and NVML show"},
     {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
+    {"compat", test_compat, SHORT, "limits by other programs' environment variables; a page that is required"},
     {"compute", test_compute, SHORT, "shares, sharing within a claim, graphs and captures"},
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},

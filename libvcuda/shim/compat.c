@@ -1,0 +1,158 @@
+/* A claim of one's own, where nobody made one: limits set by environment variables (settings.c) become a private pair of
+ * pages, and from there on everything is as under an agent. Processes of one user with the same settings share the pages,
+ * as far as they see the same file system. Never over an agent's page: GPUCLOUD_CLAIM_DIR and a required page win.
+ */
+#include "compat.h"
+
+#include "shim.h"
+#include "settings.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static struct setting settings[VCUDA_MAX_GPUS];
+static char directory[200]; /* empty: no limits by environment */
+static char complaint[300];
+
+/* FNV-1a: tells settings apart, no more. */
+static uint64_t hash_settings(void)
+{
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++) {
+        uint64_t words[] = {settings[i].memory_bytes, settings[i].core_request, settings[i].core_limit};
+        for (size_t b = 0; b < sizeof words; b++)
+            hash = (hash ^ ((const uint8_t *)words)[b]) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+static void make_uid(uint8_t uid[16])
+{
+    uint64_t words[2] = {hash_settings(), VCUDA_ABI_VERSION};
+    memcpy(uid, words, 16);
+}
+
+/* A folder that is ours alone: /dev/shm is everybody's, so somebody else may have been there first. */
+static int make_folder(const char *parent)
+{
+    struct stat st;
+    int n = snprintf(directory, sizeof directory, "%s/gpucloud-limits-%u-%u-%016llx", parent, VCUDA_ABI_VERSION,
+                     (unsigned)geteuid(), (unsigned long long)hash_settings());
+    if (n >= (int)sizeof directory || (mkdir(directory, 0700) != 0 && errno != EEXIST))
+        return 0;
+    return lstat(directory, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077);
+}
+
+static int open_limits(struct vcuda_limits **limits)
+{
+    char path[sizeof directory + 16];
+    uint8_t uid[16];
+    make_uid(uid);
+    snprintf(path, sizeof path, "%s/" VCUDA_LIMITS_FILE, directory);
+    return vcuda_limits_create(path, uid, limits) == 0;
+}
+
+static int make_pages(void)
+{
+    char path[sizeof directory + 16];
+    struct vcuda_limits *limits;
+    struct vcuda_usage *usage;
+    if (!open_limits(&limits))
+        return 0;
+    vcuda_limits_unmap(limits);
+    snprintf(path, sizeof path, "%s/" VCUDA_USAGE_FILE, directory);
+    if (vcuda_usage_create(path, &usage) != 0)
+        return 0;
+    vcuda_usage_unmap(usage);
+    return 1;
+}
+
+int compat_prepare(const char **claim_directory)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    switch (settings_read(settings, complaint, sizeof complaint)) {
+    case SETTINGS_NONE:
+        return SHIM_INERT;
+    case SETTINGS_UNREADABLE:
+        return SHIM_UNUSABLE;
+    }
+    int made = runtime && *runtime == '/' && make_folder(runtime) && make_pages();
+    if (!made && !(make_folder("/dev/shm") && make_pages())) {
+        snprintf(complaint, sizeof complaint,
+                 "limits are set by environment variables, and neither XDG_RUNTIME_DIR nor "
+                 "/dev/shm is a place to keep them");
+        *directory = 0;
+        return SHIM_UNUSABLE;
+    }
+    *claim_directory = directory;
+    return SHIM_ACTIVE;
+}
+
+void compat_complain(void)
+{
+    static int said;
+    if (!__atomic_exchange_n(&said, 1, __ATOMIC_ACQ_REL))
+        dprintf(2, "libvcuda: %s; cuInit is refused\n", complaint);
+}
+
+static int has_slot(const struct vcuda_limits *page, const uint8_t uuid[16])
+{
+    struct vcuda_limit limit;
+    for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++)
+        if (vcuda_limits_get(page, i, &limit) == 0 && limit.state != VCUDA_SLOT_UNUSED &&
+            !memcmp(limit.gpu_uuid, uuid, 16))
+            return 1;
+    return 0;
+}
+
+/* A slot of this GPU, unless another process with the same settings made one. */
+static int add_slot(struct vcuda_limits *page, const uint8_t uuid[16], const struct setting *s)
+{
+    struct vcuda_limit limit = {
+        .generation = 1, .memory_bytes = s->memory_bytes, .core_request = s->core_request, .core_limit = s->core_limit};
+    if (has_slot(page, uuid))
+        return 1;
+    memcpy(limit.gpu_uuid, uuid, 16);
+    return vcuda_limits_set(page, &limit) >= 0;
+}
+
+/* Two processes that begin at once must not both take the first slot. -1: not to be had. */
+static int lock_folder(void)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), result = fd < 0 ? -1 : 0;
+    while (fd >= 0 && (result = flock(fd, LOCK_EX)) != 0 && errno == EINTR)
+        ;
+    if (result != 0 && fd >= 0)
+        close(fd);
+    return result ? -1 : fd;
+}
+
+int compat_fill(void)
+{
+    uint8_t uuid[VCUDA_MAX_GPUS][16];
+    struct vcuda_limits *page;
+    int count = 0, known = 0, filled = 1;
+    if (!*directory)
+        return 1;
+    /* The driver is asked first: nothing is locked while it answers. */
+    if (!real.cuDeviceGetCount || real.cuDeviceGetCount(&count))
+        return 0;
+    for (; known < count && known < VCUDA_MAX_GPUS; known++)
+        if (!shim_uuid_of_device(known, uuid[known]))
+            return 0;
+    int fd = lock_folder();
+    int opened = fd >= 0 && open_limits(&page);
+    for (int i = 0; opened && i < known && filled; i++)
+        filled = add_slot(page, uuid[i], &settings[i]);
+    if (opened)
+        vcuda_limits_unmap(page);
+    if (fd >= 0)
+        close(fd);
+    return opened && filled;
+}
