@@ -92,13 +92,11 @@ static uint64_t read_bytes(struct reader *r, const char *stem)
 /* Percent; 0: not set, or set to none. */
 static uint32_t read_percent(struct reader *r, const char *stem)
 {
-    char name[64], *end;
-    const char *value = value_of(r, name, stem);
-    if (!value)
-        return 0;
-    unsigned long n = strtoul(value, &end, 10);
-    if (*value < '0' || *value > '9' || *end || n > 100) {
-        complain(r, name, value, "a percentage from 0 to 100");
+    char name[64];
+    double n = 0;
+    const char *value = value_of(r, name, stem), *rest = value ? read_number(value, &n) : NULL;
+    if (value && (!rest || *rest || n > 100 || n != (uint32_t)n)) {
+        complain(r, name, value, "a whole percentage from 0 to 100");
         return 0;
     }
     r->found |= n > 0;

@@ -73,6 +73,7 @@ int role_kernel(int argc, char **argv);
 int role_faults(int argc, char **argv);
 int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
+int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
 int role_views(int argc, char **argv);   /* -1: not one of its roles */
 
 /* the chapters */
@@ -81,6 +82,7 @@ void test_lookup(void);
 void test_memory(void);
 void test_views(void);
 void test_compat(void);
+void test_legacy(void);
 void test_compute(void);
 void test_life(void);
 void test_bugs(void);

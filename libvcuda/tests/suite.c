@@ -21,6 +21,7 @@ static const struct chapter {
     {"pages", test_pages, SHORT, "the pages and the helper library"},
     {"lookup", test_lookup, SHORT, "however a program finds the driver, it finds the limit"},
     {"memory", test_memory, SHORT, "each way to allocate, racing processes, limits that move"},
+    {"legacy", test_legacy, SHORT, "old and rare entries: first versions, contexts for graphics, stacks, old launches"},
     {"views", test_views, SHORT, "what CUDA and NVML show"},
     {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
     {"compat", test_compat, SHORT, "limits by other programs' environment variables; a page that is required"},
@@ -85,7 +86,7 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 static int play_role(int argc, char **argv)
 {
     static int (*const roles[])(int, char **) = {role_kernel, role_kill,  role_fork,   role_faults,
-                                                 role_lookup, role_views, role_arbiter};
+                                                 role_lookup, role_views, role_legacy, role_arbiter};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)
