@@ -23,7 +23,9 @@ def check() -> int:
     if not said:
         for family in entries.FAMILIES:
             lists = compare.read(family)
-            print(f"audit: {family.title}: {len(lists.known)} entries, {len(lists.hooked)} stood before, the rest passed")
+            print(
+                f"audit: {family.title}: {len(lists.known)} entries, {len(lists.hooked)} stood before, the rest passed"
+            )
     return 1 if said else 0
 
 
