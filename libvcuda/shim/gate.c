@@ -31,8 +31,10 @@
 #define POLL_AHEAD_NS 300000ll
 #define POLL_LATE_NS 3000000ll
 #define POLL_NS 8000
-#define DRAIN_MIN_NS 12000
-#define DRAIN_MAX_NS 500000
+/* The end of what is in flight is polled for from so long before it is due. */
+#define DRAIN_POLL_NS 12000
+#define DRAIN_AHEAD_NS 50000ll
+#define DRAIN_MAX_NS 1000000ll
 
 void inflight_add(int slot, uint64_t ns)
 {
@@ -61,6 +63,14 @@ static int arbiter_lives(void)
 int gate_gives_turns(int slot)
 {
     return turn_word(slot) != VCUDA_TURN_FREE && arbiter_lives();
+}
+
+uint64_t gate_drained_at(int slot)
+{
+    const struct vcuda_gpu_usage *usage = shim_usage(slot);
+    uint64_t ended = __atomic_load_n(&usage->last_end_ns, __ATOMIC_RELAXED);
+    uint64_t begun = __atomic_load_n(&shim.gpu[slot].busy_since_ns, __ATOMIC_RELAXED);
+    return (ended > begun ? ended : begun) + __atomic_load_n(&usage->inflight_ns, __ATOMIC_RELAXED);
 }
 
 struct waiting {
@@ -104,12 +114,13 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
         __atomic_store_n(&shim_usage(slot)->yielded, number, __ATOMIC_SEQ_CST);
         return 0;
     }
-    if (inflight + predicted > left)
+    /* Half a kernel more or less evens out over the rounds. */
+    if (inflight + predicted / 2 > left)
         return 0;
     /* Never under two launches: the GPU must find the next one when it ends the first. */
     if (inflight + predicted > TURN_DEPTH_NS)
         return inflight <= predicted ? predicted : 0;
-    uint64_t room = least(TURN_DEPTH_NS, left) - inflight;
+    uint64_t room = least(TURN_DEPTH_NS, left > inflight ? left : inflight) - inflight;
     return predicted > least(room, CHUNK_NS) ? predicted : least(room, CHUNK_NS);
 }
 
@@ -161,9 +172,10 @@ static void wait_for_turn(int slot, uint32_t turns_gen)
     uint64_t mine = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_SEQ_CST);
     uint64_t starts = __atomic_load_n(&turn->starts_ns, __ATOMIC_SEQ_CST);
     int64_t ahead = (int64_t)(starts - shim_now());
-    if (mine)
-        doze((long)(mine / 2 < DRAIN_MIN_NS ? DRAIN_MIN_NS : least(mine / 2, DRAIN_MAX_NS)));
-    else if (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS)
+    if (mine) {
+        int64_t due = (int64_t)(gate_drained_at(slot) - shim_now()) - DRAIN_AHEAD_NS;
+        doze(due < DRAIN_POLL_NS ? DRAIN_POLL_NS : due < DRAIN_MAX_NS ? (long)due : DRAIN_MAX_NS);
+    } else if (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS)
         doze(POLL_NS);
     else
         sleep_on(&shim.turns->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
@@ -196,6 +208,8 @@ static CUresult admit(int slot, uint64_t predicted, int never_waits, struct admi
                                         : limit_allows(slot, predicted, &w->missing);
         if (out->allowance_ns) {
             /* First the addition, then a second look at the turn: see vcuda_pages.h. */
+            if (!__atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED))
+                __atomic_store_n(&gpu->busy_since_ns, shim_now(), __ATOMIC_RELAXED);
             inflight_add(slot, out->allowance_ns);
             if (never_waits || turn_word(slot) == out->turn)
                 return CUDA_SUCCESS;

@@ -50,25 +50,19 @@ CUresult cuCtxSynchronize(void)
 {
     NEED_REAL(cuCtxSynchronize);
     meter_before_wait_all();
-    CUresult result = real.cuCtxSynchronize();
-    meter_after_wait_all();
-    return result;
+    return real.cuCtxSynchronize();
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext context)
 {
     NEED_REAL(cuCtxSynchronize_v2);
     meter_before_wait_all();
-    CUresult result = real.cuCtxSynchronize_v2(context);
-    meter_after_wait_all();
-    return result;
+    return real.cuCtxSynchronize_v2(context);
 }
 
 CUresult cuEventSynchronize(CUevent event)
 {
     NEED_REAL(cuEventSynchronize);
     meter_before_wait_all();
-    CUresult result = real.cuEventSynchronize(event);
-    meter_after_wait_all();
-    return result;
+    return real.cuEventSynchronize(event);
 }

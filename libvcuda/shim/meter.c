@@ -307,10 +307,7 @@ void meter_after_wait(CUstream stream, int per_thread, uint32_t seen)
     /* Dry only if nobody launched since. */
     if (!lane->open && lane->head == seen)
         lane->free_at = shim_ticks();
-    int slot = lane->slot;
     lane_leave(lane);
-    if (gate_gives_turns(slot))
-        meter_retire();
 }
 
 void meter_before_wait_all(void)
@@ -321,13 +318,4 @@ void meter_before_wait_all(void)
     for (uint32_t i = 0; i < LANES && lanes[i]; i++)
         if (lanes[i]->context == context && lanes[i]->open && !meter_capturing(lanes[i]->stream, 0))
             end_open(lanes[i]);
-}
-
-void meter_after_wait_all(void)
-{
-    for (int slot = 0; shim.self && slot < VCUDA_MAX_GPUS; slot++)
-        if (gate_gives_turns(slot)) {
-            meter_retire();
-            return;
-        }
 }

@@ -64,7 +64,6 @@ void meter_end(struct meter_ticket *ticket, CUresult result);
 uint32_t meter_before_wait(CUstream stream, int per_thread);
 void meter_after_wait(CUstream stream, int per_thread, uint32_t seen);
 void meter_before_wait_all(void); /* for anything else */
-void meter_after_wait_all(void);
 int meter_capturing(CUstream stream, int per_thread);
 void meter_close(struct meter_lane *lane); /* by the lane's owner: its open burst ends here */
 /* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */

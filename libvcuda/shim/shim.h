@@ -26,6 +26,7 @@ struct shim_gpu {
     uint32_t core_limit; /* percent while no turns are given: see vcuda_limit_alone */
     uint64_t generation;
     uint64_t limited_since_ns; /* work begun before had no limit to answer for */
+    uint64_t busy_since_ns;    /* when work was launched while nothing was in flight */
     uint64_t turn_used;        /* number of the last turn in which this process launched */
     int dry;                   /* ran out of credit: launches wait for a full quantum */
     uint64_t small_bytes, small_managed_bytes;
@@ -88,6 +89,8 @@ int shim_slot_of_current(CUcontext *context);
 void shim_calibrate(void);
 /* The arbiter gives turns on this GPU: see gate.c. */
 int gate_gives_turns(int slot);
+/* When what this process has in flight should have ended, by prediction. CLOCK_MONOTONIC. */
+uint64_t gate_drained_at(int slot);
 static inline struct vcuda_gpu_usage *shim_usage(int slot)
 {
     return &shim.self->gpu[slot];

@@ -22,9 +22,9 @@
 #define LINGER_NS 50000000ull
 #define TRUE_UP_NS 250000000ull
 #define FIND_TURNS_NS 500000000ull
-/* While turns are given, the GPU is handed on when this process is known to be done. */
-#define DRAIN_MIN_NS 15000ull
-#define DRAIN_MAX_NS 500000ull
+/* While turns are given, the GPU is handed on when this process is known to be done: this thread looks where its launching
+ * threads, which wait for their next turn, have not seen it by then. */
+#define DRAIN_LATE_NS 100000ull
 #define SWEEP_TURN_NS 200000ull
 
 static int started;
@@ -85,9 +85,10 @@ static uint64_t pause_ns(int idle)
     if (idle)
         return IDLE_NS;
     for (int i = 0; i < VCUDA_MAX_GPUS; i++) {
-        uint64_t inflight = __atomic_load_n(&shim.self->gpu[i].inflight_ns, __ATOMIC_RELAXED) / 2;
-        if (inflight && gate_gives_turns(i))
-            return inflight < DRAIN_MIN_NS ? DRAIN_MIN_NS : inflight > DRAIN_MAX_NS ? DRAIN_MAX_NS : inflight;
+        if (!__atomic_load_n(&shim.self->gpu[i].inflight_ns, __ATOMIC_RELAXED) || !gate_gives_turns(i))
+            continue;
+        uint64_t due = gate_drained_at(i) + DRAIN_LATE_NS, now = shim_now();
+        return due < now + DRAIN_LATE_NS ? DRAIN_LATE_NS : due - now < BUSY_NS ? due - now : BUSY_NS;
     }
     return is_limited() || turns_given() ? BUSY_NS : BUSY_UNLIMITED_NS;
 }
