@@ -2,7 +2,7 @@
 
 It lives and dies with the agent. Its death hurts nobody for long: libvcuda takes an arbiter that has been silent for a
 second for dead, and each claim follows its own limit until the next one has looked around. So an agent that is started
-again need not adopt a running arbiter; a lock that the arbiter inherits keeps two from giving turns at the same time.
+again need not adopt a running arbiter; the arbiter's own lock keeps two from giving turns at the same time.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ LONGEST_PAUSE_SECONDS = 5.0
 # One that ran for so long was a good one: its death is news, and the next is started soon.
 SETTLED_SECONDS = 10.0
 STOP_SECONDS = 2.0
+# Another one holds the lock: an earlier agent's that has not ended yet.
+EXIT_TAKEN = 3
 
 
 class Arbiter:
@@ -60,11 +62,11 @@ class Arbiter:
             if not self.installed:
                 await self._wait_for_it()
             begun = time.monotonic()
-            self._problem = await self._run_once()
+            code, self._problem = await self._run_once()
             settled = time.monotonic() - begun >= SETTLED_SECONDS
             if settled:
                 backoff.reset()
-            if settled or self._restarts == 0:
+            if code != EXIT_TAKEN and (settled or self._restarts == 0):
                 self._report(f"{self._problem}; until the next one runs, each claim follows its own limit alone.")
             pause = backoff.next()
             log.warning("arbiter-ended", reason=self._problem, retry_seconds=round(pause, 2))
@@ -77,9 +79,9 @@ class Arbiter:
         while not self.installed:  # noqa: ASYNC110 - nobody tells us of a file
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
-    async def _run_once(self) -> str:
-        """Start it and wait for its end; how it ended, in words."""
-        arguments = [str(os.getpid()), str(self._lock), str(self._program), str(self._claims)]
+    async def _run_once(self) -> tuple[int | None, str]:
+        """Start it and wait for its end: its exit code (None: never started), and how it ended, in words."""
+        arguments = [str(os.getpid()), str(self._program), str(self._claims), "--lock-file", str(self._lock)]
         try:
             # From the event loop's own thread, which lives as long as the agent: with it the arbiter ends.
             self._process = await asyncio.create_subprocess_exec(
@@ -89,7 +91,7 @@ class Arbiter:
                 stdout=asyncio.subprocess.DEVNULL,
             )
         except OSError as error:
-            return f"The arbiter cannot be started: {error}"
+            return None, f"The arbiter cannot be started: {error}"
         self._problem = None
         log.info("arbiter-started", pid=self._process.pid)
         try:
@@ -97,7 +99,9 @@ class Arbiter:
         finally:
             await _end(self._process)
             self._process = None
-        return f"The arbiter ended with code {code}" if code >= 0 else f"The arbiter was ended by signal {-code}"
+        if code == EXIT_TAKEN:
+            return code, f"Another arbiter holds {self._lock}; it is waited for"
+        return code, f"The arbiter ended with code {code}" if code >= 0 else f"The arbiter was ended by signal {-code}"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -1,6 +1,7 @@
 """The run directory: pages, sockets and the lock of one agent, on a tmpfs, gone after a reboot.
 
 <run dir>/agent.lock            held (flock) by the running agent
+<run dir>/arbiter.lock          held by the arbiter
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
 <run dir>/processes.json        which processes were registered under which claim
 <run dir>/claims/<claim uid>/   the claim's pages; mounted into its containers

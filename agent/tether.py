@@ -1,12 +1,10 @@
-"""`python agent/tether.py PARENT LOCK COMMAND…`: becomes a command that ends with its parent and runs once at a time.
+"""`python agent/tether.py PARENT COMMAND…`: becomes a command that ends with its parent.
 
-The kernel is asked for SIGTERM when the parent's thread ends (PR_SET_PDEATHSIG), and LOCK is held (flock) for as long
-as the command lives, whoever started it: a command whose parent was killed a moment ago is waited for. It imports
-nothing of the agent, so that it starts in a few milliseconds.
+The kernel is asked for SIGTERM when the parent's thread ends (PR_SET_PDEATHSIG). It imports nothing of the agent, so
+that it starts in a few milliseconds.
 """
 
 import ctypes
-import fcntl
 import os
 import signal
 import sys
@@ -14,7 +12,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(parent: str, lock_path: str, *command: str) -> int:
+def main(parent: str, *command: str) -> int:
     """Never returns where the command can be run; else the exit code."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         sys.stderr.write(f"prctl: {os.strerror(ctypes.get_errno())}\n")
@@ -22,9 +20,6 @@ def main(parent: str, lock_path: str, *command: str) -> int:
     if os.getppid() != int(parent):
         # It died before the request was made; nobody would ever send the signal.
         return 1
-    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.set_inheritable(lock, True)
     try:
         os.execv(command[0], command)  # noqa: S606 - to become it is its purpose
     except OSError as error:

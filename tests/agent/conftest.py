@@ -16,7 +16,7 @@ from tests.agent.stage import BUILD, GPULOAD, ROOT, Stage
 @pytest.fixture(scope="session", autouse=True)
 def built() -> None:
     """libvcuda and the simulated driver, built where they are not."""
-    needed = [BUILD / "libvcuda-pages.so", BUILD / "libvcuda.so", BUILD / "simnode", GPULOAD]
+    needed = [BUILD / "libvcuda-pages.so", BUILD / "libvcuda.so", BUILD / "vcuda-arbiter", BUILD / "simnode", GPULOAD]
     if not all(path.exists() for path in needed):
         subprocess.run(["make", "-C", ROOT / "libvcuda"], check=True, capture_output=True)
 

@@ -56,6 +56,20 @@ async def arbiter(stage: Stage, *, but: int | None = None) -> Process:
     return found
 
 
+async def test_the_real_one_allots_to_a_claim_that_has_the_gpu_to_itself(stage: Stage, control: Control) -> None:
+    stage.start()
+    link = await connected(stage)
+    held = stage.assignment()
+    await put(link, 1, held)
+    await eventually(lambda: stage.status()["assignments"][0]["allotted_percent"] is not None)
+    process = processes.find(stage.status()["arbiter"]["pid"])
+    assert process is not None
+    assert stage.agent is not None
+    stage.agent.terminate()
+    assert await stage.ended() == 0
+    assert not processes.alive(process)
+
+
 @pytest.fixture
 async def link(stage: Stage) -> Connection:
     """The connection of an agent with an idle arbiter."""
@@ -100,31 +114,27 @@ async def test_a_killed_agent_takes_it_along_and_the_next_agent_starts_its_own(s
 
 
 async def test_two_never_run_at_the_same_time(stage: Stage, control: Control) -> None:
-    # One that ignores being asked to end, as one that hangs would, outlives its agent.
-    library = install(stage, "#!/bin/sh\ntrap '' TERM\nsleep 3 & wait $!\nwait $!\nexec sleep 1000\n")
-    stage.start(GPUCLOUD_LIBRARY=library)
+    stage.start()
     await connected(stage)
-    pid = await eventually(lambda: stage.status()["arbiter"]["pid"])
-    await eventually(lambda: b"tether.py" not in command_line(pid))
-    first = processes.find(pid)
-    assert first is not None
+    first = await eventually(lambda: processes.find(stage.status()["arbiter"]["pid"] or 0))
+    await eventually(lambda: b"tether.py" not in command_line(first.pid))
+    # One that hangs does not end when it is asked to: it outlives its agent.
+    os.kill(first.pid, signal.SIGSTOP)
     await stage.kill()
-    write(Path(library).with_name("vcuda-arbiter"), IDLE)
-    stage.start(GPUCLOUD_LIBRARY=library)
+    stage.start()
     await connected(stage)
-    await asyncio.sleep(1)
-    assert processes.alive(first)
-    second = stage.status()["arbiter"]["pid"]
-    assert b"tether.py" in command_line(second)
+    await eventually(lambda: "it is waited for" in (stage.status()["arbiter"]["problem"] or ""))
     os.kill(first.pid, signal.SIGKILL)
-    assert (await arbiter(stage)).pid == second
+    await eventually(lambda: stage.status()["arbiter"]["running"])
+    await asyncio.sleep(1)
+    assert stage.status()["arbiter"]["running"]
 
 
 async def test_one_that_cannot_run_is_tried_again_and_does_no_harm(stage: Stage, control: Control) -> None:
-    stage.start(GPUCLOUD_LIBRARY=install(stage, "#!/bin/sh\nexit 3\n"))
+    stage.start(GPUCLOUD_LIBRARY=install(stage, "#!/bin/sh\nexit 4\n"))
     link = await connected(stage)
     await eventually(lambda: stage.status()["arbiter"]["restarts"] >= 2)
-    assert "code 3" in stage.status()["arbiter"]["problem"]
+    assert "code 4" in stage.status()["arbiter"]["problem"]
     await put(link, 1, stage.assignment())
     # Once, not at every try, and though the agent was not connected yet.
     assert len([one for one in link.frames if isinstance(one, wire.Event)]) == 1
