@@ -4,7 +4,8 @@
  * kernel.c   memory as the kernel gives it       overhead.c contexts, and what NVML sees beyond the account
  * watcher.c  the thread that hears changes       table.c    pointer -> charge
  * meter.c    measures GPU time with events       gate.c     decides when a launch may go: credit, turns
- * real.c     lookup; hooks_*.c                   the entries that programs call
+ * real.c     lookup, with symbols.c              hooks_*.c  the entries that programs call
+ * compat.c   limits by environment variables, read by settings.c
  */
 #ifndef SHIM_H
 #define SHIM_H
