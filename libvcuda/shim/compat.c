@@ -101,25 +101,28 @@ void compat_complain(void)
         dprintf(2, "libvcuda: %s; cuInit is refused\n", complaint);
 }
 
-static int has_slot(const struct vcuda_limits *page, const uint8_t uuid[16])
+/* -1: none. */
+static int find_slot(const struct vcuda_limits *page, const uint8_t uuid[16])
 {
     struct vcuda_limit limit;
     for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++)
         if (vcuda_limits_get(page, i, &limit) == 0 && limit.state != VCUDA_SLOT_UNUSED &&
             !memcmp(limit.gpu_uuid, uuid, 16))
-            return 1;
-    return 0;
+            return (int)i;
+    return -1;
 }
 
-/* A slot of this GPU, unless another process with the same settings made one. */
+/* The slot of this GPU, made unless another process with the same settings did; -1: no room. */
 static int add_slot(struct vcuda_limits *page, const uint8_t uuid[16], const struct setting *s)
 {
     struct vcuda_limit limit = {
         .generation = 1, .memory_bytes = s->memory_bytes, .core_request = s->core_request, .core_limit = s->core_limit};
-    if (has_slot(page, uuid))
-        return 1;
+    int slot = find_slot(page, uuid);
+    if (slot >= 0)
+        return slot;
     memcpy(limit.gpu_uuid, uuid, 16);
-    return vcuda_limits_set(page, &limit) >= 0;
+    slot = vcuda_limits_set(page, &limit);
+    return slot < 0 ? -1 : slot;
 }
 
 /* Two processes that begin at once must not both take the first slot. -1: not to be had. */
@@ -133,11 +136,27 @@ static int lock_folder(void)
     return result ? -1 : fd;
 }
 
+/* Slots for these GPUs; the slot of the last, or -1. */
+static int add_slots(uint8_t uuid[][16], int count)
+{
+    struct vcuda_limits *page;
+    int fd = lock_folder(), opened = fd >= 0 && open_limits(&page), slot = -1;
+    for (int i = 0; opened && i < count; i++) {
+        slot = add_slot(page, uuid[i], &settings[i]);
+        if (slot < 0)
+            break;
+    }
+    if (opened)
+        vcuda_limits_unmap(page);
+    if (fd >= 0)
+        close(fd);
+    return slot;
+}
+
 int compat_fill(void)
 {
     uint8_t uuid[VCUDA_MAX_GPUS][16];
-    struct vcuda_limits *page;
-    int count = 0, known = 0, filled = 1;
+    int count = 0, known = 0;
     if (!*directory)
         return 1;
     /* The driver is asked first: nothing is locked while it answers. */
@@ -146,13 +165,17 @@ int compat_fill(void)
     for (; known < count && known < VCUDA_MAX_GPUS; known++)
         if (!shim_uuid_of_device(known, uuid[known]))
             return 0;
-    int fd = lock_folder();
-    int opened = fd >= 0 && open_limits(&page);
-    for (int i = 0; opened && i < known && filled; i++)
-        filled = add_slot(page, uuid[i], &settings[i]);
-    if (opened)
-        vcuda_limits_unmap(page);
-    if (fd >= 0)
-        close(fd);
-    return opened && filled;
+    return !known || add_slots(uuid, known) >= 0;
+}
+
+int compat_slot_of(const uint8_t uuid[16])
+{
+    uint8_t one[1][16];
+    if (!*directory)
+        return -1;
+    for (int i = 1; i < VCUDA_MAX_GPUS; i++)
+        if (memcmp(&settings[i], &settings[0], sizeof settings[0]) != 0)
+            return -1;
+    memcpy(one[0], uuid, 16);
+    return add_slots(one, 1);
 }

@@ -1,4 +1,5 @@
 /* What NVML knows of this process: the second opinion on memory. */
+#include "compat.h"
 #include "shim.h"
 
 #include <stdio.h>
@@ -72,7 +73,7 @@ int nvml_slot_of(nvmlDevice_t device)
             memcmp(limit.gpu_uuid, uuid, 16) == 0)
             return (int)i;
     }
-    return -1;
+    return compat_slot_of(uuid);
 }
 
 int64_t nvml_process_bytes(int slot)

@@ -131,6 +131,21 @@ static int busy(double seconds)
     _exit(0); /* the thread is somewhere in the driver */
 }
 
+/* As nvidia-smi sees a GPU: without CUDA. */
+static int nvml_only(void)
+{
+    __typeof__(nvmlInit_v2) *start = nvml_find("nvmlInit_v2");
+    __typeof__(nvmlDeviceGetHandleByIndex_v2) *by_index = nvml_find("nvmlDeviceGetHandleByIndex_v2");
+    __typeof__(nvmlDeviceGetMemoryInfo) *memory = nvml_find("nvmlDeviceGetMemoryInfo");
+    nvmlDevice_t device;
+    nvmlMemory_t m;
+    if (!start || start() || by_index(0, &device) || memory(device, &m))
+        return 1;
+    say("total", (double)m.total);
+    say("used", (double)m.used);
+    return 0;
+}
+
 /* Nothing but the beginning, with what is said on standard error among the lines. */
 static int init(void)
 {
@@ -147,6 +162,8 @@ int role_views(int argc, char **argv)
         return nvml();
     if (argc && !strcmp(argv[0], "processes"))
         return processes();
+    if (argc && !strcmp(argv[0], "nvml_only"))
+        return nvml_only();
     if (argc && !strcmp(argv[0], "init"))
         return init();
     if (argc > 1 && !strcmp(argv[0], "busy"))

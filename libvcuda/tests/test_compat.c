@@ -64,6 +64,18 @@ static void test_names(void)
     expect_share("CUDA_CORE_SOFT_LIMIT", "CUDA_CORE_LIMIT", "10");
 }
 
+/* nvidia-smi is the first thing that people try. */
+static void test_without_cuda(void)
+{
+    struct player p;
+    play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT", "5g", NULL, NULL, "nvml_only");
+    expect(said(&p, "total") == 5.0 * GIB && said(&p, "used") == 0,
+           "a program that asks NVML alone sees the limit: %.0f", said(&p, "total") / MIB);
+    play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT_1", "5g", NULL, NULL, "nvml_only");
+    expect(said(&p, "total") > 5.0 * GIB, "unless it depends on how CUDA would number the GPUs");
+    expect_memory("CUDA_DEVICE_MEMORY_LIMIT", "5g", NULL, NULL, 5 * GIB);
+}
+
 static void test_shared(void)
 {
     struct player holder, next;
@@ -159,6 +171,7 @@ void test_compat(void)
     claim_make(&place, 2 * GIB, 100);
     setenv("XDG_RUNTIME_DIR", place.directory, 1);
     test_names();
+    test_without_cuda();
     test_shared();
     test_page_wins();
     test_unreadable();
