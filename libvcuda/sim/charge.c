@@ -1,7 +1,7 @@
 /* Where the simulated driver's device memory comes from: the virtual node, directly, or where the simulated kernel is there
- * (kernel.h) from that, by ioctl, as one object for each piece of memory.
+ * (simkernel.h) from that, by ioctl, as one object for each piece of memory.
  */
-#include "kernel.h"
+#include "simkernel.h"
 #include "nvidia_rm.h"
 #include "process.h"
 

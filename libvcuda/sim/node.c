@@ -116,17 +116,33 @@ static struct sim_client *find_client(struct sim_gpu *gpu, uint32_t pid, uint64_
     return NULL;
 }
 
+/* Who calls, asked of /proc once in a process's life. */
+static void find_self(uint32_t *pid, uint64_t *pidns, uint64_t *start_time)
+{
+    static _Thread_local uint32_t known;
+    static _Thread_local uint64_t known_pidns, known_start_time;
+    *pid = (uint32_t)getpid();
+    if (known != *pid) {
+        known = *pid;
+        known_pidns = pages_pidns();
+        known_start_time = pages_start_time(*pid);
+    }
+    *pidns = known_pidns;
+    *start_time = known_start_time;
+}
+
 struct sim_client *sim_client_take(struct sim_gpu *gpu)
 {
-    uint32_t pid = (uint32_t)getpid();
-    uint64_t pidns = pages_pidns();
+    uint32_t pid;
+    uint64_t pidns, start_time;
+    find_self(&pid, &pidns, &start_time);
     struct sim_client *mine = find_client(gpu, pid, pidns);
-    if (mine && mine->start_time == pages_start_time(pid))
+    if (mine && mine->start_time == start_time)
         return mine;
     sim_clear_dead(gpu);
     mine = find_client(gpu, 0, 0);
     if (mine) {
-        mine->start_time = pages_start_time(pid);
+        mine->start_time = start_time;
         mine->pidns = pidns;
         mine->pid = pid;
     }

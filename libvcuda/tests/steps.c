@@ -1,4 +1,4 @@
-/* See steps.h. The role reads a byte from a pipe in the claim's directory before it goes on. */
+/* See steps.h. The role reads a byte from a pipe of its own, in the claim's directory, before it goes on. */
 #include "steps.h"
 
 #include <fcntl.h>
@@ -8,31 +8,32 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PIPE "steps"
+#define PIPE_ENV "VCUDA_TEST_STEPS"
 
 void steps_begin(struct steps *steps, const struct claim *claim, const char *role, const char *first,
                  const char *second)
 {
+    static int number;
     char path[400];
-    snprintf(path, sizeof path, "%s/" PIPE, claim->directory);
+    snprintf(path, sizeof path, "%s/steps-%d", claim->directory, ++number);
     mkfifo(path, 0600);
+    setenv(PIPE_ENV, path, 1);
     /* For reading too, so that opening does not wait for the role. */
     steps->go = open(path, O_RDWR | O_CLOEXEC);
     play(&steps->player, claim, PRELOADED, role, first, second, NULL);
 }
 
-void steps_release(struct steps *steps, int count)
+void steps_release(struct steps *steps)
 {
-    for (int i = 0; i < count; i++)
-        if (write(steps->go, "g", 1) != 1)
-            perror("steps");
+    if (write(steps->go, "g", 1) != 1)
+        perror("steps");
 }
 
 int steps_next(struct steps *steps)
 {
     struct player *p = &steps->player;
     if (p->length)
-        steps_release(steps, 1);
+        steps_release(steps);
     p->length = 0;
     p->text[0] = 0;
     if (wait_for(p, "step"))
@@ -65,11 +66,9 @@ int account_differs(const struct account *account)
 void step(const char *name)
 {
     static int go = -1;
-    char path[400], byte;
-    if (go < 0) {
-        snprintf(path, sizeof path, "%s/" PIPE, getenv(VCUDA_CLAIM_DIR_ENV));
-        go = open(path, O_RDONLY | O_CLOEXEC);
-    }
+    char byte;
+    if (go < 0)
+        go = open(getenv(PIPE_ENV), O_RDONLY | O_CLOEXEC);
     printf("at %s\nstep 1\n", name);
     fflush(stdout);
     if (read(go, &byte, 1) != 1)

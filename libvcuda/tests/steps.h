@@ -19,9 +19,8 @@ struct steps {
 };
 void steps_begin(struct steps *steps, const struct claim *claim, const char *role, const char *first,
                  const char *second);
-int steps_next(struct steps *steps); /* the role stands after a step; 0: it has ended, and its status is known */
-/* Let all that wait go on at once. */
-void steps_release(struct steps *steps, int count);
+int steps_next(struct steps *steps);     /* the role stands after a step; 0: it has ended, and its status is known */
+void steps_release(struct steps *steps); /* let it go on, and do not wait for the next step */
 struct account account_of(const struct claim *claim, unsigned gpu, pid_t pid);
 int account_differs(const struct account *account);
 

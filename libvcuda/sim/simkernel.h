@@ -8,8 +8,8 @@
  *     GPUCLOUD_SIM_KERNEL_GID=none    tells no GPU's UUID; other: tells another than libcuda does, as with a MIG device
  *     GPUCLOUD_SIM_KERNEL_SHORT=1     libcuda uses the older form of calls, wrapped in transfers
  */
-#ifndef SIM_KERNEL_H
-#define SIM_KERNEL_H
+#ifndef SIM_SIMKERNEL_H
+#define SIM_SIMKERNEL_H
 
 #define SIM_KERNEL_FD 0x5e1f0000
 #define SIM_KERNEL_PRESENT "sim_kernel_present"

@@ -1,5 +1,5 @@
-/* See kernel.h. Objects form a tree, as handles of a client; memory is charged to its GPU until its last handle goes. */
-#include "kernel.h"
+/* See simkernel.h. Objects form a tree, as handles of a client; memory is charged to its GPU until its last handle goes. */
+#include "simkernel.h"
 
 #include "node.h"
 #include "nvidia_rm.h"
