@@ -43,6 +43,8 @@ def as_table(status: Status) -> str:
     lines = [f"node {status.node or '(not enrolled)'} · {gpus} · {status.server}: {link} · frame {frame} · {unsent}"]
     lines.append(f"{arbiter} · restarted {status.arbiter.restarts} times")
     lines += [found.detail for found in status.audit.findings]
+    if status.audit.unseen:
+        lines.append(f"{status.audit.unseen} processes on the GPUs cannot be seen from the agent's pid namespace")
     if not status.assignments:
         return "\n".join([*lines, "no assignments"])
     rows = [COLUMNS, *(_row(held) for held in status.assignments)]

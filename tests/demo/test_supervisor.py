@@ -110,7 +110,8 @@ def test_what_does_not_stop_in_its_time_is_killed_with_its_children(tmp_path: Pa
     members = [int(path.name) for path in Path("/proc").glob("[0-9]*") if group_of(path) == pid]
     assert len(members) == 2
     supervisor.stop()
-    assert not any(map(alive, members))
+    # The signal is sent; a busy kernel takes a moment to end who got it.
+    assert eventually(lambda: not any(map(alive, members)), seconds=5)
 
 
 def group_of(process: Path) -> int:

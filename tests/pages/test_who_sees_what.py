@@ -1,13 +1,15 @@
 """Who sees which page, and what of it."""
 
+import msgspec
 import pytest
 from django.test import Client
 
 from agent import wire
+from apps.nodes.services import nodes
 from apps.quotas.models import User
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.services.rounds import run_round
-from tests.cast import GIB, Cast, Machine, ask, give, lose, placed
+from tests.cast import GIB, Cast, Machine, ask, give, hello, lose, placed
 from tests.pages.conftest import SignIn
 
 PASSWORD = "correct horse battery"
@@ -141,3 +143,12 @@ def test_what_an_agent_found_is_on_its_nodes_page(cast: Cast, machine: Machine, 
     text = browser("anna").get("/").content.decode()
     assert "agent.process-unlimited" in text
     assert "/nodes/gpu1/" not in text
+
+
+def test_a_nodes_page_says_whether_its_claims_get_turns(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    olga = browser("olga")
+    assert "missing: claims get no turns" in olga.get("/nodes/gpu1/").content.decode()
+    assert cast.olga.get("nodes/gpu1/").body["arbiter"] is False
+    nodes.take_hello(node=machine.node, hello=msgspec.structs.replace(hello("gpu1"), arbiter=True))
+    assert "<dd>installed</dd>" in olga.get("/nodes/gpu1/").content.decode()
+    assert cast.olga.get("nodes/gpu1/").body["arbiter"] is True
