@@ -12,7 +12,7 @@ import pytest
 
 from deploy.demo.supervisor import FIRST_PAUSE_SECONDS, StopRequested, Supervisor
 from deploy.embedded.processes import Program, StartFailed
-from tests.processes import alive
+from tests.processes import alive, eventually
 
 # Says its name in a file that all share when it is asked to stop.
 POLITE = """
