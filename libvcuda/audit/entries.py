@@ -16,7 +16,7 @@ _CUDA_PER_THREAD = re.compile(r"^\s*#\s*define\s+cu[A-Z]\w*[ \t]+__CUDA_API_(PTS
 _CUDA_RENAMED = re.compile(r"^\s*#\s*define\s+cu[A-Z]\w*[ \t]+(cu[A-Z]\w*)", re.MULTILINE)
 _CUDA_TYPEDEF = re.compile(r"\bPFN_(cu[A-Z]\w*?)_v\d+(?:_pt[sd][sz])?\)")
 _INLINE = re.compile(r"\bstatic\s+inline\s+\w+\s+(cu[A-Z]\w*)\s*\(")
-_NVML_DECLARED = re.compile(r"\bDECLDIR\s+(nvml[A-Z]\w*)\s*\(")
+_NVML_DECLARED = re.compile(r"\bDECLDIR\s+(?:char\s*\*\s*)?(nvml[A-Z]\w*)\s*\(")
 _NVML_RENAMED = re.compile(r"^\s*#\s*define\s+nvml[A-Z]\w*[ \t]+(nvml\w*Get\w*)", re.MULTILINE)
 
 
