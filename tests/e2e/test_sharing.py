@@ -89,6 +89,9 @@ def test_two_programs_that_want_all_get_their_shares_and_follow_the_pool(
     finally:
         platform.granted("PATCH", "pools/default/", {"sharing_policy": "burst", "parts": 1})
     assert all(one.process.poll() is None for one in pair)
+    # Nobody suspects what is held.
+    for code in ("process-unlimited", "memory-over-limit"):
+        assert platform.granted("GET", f"audit/?action=agent.{code}")["results"] == []
     # What one leaves is the other's.
     pair[0].process.terminate()
     pair[0].process.wait()

@@ -1,17 +1,18 @@
 """How a pool shares its GPUs: said by an operator, carried to every node, with each claim's part in it."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from django.utils import timezone
 
 from agent import wire
 from apps.nodes.models import Node
-from apps.quotas.models import AuditEvent, Pool
+from apps.quotas.models import AuditEvent, Pool, SharingPolicy
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling import tasks
+from apps.scheduling.core.sharing import Policy
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.sharing import change_pool
@@ -33,6 +34,11 @@ def wanted(machine: Machine) -> wire.Sharing | None:
 
 def frame(machine: Machine) -> int:
     return Node.objects.get(pk=machine.node.pk).frame
+
+
+def test_a_policy_has_one_name_everywhere() -> None:
+    names = [policy.name.lower() for policy in sorted(Policy)]
+    assert names == list(get_args(wire.Policy)) == SharingPolicy.values
 
 
 def test_a_pool_is_made_with_a_policy_and_shows_it(cast: Cast) -> None:

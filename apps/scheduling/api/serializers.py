@@ -20,7 +20,10 @@ NOT_YET = {
 }
 
 
-WEIGHT_HELP = "Where the pool's policy is `weighted`: the claim's part, among the weights of those that want the GPU."
+WEIGHT_HELP = (
+    "Where the pool's policy is `weighted`: the claim's part, among the weights of those that want the GPU. "
+    "Under `burst` and `preempt`: its part of what others leave."
+)
 CLASS_HELP = "Where the pool's policy is `preempt`: a `best-effort` claim gets only what the guaranteed ones leave."
 
 
