@@ -131,7 +131,7 @@ int shim_attach(void)
         }
     }
     pthread_mutex_unlock(&attach_mutex);
-    if (!shim.self)
+    if (!__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE))
         return 0;
     shim_refresh();
     watcher_start();
@@ -146,14 +146,14 @@ void shim_refresh_slow(void)
         struct vcuda_limit limit;
         struct shim_gpu *gpu = &shim.gpu[i];
         if (vcuda_limits_get(shim.limits, i, &limit) != 0) {
-            closed |= gpu->state == VCUDA_SLOT_CLOSED;
+            closed |= __atomic_load_n(&gpu->state, __ATOMIC_RELAXED) == VCUDA_SLOT_CLOSED;
             whole = 0; /* half-written by a killed agent: the last limits stay */
             continue;
         }
-        uint32_t alone = vcuda_limit_alone(&limit);
-        if (gpu->core_limit != alone)
+        uint32_t alone = vcuda_limit_alone(&limit), before = __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED);
+        if (before != alone)
             __atomic_store_n(&gpu->dry, 0, __ATOMIC_RELAXED);
-        if (alone < 100 && gpu->core_limit >= 100)
+        if (alone < 100 && before >= 100)
             __atomic_store_n(&gpu->limited_since_ns, shim_now(), __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->core_limit, alone, __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->generation, limit.generation, __ATOMIC_RELAXED);
@@ -168,7 +168,8 @@ void shim_refresh_slow(void)
     if (!self || !whole)
         return;
     for (int i = 0; i < VCUDA_MAX_GPUS; i++)
-        __atomic_store_n(&self->gpu[i].observed_generation, shim.gpu[i].generation, __ATOMIC_RELEASE);
+        __atomic_store_n(&self->gpu[i].observed_generation, __atomic_load_n(&shim.gpu[i].generation, __ATOMIC_RELAXED),
+                         __ATOMIC_RELEASE);
     __atomic_store_n(&self->observed_gen, gen, __ATOMIC_RELEASE);
     __atomic_fetch_add(&shim.usage->echo, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, &shim.usage->echo, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

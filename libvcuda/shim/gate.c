@@ -47,16 +47,24 @@ void inflight_less(int slot, uint64_t ns)
         __atomic_fetch_sub(&shim_usage(slot)->inflight_ns, ns, __ATOMIC_SEQ_CST);
 }
 
+/* NULL where no arbiter has made the page yet. */
+static const struct vcuda_turns *turns_page(void)
+{
+    return __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE);
+}
+
 static uint64_t turn_word(int slot)
 {
-    return shim.turns ? __atomic_load_n(&shim.turns->turn[slot].ends_ns, __ATOMIC_SEQ_CST) : VCUDA_TURN_FREE;
+    const struct vcuda_turns *turns = turns_page();
+    return turns ? __atomic_load_n(&turns->turn[slot].ends_ns, __ATOMIC_SEQ_CST) : VCUDA_TURN_FREE;
 }
 
 static int arbiter_lives(void)
 {
-    if (!shim.turns)
+    const struct vcuda_turns *turns = turns_page();
+    if (!turns)
         return 0;
-    uint64_t heard = __atomic_load_n(&shim.turns->heartbeat_ns, __ATOMIC_ACQUIRE), now = shim_now();
+    uint64_t heard = __atomic_load_n(&turns->heartbeat_ns, __ATOMIC_ACQUIRE), now = shim_now();
     return heard && (heard >= now || now - heard < VCUDA_TURNS_STALE_NS);
 }
 
@@ -100,7 +108,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 /* By the turn: how much may be launched; 0: not now. */
 static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
 {
-    struct vcuda_turn *turn = &shim.turns->turn[slot];
+    const struct vcuda_turn *turn = &turns_page()->turn[slot];
     struct shim_gpu *gpu = &shim.gpu[slot];
     uint64_t now = shim_now(), number = __atomic_load_n(&turn->number, __ATOMIC_SEQ_CST);
     if (!ends || now >= ends)
@@ -167,7 +175,7 @@ static void end_waiting(int slot, const struct waiting *w)
 /* Until the turn comes, or what is in flight may have ended. */
 static void wait_for_turn(int slot, uint32_t turns_gen)
 {
-    const struct vcuda_turn *turn = &shim.turns->turn[slot];
+    const struct vcuda_turn *turn = &turns_page()->turn[slot];
     meter_retire();
     uint64_t mine = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_SEQ_CST);
     uint64_t starts = __atomic_load_n(&turn->starts_ns, __ATOMIC_SEQ_CST);
@@ -178,7 +186,7 @@ static void wait_for_turn(int slot, uint32_t turns_gen)
     } else if (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS)
         doze(POLL_NS);
     else
-        sleep_on(&shim.turns->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
+        sleep_on(&turns_page()->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
 }
 
 /* Work in flight of a process that was killed would hold everyone else back. */
@@ -196,7 +204,8 @@ static CUresult admit(int slot, uint64_t predicted, int never_waits, struct admi
     struct shim_gpu *gpu = &shim.gpu[slot];
     for (;;) {
         uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
-        uint32_t turns_gen = shim.turns ? __atomic_load_n(&shim.turns->gen, __ATOMIC_ACQUIRE) : 0;
+        const struct vcuda_turns *page = turns_page();
+        uint32_t turns_gen = page ? __atomic_load_n(&page->gen, __ATOMIC_ACQUIRE) : 0;
         shim_refresh();
         if (__atomic_load_n(&gpu->state, __ATOMIC_ACQUIRE) != VCUDA_SLOT_OPEN)
             return CUDA_ERROR_NOT_PERMITTED;

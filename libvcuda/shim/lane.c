@@ -64,7 +64,7 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->thread = thread;
     lane->slot = slot;
     lane->epoch = 0;
-    lane->free_at = 0;
+    lane_set_free_at(lane, 0);
     if (new) {
         uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
         if (at >= LANES) {
@@ -98,10 +98,10 @@ void lane_clear(struct meter_lane *lane)
         counted += lane->ring[i % METER_BURSTS].counted_ns;
     inflight_less(lane->slot, counted + __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED));
     lane->context = NULL;
-    lane->open = 0;
+    lane_set_open(lane, 0);
     lane->tail = lane->head;
     lane->last_end = NULL;
-    lane->free_at = 0;
+    lane_set_free_at(lane, 0);
     lane->epoch = 0;
 }
 

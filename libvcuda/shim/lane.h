@@ -29,6 +29,20 @@ static inline void lane_leave(struct meter_lane *lane)
 {
     __atomic_store_n(&lane->busy, 0, __ATOMIC_RELEASE);
 }
+/* The i-th of the table; NULL after the last. */
+static inline struct meter_lane *lane_at(uint32_t i)
+{
+    return i < LANES ? __atomic_load_n(&lanes[i], __ATOMIC_ACQUIRE) : NULL;
+}
+/* These two are the owner's, but the watcher looks at them before it takes a lane. */
+static inline void lane_set_open(struct meter_lane *lane, int open)
+{
+    __atomic_store_n(&lane->open, open, __ATOMIC_RELAXED);
+}
+static inline void lane_set_free_at(struct meter_lane *lane, uint64_t ticks)
+{
+    __atomic_store_n(&lane->free_at, ticks, __ATOMIC_RELAXED);
+}
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);
 

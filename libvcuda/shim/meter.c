@@ -50,10 +50,11 @@ static void open_burst(struct meter_lane *lane, const struct admission *admitted
     uint64_t now = shim_now(), ticks = shim_ticks();
     /* All that was launched is known to be done, or should be. */
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
-        lane->free_at = ticks;
+        lane_set_free_at(lane, ticks);
     int dry = alone || ticks + DRY_TICKS > lane->free_at;
     lane->now = (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone};
-    lane->turn_word = shim.turns ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
+    lane->turn_word =
+        __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
     lane->turn = admitted->turn;
     lane->left_ns = (int64_t)admitted->allowance_ns;
     lane->left = is_unlimited(lane->slot) ? BURST_LAUNCHES_UNLIMITED : BURST_LAUNCHES;
@@ -61,7 +62,7 @@ static void open_burst(struct meter_lane *lane, const struct admission *admitted
     if (origin)
         origin_begin(origin, &lane->now, lane, dry);
     __atomic_store_n(&usage->last_launch_ns, now, __ATOMIC_RELAXED);
-    lane->open = 1;
+    lane_set_open(lane, 1);
 }
 
 static uint64_t take_others(struct meter_lane *lane)
@@ -77,7 +78,7 @@ static void drop_burst(struct meter_lane *lane)
     inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
     if (origin)
         origin_discard(origin, &lane->now);
-    lane->open = 0;
+    lane_set_open(lane, 0);
 }
 
 /* Set the end event. While there is no room for the burst it just goes on; without an event it is never measured. */
@@ -104,7 +105,7 @@ void meter_close(struct meter_lane *lane)
         lane->now.idle_ns += ticks - lane->free_at;
     /* Nobody knows when a kernel ends that was not measured before: the next burst gets a start event. */
     if (lane->now.alone)
-        lane->free_at = ticks;
+        lane_set_free_at(lane, ticks);
     /* What it was admitted for and did not launch is no longer in flight; what others launched is. */
     uint64_t others = take_others(lane);
     if (lane->left_ns > 0)
@@ -114,7 +115,7 @@ void meter_close(struct meter_lane *lane)
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches, __ATOMIC_RELAXED);
     lane->ring[lane->head % METER_BURSTS] = lane->now;
     __atomic_store_n(&lane->head, lane->head + 1, __ATOMIC_RELEASE);
-    lane->open = 0;
+    lane_set_open(lane, 0);
     watcher_poke();
 }
 
@@ -184,7 +185,10 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
         open_burst(lane, admitted, !t->known);
     }
     /* With a second context, which stream NULL is depends on the current one: ask each time. */
-    lane->epoch = shim.contexts_made > 1 || shim.captures > 0 ? 0 : shim.hot_epoch;
+    lane->epoch = __atomic_load_n(&shim.contexts_made, __ATOMIC_RELAXED) > 1 ||
+                          __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0
+                      ? 0
+                      : __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE);
 }
 
 static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
@@ -201,7 +205,7 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
     struct meter_lane *lane = lane_of(context, lane_stream(stream, per_thread), slot, 1);
     if (!lane)
         return CUDA_SUCCESS; /* no memory: work that is not measured is not held up either */
-    if (lane->open && lane_take(lane)) {
+    if (__atomic_load_n(&lane->open, __ATOMIC_RELAXED) && lane_take(lane)) {
         int on = goes_on(t, lane);
         if (on) {
             t->lane = lane;
@@ -244,13 +248,13 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
     if (!burst->launches && burst->started_ns) {
         uint64_t lag = shim_now() - burst->started_ns;
         burst->lag_ns = lag < LAG_MAX_NS ? lag : LAG_MAX_NS;
-        lane->free_at = ticks;
+        lane_set_free_at(lane, ticks);
     }
     if (ticks > lane->free_at) {
         burst->idle_ns += ticks - lane->free_at;
-        lane->free_at = ticks;
+        lane_set_free_at(lane, ticks);
     }
-    lane->free_at += t->predicted_ns;
+    lane_set_free_at(lane, lane->free_at + t->predicted_ns);
     lane->left_ns -= (int64_t)t->predicted_ns;
     burst->predicted_ns += t->predicted_ns;
     burst->launches++;
@@ -306,7 +310,7 @@ void meter_after_wait(CUstream stream, int per_thread, uint32_t seen)
         return;
     /* Dry only if nobody launched since. */
     if (!lane->open && lane->head == seen)
-        lane->free_at = shim_ticks();
+        lane_set_free_at(lane, shim_ticks());
     lane_leave(lane);
 }
 
@@ -315,7 +319,9 @@ void meter_before_wait_all(void)
     CUcontext context;
     if (!waiting_matters(&context))
         return;
-    for (uint32_t i = 0; i < LANES && lanes[i]; i++)
-        if (lanes[i]->context == context && lanes[i]->open && !meter_capturing(lanes[i]->stream, 0))
-            end_open(lanes[i]);
+    struct meter_lane *lane;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++)
+        if (lane->context == context && __atomic_load_n(&lane->open, __ATOMIC_RELAXED) &&
+            !meter_capturing(lane->stream, 0))
+            end_open(lane);
 }

@@ -74,7 +74,8 @@ CUresult account_context_begin(int slot, uint64_t *reserved)
     uint64_t hint = load(&shim.usage->bucket[slot].context_hint_bytes);
     CUresult result;
     if (account_by_kernel() || (!hint && kernel_watches(slot)))
-        return shim.gpu[slot].state == VCUDA_SLOT_OPEN ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+        return __atomic_load_n(&shim.gpu[slot].state, __ATOMIC_RELAXED) == VCUDA_SLOT_OPEN ? CUDA_SUCCESS
+                                                                                           : CUDA_ERROR_NOT_PERMITTED;
     if (hint) {
         *reserved = hint;
         result = account_reserve(slot, hint);
@@ -160,7 +161,7 @@ static int64_t undisturbed(int slot, uint64_t open_calls)
 void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls)
 {
     struct shim_gpu *gpu = &shim.gpu[slot];
-    if (gpu->contexts <= 0 || account_by_kernel())
+    if (__atomic_load_n(&gpu->contexts, __ATOMIC_SEQ_CST) <= 0 || account_by_kernel())
         return;
     uint64_t *mine = &shim_usage(slot)->context_bytes, before = load(mine);
     uint64_t known = known_bytes(slot, pending);
@@ -203,7 +204,7 @@ void account_true_up(void)
             cross_check(slot, now);
         if (accounting != VCUDA_ACCOUNTING_CALLS)
             continue;
-        if (shim.gpu[slot].contexts > 0)
+        if (__atomic_load_n(&shim.gpu[slot].contexts, __ATOMIC_SEQ_CST) > 0)
             account_refresh_pools(slot);
         overhead_true_up(slot, 0, 0);
     }

@@ -117,10 +117,10 @@ static int is_upper(char c)
 static int is_ours(const char *name)
 {
     if (name[0] == 'd' && name[1] == 'l')
-        return !strcmp(name, "dlsym") || !strcmp(name, "dlvsym");
+        return symbols_same(name, "dlsym") || symbols_same(name, "dlvsym");
     if (name[0] == 'c' && name[1] == 'u')
         return is_upper(name[2]);
-    return strncmp(name, "nvml", 4) == 0 && is_upper(name[4]);
+    return name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l' && is_upper(name[4]);
 }
 
 /* The program's answer for what the real lookup found, asked from here. RTLD_NEXT asked from here begins behind us: a

@@ -101,8 +101,8 @@ int meter_retire(void)
         return 1;
     int changed = __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0 && real.cuThreadExchangeStreamCaptureMode &&
                   !real.cuThreadExchangeStreamCaptureMode(&mode);
-    for (uint32_t i = 0; i < LANES && lanes[i]; i++) {
-        struct meter_lane *lane = lanes[i];
+    struct meter_lane *lane;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
         while (lane->tail != __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE) && retire_one(lane))
             ;
         left += (int)(__atomic_load_n(&lane->head, __ATOMIC_RELAXED) - lane->tail);
@@ -125,7 +125,7 @@ void meter_give_up(struct meter_lane *lane)
         credit_charge(lane->slot, now - spent, now, spent, 1);
     if (origin)
         origin_discard(origin, burst);
-    lane->open = 0;
+    lane_set_open(lane, 0);
 }
 
 /* From this thread, with the lane's context current here for the moment. A per-thread stream is another thread's. */
@@ -146,10 +146,10 @@ void meter_sweep(uint64_t patience_ns)
     /* A stream may join a capture at any moment; and contexts must not go meanwhile. */
     if (__atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0 || !try_lock())
         return;
-    for (uint32_t i = 0; i < LANES && lanes[i]; i++) {
-        struct meter_lane *lane = lanes[i];
-        int64_t since = (int64_t)(shim_ticks() - lane->free_at);
-        if (!lane->open || since < (int64_t)patience_ns || !lane_take(lane))
+    struct meter_lane *lane;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        int64_t since = (int64_t)(shim_ticks() - __atomic_load_n(&lane->free_at, __ATOMIC_RELAXED));
+        if (!__atomic_load_n(&lane->open, __ATOMIC_RELAXED) || since < (int64_t)patience_ns || !lane_take(lane))
             continue;
         since = (int64_t)(shim_ticks() - lane->free_at);
         if (lane->open && lane->context && since >= (int64_t)patience_ns)
@@ -162,8 +162,8 @@ void meter_sweep(uint64_t patience_ns)
 static int forget(CUcontext context, int slot)
 {
     int found = -1;
-    for (uint32_t i = 0; i < LANES && lanes[i]; i++) {
-        struct meter_lane *lane = lanes[i];
+    struct meter_lane *lane;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
         if (!lane->context || (context ? lane->context != context : lane->slot != slot))
             continue;
         /* A program that launches into a context while destroying it has lost already: no endless waiting for it. */

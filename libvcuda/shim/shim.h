@@ -130,7 +130,7 @@ CUresult account_closed(void);
 static inline CUresult account_pass(void)
 {
     shim_refresh();
-    return __builtin_expect(shim.closed, 0) ? account_closed() : CUDA_SUCCESS;
+    return __builtin_expect(__atomic_load_n(&shim.closed, __ATOMIC_RELAXED), 0) ? account_closed() : CUDA_SUCCESS;
 }
 void account_refresh_pools(int slot);
 void account_forget_pools(void);
@@ -163,7 +163,9 @@ uint64_t shim_now(void); /* CLOCK_MONOTONIC */
 static inline uint64_t shim_ticks(void)
 {
 #ifdef __x86_64__
-    return (uint64_t)((unsigned __int128)__builtin_ia32_rdtsc() * shim.ns_per_tick >> 32);
+    return (uint64_t)((unsigned __int128)__builtin_ia32_rdtsc() *
+                          __atomic_load_n(&shim.ns_per_tick, __ATOMIC_RELAXED) >>
+                      32);
 #else
     return shim_now();
 #endif

@@ -4,7 +4,7 @@
 
 #include <dlfcn.h>
 #include <elf.h>
-#include <string.h>
+#include <stddef.h>
 
 #define HIDDEN 0x8000 /* in a version table: not the default version of the name */
 
@@ -66,7 +66,7 @@ static void *defined_in(const struct link_map *map, const char *name)
         uint32_t h = chain[i - first];
         const ElfW(Sym) *s = &t.symbols[i];
         int shown = s->st_shndx != SHN_UNDEF && s->st_value && !(t.versions && t.versions[i] & HIDDEN);
-        if ((h | 1) == (wanted | 1) && shown && !strcmp(t.strings + s->st_name, name))
+        if ((h | 1) == (wanted | 1) && shown && symbols_same(t.strings + s->st_name, name))
             return value_of(map, s);
         if (h & 1)
             break;

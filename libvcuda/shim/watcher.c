@@ -43,10 +43,15 @@ struct rounds {
     uint64_t looked, trued, active, seen_pokes, seen_memory;
 };
 
+static int is_open(int slot)
+{
+    return __atomic_load_n(&shim.gpu[slot].state, __ATOMIC_RELAXED) == VCUDA_SLOT_OPEN;
+}
+
 static int is_limited(void)
 {
     for (int i = 0; i < VCUDA_MAX_GPUS; i++)
-        if (shim.gpu[i].state == VCUDA_SLOT_OPEN && shim.gpu[i].core_limit < 100)
+        if (is_open(i) && __atomic_load_n(&shim.gpu[i].core_limit, __ATOMIC_RELAXED) < 100)
             return 1;
     return 0;
 }
@@ -54,7 +59,7 @@ static int is_limited(void)
 static int turns_given(void)
 {
     for (int i = 0; i < VCUDA_MAX_GPUS; i++)
-        if (shim.gpu[i].state == VCUDA_SLOT_OPEN && gate_gives_turns(i))
+        if (is_open(i) && gate_gives_turns(i))
             return 1;
     return 0;
 }

@@ -15,7 +15,7 @@ static void track(struct sim_stream *s)
     for (int i = 0; i < CAPTURES; i++)
         if (!captures[i]) {
             captures[i] = s;
-            capturing++;
+            __atomic_fetch_add(&capturing, 1, __ATOMIC_RELEASE);
             return;
         }
 }
@@ -160,7 +160,7 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
             captures[i]->capture = CU_CAPTURE_NONE;
             captures[i]->graph = NULL;
             captures[i] = NULL;
-            capturing--;
+            __atomic_fetch_sub(&capturing, 1, __ATOMIC_RELEASE);
         }
     pthread_mutex_unlock(&sim_process_mutex);
     *graph = result ? NULL : made;

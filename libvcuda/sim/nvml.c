@@ -11,12 +11,19 @@
 static unsigned initialised;
 static struct sim_node *node;
 
+static int ready(void)
+{
+    return __atomic_load_n(&initialised, __ATOMIC_ACQUIRE) != 0;
+}
+
 nvmlReturn_t nvmlInit_v2(void)
 {
-    node = sim_node_open(NULL);
-    if (!node)
+    struct sim_node *found = sim_node_open(NULL);
+    if (!found)
         return NVML_ERROR_DRIVER_NOT_LOADED;
-    initialised++;
+    if (!ready())
+        __atomic_store_n(&node, found, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&initialised, 1, __ATOMIC_RELEASE);
     return NVML_SUCCESS;
 }
 
@@ -33,9 +40,9 @@ nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 
 nvmlReturn_t nvmlShutdown(void)
 {
-    if (!initialised)
+    if (!ready())
         return NVML_ERROR_UNINITIALIZED;
-    initialised--;
+    __atomic_fetch_sub(&initialised, 1, __ATOMIC_RELEASE);
     return NVML_SUCCESS;
 }
 
@@ -63,7 +70,7 @@ const char *nvmlErrorString(nvmlReturn_t result)
 
 static nvmlReturn_t give_text(char *to, unsigned length, const char *text)
 {
-    if (!initialised)
+    if (!ready())
         return NVML_ERROR_UNINITIALIZED;
     if (!to || strlen(text) >= length)
         return NVML_ERROR_INSUFFICIENT_SIZE;
@@ -95,7 +102,7 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 {
-    if (!initialised)
+    if (!ready())
         return NVML_ERROR_UNINITIALIZED;
     *count = node->gpus;
     return NVML_SUCCESS;
@@ -108,7 +115,7 @@ nvmlReturn_t nvmlDeviceGetCount(unsigned *count)
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 {
-    if (!initialised)
+    if (!ready())
         return NVML_ERROR_UNINITIALIZED;
     if (index >= node->gpus)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -123,13 +130,13 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device)
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-    for (unsigned i = 0; initialised && i < node->gpus; i++) {
+    for (unsigned i = 0; ready() && i < node->gpus; i++) {
         char text[48];
         sim_uuid_text(node->gpu[i].uuid, text);
         if (strcasecmp(text, uuid) == 0)
             return nvmlDeviceGetHandleByIndex_v2(i, device);
     }
-    return initialised ? NVML_ERROR_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
+    return ready() ? NVML_ERROR_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
 }
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)

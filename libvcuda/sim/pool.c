@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 
+/* Guards every pool's numbers; nothing is waited for under it but the GPU's mutex. */
+static pthread_mutex_t pools_mutex = PTHREAD_MUTEX_INITIALIZER;
+
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
@@ -22,9 +25,11 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
     struct sim_device *d = sim_device(device);
     if (!d)
         return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&pools_mutex);
     if (!d->default_pool)
         d->default_pool = make_pool(d);
     *pool = d->default_pool;
+    pthread_mutex_unlock(&pools_mutex);
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -65,17 +70,24 @@ static void trim(CUmemoryPool pool, uint64_t keep)
     }
 }
 
+static void trim_locked(CUmemoryPool pool, uint64_t keep)
+{
+    pthread_mutex_lock(&pools_mutex);
+    trim(pool, keep);
+    pthread_mutex_unlock(&pools_mutex);
+}
+
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     /* What is allocated from it stays until it is freed. */
     pool->destroyed = 1;
-    trim(pool, 0);
+    trim_locked(pool, 0);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-    trim(pool, keep);
+    trim_locked(pool, keep);
     return CUDA_SUCCESS;
 }
 
@@ -83,14 +95,16 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 void sim_trim_pools(struct sim_device *device)
 {
     if (device->default_pool)
-        trim(device->default_pool, device->default_pool->threshold);
+        trim_locked(device->default_pool, device->default_pool->threshold);
     if (device->pool && device->pool != device->default_pool)
-        trim(device->pool, device->pool->threshold);
+        trim_locked(device->pool, device->pool->threshold);
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     uint64_t *out = value;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&pools_mutex);
     switch (attribute) {
     case CU_POOL_RELEASE_THRESHOLD:
         *out = pool->threshold;
@@ -102,9 +116,10 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
         *out = pool->used;
         break;
     default:
-        return CUDA_ERROR_INVALID_VALUE;
+        result = CUDA_ERROR_INVALID_VALUE;
     }
-    return CUDA_SUCCESS;
+    pthread_mutex_unlock(&pools_mutex);
+    return result;
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
@@ -171,10 +186,12 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPoo
     if (s->capture)
         return add_node(pointer, bytes, s);
     uint64_t size = round_up(bytes, 512);
+    pthread_mutex_lock(&pools_mutex);
     CUresult result = reserve(pool, pool->used + size);
+    pool->used += result ? 0 : size;
+    pthread_mutex_unlock(&pools_mutex);
     if (result)
         return result;
-    pool->used += size;
     struct sim_block block = {.pointer = sim_address(bytes), .device = pool->device, .bytes = size, .pool = pool};
     sim_block_add(&block);
     *pointer = block.pointer;
@@ -203,9 +220,11 @@ CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream strea
 
 CUresult sim_pool_free(const struct sim_block *block)
 {
+    pthread_mutex_lock(&pools_mutex);
     block->pool->used -= block->bytes;
     if (block->pool->destroyed)
         trim(block->pool, 0);
+    pthread_mutex_unlock(&pools_mutex);
     return CUDA_SUCCESS;
 }
 

@@ -91,7 +91,7 @@ static int maps(void)
     return 0;
 }
 
-static volatile int stop, launched;
+static _Atomic int stop, launched;
 static pthread_t launcher;
 
 static void *launch_on(void *context)

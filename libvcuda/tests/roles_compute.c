@@ -71,7 +71,7 @@ static int two_streams(uint64_t ns, double seconds)
     return 0;
 }
 
-static volatile int background_ends;
+static _Atomic int background_ends;
 
 static void *background(void *nothing)
 {

@@ -151,7 +151,7 @@ static int makes_child(const char *when, const char *how, const char *what)
     return 0;
 }
 
-static volatile int ends;
+static _Atomic int ends;
 
 static void *launch_on(void *nothing)
 {
