@@ -157,9 +157,9 @@ def test_best_effort_claims_change_nothing_for_the_others(claims: list[Terms], c
 
 
 def test_the_policies_as_they_are_known() -> None:
-    def of(policy: Policy, ceiling: int = WHOLE, **second: int) -> list[int]:
+    def of(policy: Policy, *, ceiling: int = WHOLE, weight: int = 1, best_effort: bool = False) -> list[int]:
         first = terms(policy, core_request=20, core_limit=80, parts=4)
-        other = terms(policy, core_request=40, core_limit=100, parts=4, **second)
+        other = terms(policy, core_request=40, core_limit=100, weight=weight, parts=4, best_effort=best_effort)
         return share([first, other], ceiling)
 
     assert of(Policy.BURST) == [4000, 6000]
