@@ -37,7 +37,7 @@ void claim_drop(struct claim *claim);
 /* Nothing is arbitrated on any GPU of the claim. */
 void claim_free_turns(struct claim *claim);
 /* The live processes' sums on one GPU; all zero where the page cannot be read. */
-void claim_read(const struct claim *claim, uint32_t gpu_index, uint64_t now, struct reading *out);
+void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *out);
 
 /* ---- processes.c: deaths ---- */
 /* Watch the processes that took a slot since the last call; `epoll_fd` then hears of their deaths. */

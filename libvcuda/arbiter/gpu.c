@@ -123,7 +123,7 @@ static void read_all(struct round *r)
         /* While a turn drains, only the end of the holder's work is waited for. */
         if (r->phase == ROUND_DRAINING && i != r->holder)
             continue;
-        claim_read(desk->at.claim, desk->at.index, pages_clock(CLOCK_MONOTONIC), &r->seat[i].reading);
+        claim_read(desk->at.claim, desk->at.index, &r->seat[i].reading);
     }
 }
 
@@ -135,7 +135,10 @@ static void publish(struct round *r)
         struct vcuda_turn *turn = &desk->at.claim->turns->turn[desk->at.index];
         if (desk->share != s->share)
             __atomic_store_n(&turn->share, s->share, __ATOMIC_RELAXED);
-        if (desk->ends_ns != s->ends_ns || desk->starts_ns != s->starts_ns)
+        if (desk->ends_ns != VCUDA_TURN_FREE && s->ends_ns && s->ends_ns < desk->ends_ns)
+            /* The same turn, but shorter: nobody is to be woken, and it is no new one. */
+            __atomic_store_n(&turn->ends_ns, s->ends_ns, __ATOMIC_SEQ_CST);
+        else if (desk->ends_ns != s->ends_ns || desk->starts_ns != s->starts_ns)
             vcuda_turns_set(desk->at.claim->turns, desk->at.index, s->ends_ns, s->starts_ns);
         desk->share = s->share;
         desk->ends_ns = s->ends_ns;

@@ -45,21 +45,24 @@ static uint64_t past(uint64_t time, uint64_t now)
     return time <= now ? time : 0;
 }
 
-static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t now)
+static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t turn)
 {
+    uint64_t now = pages_clock(CLOCK_MONOTONIC);
     uint64_t end = past(use->last_end_ns, now), launch = past(use->last_launch_ns, now);
     sum->inflight_ns += least(use->inflight_ns, READING_MOST_NS);
     sum->last_end_ns = end > sum->last_end_ns ? end : sum->last_end_ns;
     sum->last_launch_ns = launch > sum->last_launch_ns ? launch : sum->last_launch_ns;
     sum->gpu_time_ns += use->gpu_time_ns;
     sum->waiting += use->waiting != 0;
+    sum->yielded |= use->yielded == turn;
 }
 
-void claim_read(const struct claim *claim, uint32_t gpu_index, uint64_t now, struct reading *out)
+void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *out)
 {
     /* From the slot's begin to the end of this GPU's numbers. */
     size_t size = offsetof(struct vcuda_process, gpu) + (gpu_index + 1) * sizeof(struct vcuda_gpu_usage);
     struct vcuda_process process;
+    uint64_t turn = __atomic_load_n(&claim->turns->turn[gpu_index].number, __ATOMIC_RELAXED);
     *out = (struct reading){0};
     for (uint32_t i = 0, n = claim_slots(claim); i < n; i++) {
         if (pread(claim->usage_fd, &process, size, slot_offset(i)) != (ssize_t)size)
@@ -67,6 +70,6 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, uint64_t now, str
         if (process.owner <= VCUDA_OWNER_CLEARING || !process.start_time)
             continue;
         if (__atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
-            add(out, &process.gpu[gpu_index], now);
+            add(out, &process.gpu[gpu_index], turn);
     }
 }

@@ -10,7 +10,8 @@ struct reading {
     uint64_t last_end_ns;    /* never later than the reading */
     uint64_t last_launch_ns; /* never later than the reading */
     uint64_t gpu_time_ns;    /* only its growth means something */
-    uint32_t waiting;
+    uint32_t waiting;        /* processes with threads that wait */
+    int yielded;             /* the rest of the present turn is of no use: nothing fits any more */
 };
 
 /* A minute: no honest process has more predicted work in flight. */

@@ -267,7 +267,7 @@ static int gives_back(struct round *r, uint64_t now)
         r->busy_ns = u->last_launch_ns;
     if (u->inflight_ns)
         return 0;
-    if (now + WAKE_EARLY_NS >= s->ends_ns)
+    if (u->yielded || now + WAKE_EARLY_NS >= s->ends_ns)
         return 1;
     if (now - r->busy_ns < (u->waiting ? HOLD_MOST_NS : s->hold_ns))
         return 0;
@@ -285,7 +285,7 @@ uint64_t turn_hold(struct round *r, uint64_t now)
         return close_turn(r, now);
     }
     if (!s->terms.limit || gives_back(r, now) || displaced(r, now)) {
-        r->hungry_ns = s->reading.waiting && now + TAIL_NS > s->ends_ns ? now : r->hungry_ns;
+        r->hungry_ns = s->reading.yielded || (s->reading.waiting && now + TAIL_NS > s->ends_ns) ? now : r->hungry_ns;
         return close_turn(r, now);
     }
     take_bonus_back(r, now);
