@@ -135,6 +135,24 @@ static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)
     s->debt_ns = s->debt_ns < -DEBT_MOST_NS ? -DEBT_MOST_NS : s->debt_ns;
 }
 
+/* Time that was lost to nobody (the arbiter was late, say) would be owed to everyone, and nobody could pay it. */
+static void forget_common_credit(struct round *r)
+{
+    double least = -1; /* of what is owed per share */
+    for (int i = 0; i < r->n; i++) {
+        const struct seat *s = &r->seat[i];
+        if (!s->in_round || !s->share)
+            continue;
+        double owed = (double)s->carry_ns / s->share;
+        least = least < 0 || owed < least ? owed : least;
+        if (owed <= 0)
+            return;
+    }
+    for (int i = 0; i < r->n && least > 0; i++)
+        if (r->seat[i].in_round)
+            r->seat[i].carry_ns -= (int64_t)(least * r->seat[i].share);
+}
+
 /* Close the accounts of the round that ends now. Work that was not waited for shares the GPU with the turns of others. */
 static void settle(struct round *r, uint64_t now)
 {
@@ -147,6 +165,7 @@ static void settle(struct round *r, uint64_t now)
             r->seat[i].charged_ns += (int64_t)lasted / sharing;
         settle_seat(r, &r->seat[i], lasted);
     }
+    forget_common_credit(r);
     r->debt_ns = lesser(0, r->debt_ns + part(lasted, r->ceiling) - r->used_ns);
 }
 

@@ -39,7 +39,8 @@ struct seat {
     int in_round; /* was active when the round began */
     int stray;    /* did not drain in time: stays closed until it did, and nobody waits for it */
     int idled;    /* gave its turn back: what it did not use is not owed to it */
-    int stopped;  /* waited, but launched nothing in its turn: no more of this round for it */
+    int stops;    /* turns in a row in which it waited, but launched nothing */
+    int stopped;  /* too many of them: no more of this round for it */
     int64_t carry_ns, budget_ns, charged_ns;
     int64_t debt_ns;        /* below zero: used more than its limit in earlier rounds */
     int64_t used_ns;        /* in this round, charged or not */

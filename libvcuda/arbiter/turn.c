@@ -8,6 +8,8 @@
 #define HOLD_LEAST_NS (MS / 4)
 /* Who waits but launches nothing for so long is stopped, or lies. */
 #define IDLE_WAIT_NS (5 * MS)
+/* On a busy machine an honest one may be late too: only after so many turns without a launch it loses the rest of a round. */
+#define STOPS_MOST 3
 /* Near the end of a turn, work that does not fit any more will not be launched: nothing to wait for. */
 #define TAIL_NS (3 * MS)
 /* A sleeping thread needs 140 to 160 us to wake; a timer set so much ahead is punctual. */
@@ -187,7 +189,9 @@ static uint64_t close_turn(struct round *r, uint64_t now)
     r->phase = ROUND_DRAINING;
     r->closed_ns = r->progress_ns = now;
     r->progress_of = s->reading.inflight_ns;
-    r->drained_by_ns = now + s->reading.inflight_ns;
+    /* What runs now began when the work before it ended. */
+    uint64_t since = s->reading.last_end_ns > r->turn_began_ns ? s->reading.last_end_ns : r->turn_began_ns;
+    r->drained_by_ns = since + s->reading.inflight_ns;
     return now; /* read again at once: a launch may have entered just before */
 }
 
@@ -237,13 +241,21 @@ static void take_bonus_back(struct round *r, uint64_t now)
     announce(r);
 }
 
+static int anybody_else(const struct round *r, int holder)
+{
+    for (int i = 0; i < r->n; i++)
+        if (i != holder && seat_wants(&r->seat[i]))
+            return 1;
+    return 0;
+}
+
 /* Nobody else wants the GPU: the accounts are closed now, as if it were drained, and the holder goes on in a new turn. */
 static int extend(struct round *r, uint64_t now, uint64_t *next)
 {
     int k = r->holder;
     struct seat *s = &r->seat[k];
     uint64_t over = r->began_ns + r->length_ns;
-    if (now + EXTEND_EARLY_NS < s->ends_ns || s->ends_ns + TURN_LEAST_NS < over || others_want(r, k, now))
+    if (now + EXTEND_EARLY_NS < s->ends_ns || s->ends_ns + TURN_LEAST_NS < over || anybody_else(r, k))
         return 0;
     round_charge(r, s, now);
     round_begin(r, now);
@@ -261,19 +273,21 @@ static int gives_back(struct round *r, uint64_t now)
 {
     struct seat *s = &r->seat[r->holder];
     const struct reading *u = &s->reading;
-    if (u->inflight_ns)
-        r->busy_ns = now;
-    else if (u->last_launch_ns > r->busy_ns)
-        r->busy_ns = u->last_launch_ns;
+    if (u->inflight_ns || u->last_launch_ns > r->busy_ns) {
+        r->busy_ns = u->inflight_ns ? now : u->last_launch_ns;
+        s->stops = 0;
+    }
     if (u->inflight_ns)
         return 0;
     if (u->yielded || now + WAKE_EARLY_NS >= s->ends_ns)
         return 1;
     if (now - r->busy_ns < (u->waiting ? HOLD_MOST_NS : s->hold_ns))
         return 0;
-    s->stopped = u->waiting && now - r->busy_ns > IDLE_WAIT_NS;
-    s->idled |= s->stopped || !u->waiting;
-    return s->stopped || !u->waiting || now + TAIL_NS > s->ends_ns;
+    int stopped = u->waiting && now - r->busy_ns > IDLE_WAIT_NS;
+    s->stops += stopped;
+    s->stopped = s->stops >= STOPS_MOST;
+    s->idled |= stopped || !u->waiting;
+    return stopped || !u->waiting || now + TAIL_NS > s->ends_ns;
 }
 
 uint64_t turn_hold(struct round *r, uint64_t now)
@@ -317,8 +331,9 @@ static uint64_t drain_poll(const struct round *r, uint64_t now)
 {
     uint64_t late = now > r->drained_by_ns ? now - r->drained_by_ns : 0;
     uint64_t early = r->drained_by_ns > now ? r->drained_by_ns - now : 0;
+    /* More is predicted to be in flight than is: bursts are admitted as a whole. */
     if (early > WAKE_EARLY_NS)
-        return now + (early - WAKE_EARLY_NS < 5 * MS ? early - WAKE_EARLY_NS : 5 * MS);
+        return now + (early - WAKE_EARLY_NS < HOLD_POLL_NS ? early - WAKE_EARLY_NS : HOLD_POLL_NS);
     return now + (late < 2 * MS ? DRAIN_POLL_NS : late < 20 * MS ? 10 * DRAIN_POLL_NS : MS);
 }
 

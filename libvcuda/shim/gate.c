@@ -183,8 +183,8 @@ static void wait_for_turn(int slot, uint32_t turns_gen)
     if (mine) {
         int64_t due = (int64_t)(gate_drained_at(slot) - shim_now()) - DRAIN_AHEAD_NS;
         doze(due < DRAIN_POLL_NS ? DRAIN_POLL_NS : due < DRAIN_MAX_NS ? (long)due : DRAIN_MAX_NS);
-    } else if (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS)
-        doze(POLL_NS);
+    } else if (shim_now() < turn_word(slot) || (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS))
+        doze(POLL_NS); /* the turn may still be ours: what was just retired makes room in it */
     else
         sleep_on(&turns_page()->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
 }
