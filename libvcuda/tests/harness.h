@@ -92,6 +92,7 @@ void test_calls(void);
 void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);
+void test_turns(void);
 void test_forks(void);
 void test_faults(void);
 

@@ -32,6 +32,7 @@ static const struct chapter {
     {"faults", test_faults, SHORT, "calls into the driver that fail, a GPU that is lost, no NVML"},
     {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
     {"arbiter", test_arbiter, SHORT, "the arbiter as a process: deaths, lies, live changes"},
+    {"turns", test_turns, SHORT, "tenants under libvcuda that share a GPU by turns"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
 #define CHAPTERS (sizeof chapters / sizeof *chapters)
