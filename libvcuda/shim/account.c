@@ -144,7 +144,9 @@ static void now_by(int slot, uint32_t accounting)
 /* What the process's account is from now on, if nothing decided it before. */
 static int decide(int accounting)
 {
-    int seen = VCUDA_ACCOUNTING_UNKNOWN;
+    int seen = __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE);
+    if (seen != VCUDA_ACCOUNTING_UNKNOWN)
+        return seen == accounting;
     if (__atomic_compare_exchange_n(&shim.accounting, &seen, accounting, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 1;
     return seen == accounting;

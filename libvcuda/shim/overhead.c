@@ -71,6 +71,7 @@ CUresult account_context_begin(int slot, uint64_t *reserved)
     *reserved = 0;
     if (!shim_attach())
         return CUDA_ERROR_NOT_PERMITTED;
+    shim_refresh();
     uint64_t hint = load(&shim.usage->bucket[slot].context_hint_bytes);
     CUresult result;
     if (account_by_kernel() || (!hint && kernel_watches(slot)))
@@ -148,14 +149,18 @@ void overhead_add(int slot, uint64_t bytes)
     __atomic_fetch_add(&shim_usage(slot)->context_bytes, bytes, __ATOMIC_SEQ_CST);
 }
 
-/* NVML's figure of this process, at a moment when no allocation was going on but `open_calls` of the caller's; -1. */
-static int64_t undisturbed(int slot, uint64_t open_calls)
+/* What NVML shows of this process beyond what is known; -1 where an allocation other than the caller's disturbed the
+ * reading. The order matters: what ends between the counters and `known` is found out at the end. */
+static int64_t beyond_known(int slot, uint64_t pending, uint64_t open_calls)
 {
     uint64_t ended = load(&shim.memory_ended);
     if (ended + open_calls != load(&shim.memory_begun))
         return -1;
+    uint64_t known = known_bytes(slot, pending);
     int64_t seen = nvml_process_bytes(slot);
-    return ended + open_calls == load(&shim.memory_begun) ? seen : -1;
+    if (seen <= 0 || ended + open_calls != load(&shim.memory_begun))
+        return -1;
+    return (uint64_t)seen > known ? seen - (int64_t)known : 0;
 }
 
 void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls)
@@ -164,14 +169,12 @@ void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls)
     if (__atomic_load_n(&gpu->contexts, __ATOMIC_SEQ_CST) <= 0 || account_by_kernel())
         return;
     uint64_t *mine = &shim_usage(slot)->context_bytes, before = load(mine);
-    uint64_t known = known_bytes(slot, pending);
-    int64_t seen = undisturbed(slot, open_calls);
-    if (seen <= 0)
+    int64_t overhead = beyond_known(slot, pending, open_calls);
+    if (overhead < 0)
         return;
-    uint64_t overhead = (uint64_t)seen > known ? (uint64_t)seen - known : 0, base = load(&gpu->context_base);
+    uint64_t base = load(&gpu->context_base), now = (uint64_t)overhead > base ? (uint64_t)overhead : base;
     /* Unless a context came or went meanwhile. */
-    __atomic_compare_exchange_n(mine, &before, overhead > base ? overhead : base, 0, __ATOMIC_SEQ_CST,
-                                __ATOMIC_SEQ_CST);
+    __atomic_compare_exchange_n(mine, &before, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
 /* What NVML sees beyond the kernel's calls is drift, and counts: it must be there twice, as memory that was just freed may
@@ -183,14 +186,12 @@ static void cross_check(int slot, uint64_t now)
         return;
     int first = gpu->checked_ns == 0;
     gpu->checked_ns = now;
-    uint64_t known = known_bytes(slot, 0);
-    int64_t seen = first ? -1 : undisturbed(slot, 0);
+    int64_t seen = first ? -1 : beyond_known(slot, 0, 0);
     if (seen < 0)
         return;
-    uint64_t drift = (uint64_t)seen > known ? (uint64_t)seen - known : 0;
-    uint64_t both = drift < gpu->drift ? drift : gpu->drift;
+    uint64_t drift = (uint64_t)seen;
+    __atomic_store_n(&shim_usage(slot)->context_bytes, drift < gpu->drift ? drift : gpu->drift, __ATOMIC_SEQ_CST);
     gpu->drift = drift;
-    __atomic_store_n(&shim_usage(slot)->context_bytes, both, __ATOMIC_SEQ_CST);
 }
 
 void account_true_up(void)

@@ -250,6 +250,7 @@ int harness_begin(void)
     for (int i = 0; i < 2; i++)
         *strrchr(build, '/') = 0;
     snprintf(work, sizeof work, "%s/vcuda-test-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    simulated_kernel |= !on_real_gpu && getenv("VCUDA_TEST_KERNEL") != NULL;
     unsetenv("LD_PRELOAD");
     unsetenv("CUDA_VISIBLE_DEVICES");
     if (!mkdtemp(work) || (!on_real_gpu && !make_node()))

@@ -8,7 +8,7 @@ static const char usage[] =
     "usage: suite [--real] [--list] [CHAPTER...]\n\n"
     "Runs the chapters named, or all but the long ones. --real: on the machine's first GPU instead of the simulated\n"
     "driver. VCUDA_TEST_COUNT: how often the chapters that repeat something do it; VCUDA_TEST_SEED: where their dice\n"
-    "begin.\n";
+    "begin. VCUDA_TEST_KERNEL: memory is accounted at the simulated kernel's boundary in every chapter.\n";
 
 enum { SHORT, LONG };
 

@@ -57,24 +57,22 @@ static struct vcuda_totals settled(const struct claim *claim)
         pause_s(0.01);
         vcuda_usage_reap_dead(claim->usage);
         vcuda_usage_totals(claim->usage, 0, &t);
-    } while (
-        (t.inflight_ns || t.waiting || t.processes != KILL_SURVIVORS || t.memory_bytes != KILL_SURVIVORS * KILL_HOLD) &&
-        now_s() < end);
+    } while ((t.inflight_ns || t.waiting || t.processes != KILL_SURVIVORS ||
+              t.memory_bytes + t.context_bytes != KILL_SURVIVORS * (KILL_HOLD + context_cost)) &&
+             now_s() < end);
     return t;
 }
 
 static void test_account(const struct claim *claim, uint64_t before)
 {
     struct vcuda_totals t = settled(claim);
-    uint64_t memory = KILL_SURVIVORS * KILL_HOLD, contexts = KILL_SURVIVORS * context_cost;
-    expect(t.processes == KILL_SURVIVORS && slots_taken(claim) == KILL_SURVIVORS && t.memory_bytes == memory &&
-               t.context_bytes == contexts,
-           "the account is the survivors' alone: %u slots (%u taken), %.1f of %.1f MiB, contexts %.1f of %.1f",
-           t.processes, slots_taken(claim), (double)t.memory_bytes / MIB, (double)memory / MIB,
-           (double)t.context_bytes / MIB, (double)contexts / MIB);
+    uint64_t held = KILL_SURVIVORS * (KILL_HOLD + context_cost), counted = t.memory_bytes + t.context_bytes;
+    expect(t.processes == KILL_SURVIVORS && slots_taken(claim) == KILL_SURVIVORS && counted == held,
+           "the account is the survivors' alone: %u slots (%u taken), %.1f of %.1f MiB", t.processes,
+           slots_taken(claim), (double)counted / MIB, (double)held / MIB);
     expect(t.inflight_ns == 0 && t.waiting == 0, "nothing counts as running or waiting: %.3f ms, %u threads",
            (double)t.inflight_ns / 1e6, t.waiting);
-    expect(gpu_memory_used() - before == memory + contexts, "and the GPU agrees: %.1f MiB",
+    expect(gpu_memory_used() - before == held, "and the GPU agrees: %.1f MiB",
            (double)(gpu_memory_used() - before) / MIB);
 }
 
