@@ -65,6 +65,7 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->slot = slot;
     lane->epoch = 0;
     lane_set_free_at(lane, 0);
+    lane->skip = lane->skip_given = 0;
     if (new) {
         uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
         if (at >= LANES) {
@@ -103,6 +104,7 @@ void lane_clear(struct meter_lane *lane)
     lane->last_end = NULL;
     lane_set_free_at(lane, 0);
     lane->epoch = 0;
+    lane->skip = lane->skip_given = 0;
 }
 
 /* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */

@@ -18,9 +18,12 @@
 
 #define BURST_LAUNCHES 64
 #define BURST_TICKS 50000
-/* Without a limit nobody waits for the numbers: fewer events. */
+/* Without a limit nobody waits for the numbers: fewer events, and where launches come quickly, only a part of them is looked
+ * at and stands for the rest, of at most a millisecond. */
 #define BURST_TICKS_UNLIMITED 500000
-#define BURST_LAUNCHES_UNLIMITED 256
+#define SKIP_AFTER 32
+#define SKIP_MOST 8
+#define SKIP_NS 1000000
 /* A launch that takes longer than this loads code, and most likely submits before it returns. */
 #define LAG_MAX_NS 20000
 /* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
@@ -52,12 +55,18 @@ static void open_burst(struct meter_lane *lane, const struct admission *admitted
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
         lane_set_free_at(lane, ticks);
     int dry = alone || ticks + DRY_TICKS > lane->free_at;
-    lane->now = (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone};
-    lane->turn_word =
+    lane->now = (struct meter_burst){.begun_ns = now,
+                                     .alone = (uint8_t)alone,
+                                     .skipped = lane->skip_given - __atomic_load_n(&lane->skip, __ATOMIC_RELAXED)};
+    lane->skip_given = 0;
+    __atomic_store_n(&lane->skip, 0, __ATOMIC_RELAXED);
+    const uint64_t *turn_word =
         __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
-    lane->turn = admitted->turn;
+    __atomic_store_n(&lane->turn_word, turn_word, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->turn, admitted->turn, __ATOMIC_RELAXED);
     lane->left_ns = (int64_t)admitted->allowance_ns;
-    lane->left = is_unlimited(lane->slot) ? BURST_LAUNCHES_UNLIMITED : BURST_LAUNCHES;
+    lane->left = BURST_LAUNCHES;
+    lane->patience = is_unlimited(lane->slot) ? BURST_TICKS_UNLIMITED : BURST_TICKS;
     lane->opened_at = ticks;
     if (origin)
         origin_begin(origin, &lane->now, lane, dry);
@@ -79,6 +88,18 @@ static void drop_burst(struct meter_lane *lane)
     if (origin)
         origin_discard(origin, &lane->now);
     lane_set_open(lane, 0);
+}
+
+/* The burst that ends was one of many short launches in a row. */
+static void give_skips(struct meter_lane *lane, uint64_t ticks)
+{
+    const struct meter_burst *burst = &lane->now;
+    if (burst->launches < SKIP_AFTER || !burst->predicted_ns || ticks - lane->opened_at > BURST_TICKS_UNLIMITED ||
+        lane->turn != VCUDA_TURN_FREE || !is_unlimited(lane->slot))
+        return;
+    uint64_t most = (uint64_t)SKIP_NS * burst->launches / burst->predicted_ns;
+    lane->skip_given = most < SKIP_MOST * burst->launches ? (uint32_t)most : SKIP_MOST * burst->launches;
+    __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
 }
 
 /* Set the end event. While there is no room for the burst it just goes on; without an event it is never measured. */
@@ -112,10 +133,11 @@ void meter_close(struct meter_lane *lane)
         inflight_less(lane->slot, (uint64_t)lane->left_ns);
     lane->now.counted_ns = lane->now.predicted_ns + others;
     lane->now.predicted_ns += others;
-    __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches + lane->now.skipped, __ATOMIC_RELAXED);
     lane->ring[lane->head % METER_BURSTS] = lane->now;
     __atomic_store_n(&lane->head, lane->head + 1, __ATOMIC_RELEASE);
     lane_set_open(lane, 0);
+    give_skips(lane, ticks);
     watcher_poke();
 }
 
@@ -126,14 +148,29 @@ static int goes_on(const struct meter_ticket *t, const struct meter_lane *lane)
            __atomic_load_n(lane->turn_word, __ATOMIC_SEQ_CST) == lane->turn;
 }
 
+static int skips(struct meter_lane *lane)
+{
+    uint32_t left = __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
+    const uint64_t *turn_word = __atomic_load_n(&lane->turn_word, __ATOMIC_RELAXED);
+    if (!left || __atomic_load_n(turn_word, __ATOMIC_RELAXED) != __atomic_load_n(&lane->turn, __ATOMIC_RELAXED))
+        return 0;
+    __atomic_store_n(&lane->skip, left - 1, __ATOMIC_RELAXED);
+    return 1;
+}
+
 static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel,
                            uint64_t blocks);
 
 CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
 {
     struct meter_lane *lane = meter_last;
-    if (lane && lane->stream == lane_stream(stream, per_thread) &&
-        lane->epoch == __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE) && lane_take(lane)) {
+    int hot = lane && lane->stream == lane_stream(stream, per_thread) &&
+              lane->epoch == __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE);
+    if (hot && skips(lane)) {
+        t->lane = NULL;
+        return CUDA_SUCCESS;
+    }
+    if (hot && lane_take(lane)) {
         t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
         if (__builtin_expect(goes_on(t, lane), 1)) {
             t->lane = lane;
@@ -259,8 +296,7 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
     burst->predicted_ns += t->predicted_ns;
     burst->launches++;
     add_kind(burst, t->kernel);
-    uint64_t patience = lane->left > BURST_LAUNCHES ? BURST_TICKS_UNLIMITED : BURST_TICKS;
-    if (--lane->left == 0 || !t->known || lane->left_ns <= 0 || ticks - lane->opened_at >= patience)
+    if (--lane->left == 0 || !t->known || lane->left_ns <= 0 || ticks - lane->opened_at >= lane->patience)
         meter_close(lane);
 }
 

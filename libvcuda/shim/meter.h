@@ -20,7 +20,8 @@ struct meter_burst {
     uint64_t started_ns; /* when the start event was handed to the GPU; 0: none */
     uint64_t lag_ns;     /* from then until the first launch was: the GPU had nothing of ours meanwhile */
     uint32_t launches;
-    uint8_t alone; /* one launch, measured by itself */
+    uint32_t skipped; /* launched since the burst before it and not looked at: taken to be like these */
+    uint8_t alone;    /* one launch, measured by itself */
     uint8_t kinds;
     struct {
         uint16_t kernel, count;
@@ -40,6 +41,8 @@ struct meter_lane {
     uint64_t turn;
     int64_t left_ns;                   /* of what `now` was admitted for */
     uint32_t left;                     /* launches until an end event is due */
+    uint32_t skip, skip_given;         /* launches that need not be looked at: left, and of how many */
+    uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
     uint64_t other_ns, other_launches; /* launched meanwhile by threads that found the lane busy */
     struct meter_burst now;

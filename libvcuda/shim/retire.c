@@ -64,6 +64,10 @@ static void charge(const struct meter_lane *lane, const struct meter_burst *burs
         spent = spent > measured ? measured : spent;
     }
     predict_learn(burst, spent);
+    /* What was launched before it and not looked at took as long, launch by launch. */
+    double whole = 1 + (double)burst->skipped / (burst->launches ? burst->launches : 1);
+    start_ns = end_ns - measured * whole;
+    spent *= whole;
     const struct shim_gpu *gpu = &shim.gpu[lane->slot];
     /* Within turns the arbiter charges, by the wall clock; the credit waits for the time without them. */
     int debit = gpu->core_limit < 100 && burst->begun_ns >= gpu->limited_since_ns && !gate_gives_turns(lane->slot);
