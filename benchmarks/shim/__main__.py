@@ -18,11 +18,22 @@ from types import FrameType
 
 from benchmarks.shim.nvml import NvmlFailed
 from benchmarks.shim.part import Part
-from benchmarks.shim.parts import calls, memory, share, share_torch
+from benchmarks.shim.parts import calls, change, gaia, memory, nccl, overhead, pytorch, share, share_torch, tenants
 from benchmarks.shim.report import Report
 from benchmarks.shim.stage import ROOT, Stage, set_timer_slack
 
-PARTS = [calls.PART, memory.PART, share.PART, share_torch.PART]
+PARTS = [
+    calls.PART,
+    memory.PART,
+    share.PART,
+    share_torch.PART,
+    tenants.PART,
+    overhead.PART,
+    change.PART,
+    pytorch.PART,
+    nccl.PART,
+    gaia.PART,
+]
 # No part takes four minutes; one that hangs must not cost the others their turn.
 PART_SECONDS = 400
 

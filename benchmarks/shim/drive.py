@@ -25,6 +25,15 @@ def warm(program: Process, seconds: float = WARM_SECONDS) -> None:
     program.wait("ready", seconds)
 
 
+def warm_all(programs: Iterable[Process]) -> None:
+    """All at the same time."""
+    waiting = list(programs)
+    for program in waiting:
+        program.say("warm")
+    for program in waiting:
+        program.wait("ready", WARM_SECONDS)
+
+
 def run_alone(program: Process, seconds: float) -> float:
     """Iterations a second while nothing else runs, the last batches included."""
     program.say(f"run {seconds}")
@@ -40,11 +49,24 @@ def profile_alone(program: Process, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Got:
-    """What one tenant got: its page's course, and its own iterations a second over the same time."""
+    """What one tenant got: its page's course where it has a claim, and its iterations a second over the same time."""
 
-    course: Course
+    course: Course | None
     rate: float
     rates: Spread
+
+    @property
+    def share(self) -> float:
+        return self.course.share if self.course else 0.0
+
+    @property
+    def sd(self) -> float:
+        return self.course.spread.sd if self.course else 0.0
+
+    def figures(self) -> dict[str, object]:
+        """For the raw results."""
+        windows = [window.share for window in self.course.windows] if self.course else []
+        return {"share": self.share, "windows": windows, "rate": self.rate, "rate sd": self.rates.sd}
 
 
 def run_together(
@@ -56,12 +78,14 @@ def run_together(
     started = next(iter(programs.values()))
     started.wait(seconds=settle + SPARE_SECONDS)
     time.sleep(settle)
+    begin = time.monotonic()
     courses = watch({name: claims[name] for name in programs if name in claims}, seconds)
+    end = time.monotonic()
     for program in programs.values():
         program.wait("ran", seconds + SPARE_SECONDS)
-    return {name: got(program, courses[name]) for name, program in programs.items() if name in courses}
+    return {name: got(program, courses.get(name), begin, end) for name, program in programs.items()}
 
 
-def got(program: Process, course: Course) -> Got:
-    rows = within(program.answers(), course.begin, course.end)
+def got(program: Process, course: Course | None, begin: float, end: float) -> Got:
+    rows = [row for row in within(program.answers(), begin, end) if "iterations" in row]
     return Got(course, rate(rows, "iterations"), Spread.of(rates(rows, "iterations")))

@@ -108,6 +108,10 @@ class Stage:
         module = f"benchmarks.shim.programs.{name}"
         return self.start([sys.executable, "-m", module, "--interval", "0.1", *options], claim, **how)
 
+    def fill(self, claim: Claim, more: Mapping[str, str], *options: str) -> Process:
+        """The program that fills its memory; it takes no commands but one line, which ends its holding."""
+        return self.start([sys.executable, "-m", "benchmarks.shim.programs.fill", *options], claim, more=more)
+
     def arbiter(self) -> Process | None:
         """Start the arbiter for all claims of the stage; None where it is not built."""
         program = BUILD / "vcuda-arbiter"

@@ -88,7 +88,7 @@ static uint64_t parse_size(const char *text)
 static void say(const char *event, uint64_t bytes, CUresult error)
 {
     if (options.json)
-        printf("{\"event\":\"%s\",\"bytes\":%llu,\"error\":%d,\"error_name\":\"%s\"}\n", event,
+        printf("{\"at\":%.6f,\"event\":\"%s\",\"bytes\":%llu,\"error\":%d,\"error_name\":\"%s\"}\n", now(), event,
                (unsigned long long)bytes, error, cuda_error_name(error));
     else
         printf("%s %llu MiB: %s (%d)\n", event, (unsigned long long)bytes >> 20, cuda_error_name(error), error);

@@ -74,7 +74,7 @@ def at_limit(stage: Stage, program: Process, claim: Claim, limit: int) -> dict[s
     time.sleep(SETTLE_SECONDS)
     got = run_together({"it": program}, {"it": claim}, stage.seconds, SETTLE_SECONDS)["it"]
     kernels = profile_alone(program, PROFILE_SECONDS)
-    return {"page": got.course.share, "page_sd": got.course.spread.sd, "kernels": kernels, "rate": got.rate}
+    return {"page": got.share, "page_sd": got.sd, "kernels": kernels, "rate": got.rate}
 
 
 def row(name: str, limit: int, found: Mapping[str, float], whole: float) -> Row:

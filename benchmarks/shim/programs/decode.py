@@ -27,6 +27,7 @@ def prepare() -> Work:
 
     with torch.no_grad():
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
                 forward()

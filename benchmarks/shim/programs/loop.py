@@ -4,6 +4,7 @@ Without ``--seconds`` it takes commands on its standard input, one a line, and a
 
     warm         build the model, run it for a while                      {"event": "ready"}
     run S        iterate for S seconds                                    a row an interval, then {"event": "ran", …}
+    count N      iterate N times                                          {"event": "counted", …}
     profile S    the same under the profiler, which times every kernel    {"event": "profiled", "share_percent": …, …}
     quit         end (so does the end of the input, and SIGTERM)
 
@@ -61,6 +62,8 @@ class Program:
             self.warm()
         elif word == "run":
             say({"event": "ran", **self.run(float(argument))})
+        elif word == "count":
+            say({"event": "counted", **self.count(int(argument))})
         elif word == "profile":
             say({"event": "profiled", **self.profile(float(argument))})
         elif word != "quit":
@@ -97,6 +100,15 @@ class Program:
         torch.cuda.synchronize()
         self._running = False
         return {"seconds": time.monotonic() - begin, "iterations": launched}
+
+    def count(self, iterations: int) -> dict[str, float]:
+        """Iterate so many times, without a look at the clock. Returns ``seconds`` and ``iterations``."""
+        assert self._work is not None, "the first command is warm"
+        begin = time.monotonic()
+        for _ in range(iterations):
+            self._work.step()
+        torch.cuda.synchronize()
+        return {"seconds": time.monotonic() - begin, "iterations": iterations}
 
     def profile(self, seconds: float) -> dict[str, float]:
         """The share of time in which something of this process ran on the GPU, by the times of its kernels."""

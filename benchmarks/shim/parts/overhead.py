@@ -1,0 +1,86 @@
+"""What the library costs whole programs while no limit is in force (GaiaGPU's first experiment; published 1.015 %)."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks.shim.drive import imported, run_alone, warm
+from benchmarks.shim.part import Part
+from benchmarks.shim.processes import Process
+from benchmarks.shim.report import Report
+from benchmarks.shim.sampling import Spread
+from benchmarks.shim.stage import Stage
+
+# Two processes a mode: where a process's memory happens to lie makes a difference of its own.
+PROCESSES, ROUNDS = 2, 6
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "small CNN (training)": ("cnn", "--model", "small"),
+    "large CNN (training, as ResNet-50)": ("cnn", "--model", "large"),
+    "transformer decode, CUDA graphs": ("decode",),
+    "GEMM 8192³": ("gemm", "--size", "8192"),
+}
+ASYNC = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+CHURN: Mapping[str, Mapping[str, str]] = {"default allocator": {}, "cudaMallocAsync": ASYNC}
+Row = dict[str, float | int | str | None]
+Pairs = Sequence[tuple[Process, Process]]
+
+
+def measure(stage: Stage, report: Report) -> None:
+    claim = stage.claim(100)
+    programs: dict[str, Pairs] = {
+        name: [(stage.program(None, *how), stage.program(claim, *how)) for _ in range(PROCESSES)]
+        for name, how in PROGRAMS.items()
+    }
+    churns: dict[str, Pairs] = {
+        name: [(stage.program(None, "churn", more=more), stage.program(claim, "churn", more=more))]
+        for name, more in CHURN.items()
+    }
+    imported([one for pairs in (*programs.values(), *churns.values()) for pair in pairs for one in pair])
+    ratios: dict[str, list[float]] = {}
+    rows: list[Row] = []
+    for name, pairs in programs.items():
+        ratios[name], row = compare(stage, report, name, pairs)
+        rows.append(row)
+    report.table(
+        "Iterations a second, bare and under a claim without limits, in turn; overhead = bare / claim − 1, "
+        "± sd over the rounds",
+        rows,
+    )
+    medians = [statistics.median(values) for values in ratios.values()]
+    mean = 100 * (math.exp(statistics.mean(math.log(value) for value in medians)) - 1)
+    report.note(f"Geometric mean of the overheads (medians): {mean:+.3f} % (target 0.3 %, GaiaGPU published 1.015 %).")
+    report.raw("geometric mean, percent", mean)
+    churned = [compare(stage, report, f"allocation churn, {name}", pairs)[1] for name, pairs in churns.items()]
+    report.table("Allocation churn in PyTorch: rate under the claim / bare (target 0.99)", churned)
+
+
+def compare(stage: Stage, report: Report, name: str, pairs: Pairs) -> tuple[list[float], Row]:
+    """bare / claim of every round, and the table's row."""
+    for pair in pairs:
+        for process in pair:
+            warm(process)
+    rates: list[tuple[float, float]] = []
+    for number in range(2 if stage.quick else ROUNDS):
+        for bare, claimed in pairs:
+            # Who is first changes, so that a GPU that grows warm does not favour one mode.
+            order = (bare, claimed) if number % 2 else (claimed, bare)
+            found = {process.pid: run_alone(process, stage.seconds) for process in order}
+            rates.append((found[bare.pid], found[claimed.pid]))
+    for pair in pairs:
+        for process in pair:
+            process.terminate()
+    report.raw(name, {"bare, claim": rates})
+    ratios = [bare / claimed for bare, claimed in rates]
+    over = Spread.of(100 * (ratio - 1) for ratio in ratios)
+    return ratios, {
+        "program": name,
+        "bare/s": statistics.median(bare for bare, _ in rates),
+        "claim/s": statistics.median(claimed for _, claimed in rates),
+        "overhead, % (median)": f"{100 * (statistics.median(ratios) - 1):+.3f}",
+        "mean ± sd": f"{over.mean:+.3f} ± {over.sd:.3f}",
+        "rounds": over.count,
+        "ratio": f"{1 / statistics.median(ratios):.4f}",
+    }
+
+
+PART = Part("overhead", "whole programs without a limit in force", measure, seconds=0.8, torch=True)
