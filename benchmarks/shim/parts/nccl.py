@@ -33,8 +33,8 @@ def measure(stage: Stage, report: Report) -> None:
         rows.append(row(f"limit {limit} % on both GPUs", bandwidths, right[1], charged))
     rows.append(row("bare again", reduced(bare, ROUNDS), right[0], None))
     report.table(
-        f"All-reduce of {TENSOR_MIB} MiB over {RANKS} GPUs, {ROUNDS} times {ITERATIONS}; bytes / time (two ranks' "
-        "bus bandwidth). NCCL's kernels are charged but never held back alone: a rank that waits would hold up the other",
+        f"All-reduce of {TENSOR_MIB} MiB over {RANKS} GPUs, {ROUNDS} times {ITERATIONS}; bytes / time (of two "
+        "ranks: the bus bandwidth). NCCL's kernels are charged but never held back alone: a rank that waits would hold up the other",
         rows,
     )
 
