@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-long check format openapi bench-resize bench-gpu bench-shim clean
+.PHONY: help demo test test-shim test-long check format openapi bench-resize bench-gpu bench-shim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo); C
 
 test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (under 15 minutes)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run
+
+test-shim: ## libvcuda alone: every behaviour on the simulated driver, then under three sanitizers; no database
+	@$(MAKE) --no-print-directory -C libvcuda test sanitize
 
 test-long: ## the counts that a release is judged by
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run --long

@@ -53,12 +53,12 @@ def counts(report: Path) -> tuple[int, int, int]:
     return total - failed - skipped, failed, skipped
 
 
-def c_suite() -> Row:
+def c_suite(suite: str, target: str) -> Row:
     begun = time.monotonic()
     status = subprocess.run(
-        ["make", "--no-print-directory", "-C", "libvcuda", "test"], cwd=ROOT, check=False
+        ["make", "--no-print-directory", "-C", "libvcuda", target], cwd=ROOT, check=False
     ).returncode
-    return Row("C, simulated driver", None, None, None, time.monotonic() - begun, status == 0)
+    return Row(suite, None, None, None, time.monotonic() - begun, status == 0)
 
 
 def table(rows: list[Row]) -> str:
@@ -77,10 +77,14 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="the long counts only")
     arguments, extra = parser.parse_known_args()
     if arguments.long:
-        rows = [pytest_suite("Python, long", "long", "--timeout=3600", *extra)]
+        rows = [
+            c_suite("C, long", "test-long"),
+            pytest_suite("Python, long", "long", "--timeout=3600", *extra),
+        ]
     else:
         rows = [
-            c_suite(),
+            c_suite("C, simulated driver", "test"),
+            c_suite("C, sanitizers", "sanitize"),
             pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *extra),
             pytest_suite("Python, alone", "serial and not long", *extra),
         ]

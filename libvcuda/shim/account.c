@@ -174,7 +174,9 @@ int account_enter_calls(int slot)
 CUresult account_closed(void)
 {
     int slot = shim_slot_of_current(NULL);
-    return slot >= 0 && shim.gpu[slot].state != VCUDA_SLOT_OPEN ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+    return slot >= 0 && __atomic_load_n(&shim.gpu[slot].state, __ATOMIC_RELAXED) != VCUDA_SLOT_OPEN
+               ? CUDA_ERROR_NOT_PERMITTED
+               : CUDA_SUCCESS;
 }
 
 uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign)

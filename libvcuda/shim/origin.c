@@ -109,7 +109,7 @@ void origin_discard(struct origin *o, struct meter_burst *burst)
     origin_return(o, burst->start);
     origin_return(o, burst->zero);
     origin_return(o, burst->base);
-    if (!o->base)
+    if (!__atomic_load_n(&o->base, __ATOMIC_RELAXED))
         o->renewed_ns = 0;
     burst->start = burst->zero = burst->base = NULL;
 }
@@ -137,7 +137,7 @@ static void renew(struct origin *o, CUevent base)
         if (o->least_lag_ns < 1e17 && o->least_lag_ns > 20000)
             o->base_ns += o->least_lag_ns - 20000;
     }
-    o->base = base;
+    __atomic_store_n(&o->base, base, __ATOMIC_RELAXED);
     o->least_lag_ns = 1e18;
 }
 
