@@ -89,6 +89,7 @@ void test_life(void);
 void test_bugs(void);
 void test_kernel(void);
 void test_calls(void);
+void test_drift(void);
 void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);

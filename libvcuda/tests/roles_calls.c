@@ -5,6 +5,7 @@
 #include "steps.h"
 #include "tenant.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +31,10 @@ static double own(void)
     return 0;
 }
 
-#define CALL(number, body) ioctl(SIM_KERNEL_FD, _IOWR(RM_IOCTL_TYPE, number, __typeof__(body)), &(body))
+typedef int ioctl_function(int fd, unsigned long request, ...);
+static ioctl_function *enter = ioctl;
+
+#define CALL(number, body) enter(SIM_KERNEL_FD, _IOWR(RM_IOCTL_TYPE, number, __typeof__(body)), &(body))
 
 static uint32_t allocate(uint32_t parent, uint32_t handle, uint32_t class, void *params, uint32_t size)
 {
@@ -146,9 +150,28 @@ static void one(uint64_t mib)
     say("charged", own());
 }
 
+/* Memory that passes the library by: the kernel is entered without it. */
+static int hidden(void)
+{
+    Dl_info info;
+    struct tenant tenant;
+    if (tenant_begin(&tenant) || !dladdr(dlsym(RTLD_DEFAULT, SIM_KERNEL_PRESENT), &info))
+        return 1;
+    step("begun");
+    enter = (ioctl_function *)dlsym(dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD), "ioctl");
+    open_device();
+    memory(DEVICE, 1, 96, 0);
+    step("taken");
+    release(1);
+    step("given");
+    return 0;
+}
+
 int role_calls(int argc, char **argv)
 {
     char path[400];
+    if (argc == 1 && !strcmp(argv[0], "hidden"))
+        return hidden();
     if (argc < 1 || strcmp(argv[0], "calls"))
         return -1;
     snprintf(path, sizeof path, "%s/" VCUDA_USAGE_FILE, getenv(VCUDA_CLAIM_DIR_ENV));

@@ -25,6 +25,7 @@ static const struct chapter {
     {"views", test_views, SHORT, "what CUDA and NVML show"},
     {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
     {"compat", test_compat, SHORT, "limits by other programs' environment variables; a page that is required"},
+    {"drift", test_drift, LONG, "NVML's figure beside the kernel's: a look every ten seconds"},
     {"compute", test_compute, SHORT, "shares, sharing within a claim, graphs and captures"},
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},

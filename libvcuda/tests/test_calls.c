@@ -165,3 +165,35 @@ void test_calls(void)
     test_half_context();
     test_two();
 }
+
+/* The account becomes `bytes`, within the time of a few looks at NVML. */
+static int becomes(const struct claim *claim, pid_t pid, uint64_t bytes)
+{
+    for (double end = now_s() + 40; now_s() < end; pause_s(0.1))
+        if (account_of(claim, 0, pid).bytes == bytes)
+            return 1;
+    return 0;
+}
+
+void test_drift(void)
+{
+    struct claim claim;
+    struct steps s;
+    if (on_real_gpu)
+        return;
+    int before = simulated_kernel;
+    simulated_kernel = 1;
+    claim_make(&claim, GIB, 100);
+    steps_begin(&s, &claim, "hidden", NULL, NULL);
+    steps_next(&s);
+    uint64_t first = account_of(&claim, 0, s.player.pid).bytes;
+    steps_next(&s);
+    expect(becomes(&claim, s.player.pid, first + 96 * MIB),
+           "memory that the kernel gave unseen is found by NVML, and counts");
+    steps_next(&s);
+    expect(becomes(&claim, s.player.pid, first), "until it is gone");
+    while (steps_next(&s))
+        ;
+    claim_end(&claim);
+    simulated_kernel = before;
+}
