@@ -131,6 +131,7 @@ class PagesLibrary:
         process, gpu = abi["structs"]["vcuda_process"]["fields"], abi["structs"]["vcuda_gpu_usage"]
         self.process_gpu_at: int = process["gpu"][0]
         self.gpu_usage_bytes: int = gpu["size"]
+        self.accounting_at: int = gpu["fields"]["accounting"][0]
         self.memory_at: tuple[int, ...] = tuple(gpu["fields"][name][0] for name in ("memory_bytes", "context_bytes"))
         # One for all claims: what is read of a usage page is taken out at once.
         self.buffer = ctypes.create_string_buffer(self.usage_bytes)

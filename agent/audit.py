@@ -25,8 +25,11 @@ GRACE_SECONDS = 2.0
 # Page and NVML are not read at the same moment, and a program may take and free without a pause. So all of NVML's
 # readings over this time must be above all of the page's: where memory is held half of the time, once in 4^12.
 MEMORY_SECONDS = 6.0
-# What drivers take for themselves between two of libvcuda's own readings of NVML.
+# What drivers take for themselves without telling.
 TOLERANCE_BYTES = 64 << 20
+# Where libvcuda does not see what the driver takes from the kernel, and in a container cannot ask NVML about itself,
+# its contexts, modules and stacks are an estimate; a context alone is half a gigabyte.
+ESTIMATE_BYTES = 1 << 30
 # A tenant that starts one after the other must not fill the log of the whole platform.
 MOST_REPORTS = 30
 MOST_REPORTS_SECONDS = 60.0
@@ -45,7 +48,8 @@ class Finding(NamedTuple):
 class _Look(NamedTuple):
     at: float
     measured_bytes: int
-    accounted_bytes: int
+    # The most that the page explains.
+    explained_bytes: int
 
 
 class _Watched:
@@ -66,7 +70,7 @@ class _Watched:
         if not self.looks or now - self.looks[0].at < MEMORY_SECONDS:
             return False
         measured = min(look.measured_bytes for look in self.looks)
-        return measured > max(look.accounted_bytes for look in self.looks) + TOLERANCE_BYTES
+        return measured > max(look.explained_bytes for look in self.looks)
 
 
 class Audit:
@@ -124,10 +128,11 @@ class Audit:
             return self._finding("process-unlimited", process, one, claim_uid, _unheld(holding)) if unheld else None
         watched.without_slot_since = None
         if one.memory_bytes is not None:
-            watched.looks.append(_Look(now, one.memory_bytes, accounted))
+            tolerance = TOLERANCE_BYTES if accounted.to_the_byte else ESTIMATE_BYTES
+            watched.looks.append(_Look(now, one.memory_bytes, accounted.memory_bytes + tolerance))
         if not watched.excess(now):
             return None
-        words = f"holds {one.memory_bytes} bytes of the GPU, of which its usage page accounts for {accounted}"
+        words = f"holds {one.memory_bytes} bytes of the GPU; its usage page accounts for {accounted.memory_bytes}"
         return self._finding("memory-over-limit", process, one, claim_uid, words)
 
     def _finding(self, code: Code, process: Process, one: Listed, claim_uid: str | None, words: str) -> Finding:

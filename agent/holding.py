@@ -12,7 +12,7 @@ from uuid import UUID
 from agent import wire
 from agent.abi import PageError, PagesLibrary
 from agent.members import Members
-from agent.pages import Attached, LimitSlot, LimitsPage, Totals, UsagePage
+from agent.pages import Accounted, Attached, LimitSlot, LimitsPage, Totals, UsagePage
 from agent.processes import Process
 from agent.registry import Registry
 from agent.turns import allotted_percent
@@ -43,7 +43,7 @@ class Holding:
         self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
         self.totals: dict[UUID, Totals] = {}
         # What each process with a slot of its own says that it holds of each GPU, at the last refresh.
-        self.accounted: dict[tuple[Process, UUID], int] = {}
+        self.accounted: dict[tuple[Process, UUID], Accounted] = {}
         # The largest limit in force since the page was last read, by assignment: what may be in use where it cannot be
         # read. What an earlier agent may have lowered is not known: more than the limit that it left.
         self._most = {uid: slot.memory_bytes + 1 for uid, slot in self.slots.items()}
@@ -168,7 +168,7 @@ class Holding:
         self._registry.drop(self.claim_uid)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _memory(self, gpu: UUID) -> dict[Attached, int]:
+    def _memory(self, gpu: UUID) -> dict[Attached, Accounted]:
         index = self._limits.index(gpu)
         return {} if index is None else self._usage.memory(index)
 

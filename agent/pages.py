@@ -27,6 +27,7 @@ SLOT_CLOSED = 2
 # As `enum vcuda_policy` numbers them.
 POLICIES: tuple[wire.Policy, ...] = get_args(wire.Policy)
 FLAG_BEST_EFFORT = 1
+ACCOUNTING_KERNEL = 1
 LARGEST = 2**63 - 1
 _NONE_LIVE = 2**64 - 1
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -60,6 +61,15 @@ class Totals(NamedTuple):
     processes: int = 0
     # The least generation that a living process has acted on; None where none lives.
     observed_generation: int | None = None
+
+
+class Accounted(NamedTuple):
+    """What one process says that it holds of one GPU."""
+
+    # Including what its contexts cost.
+    memory_bytes: int
+    # Whether it knows from the kernel what the driver takes; else from what the program asks for.
+    to_the_byte: bool
 
 
 class Attached(NamedTuple):
@@ -228,8 +238,8 @@ class UsagePage:
         count = self._library.calls.vcuda_usage_processes(self._library.buffer, rows, self._library.max_processes)
         return [Attached(row.pid, row.pidns, row.start_time) for row in rows[: max(count, 0)]]
 
-    def memory(self, index: int) -> dict[Attached, int]:
-        """What each process says by the last `read` that it holds of the GPU in this slot, with its context."""
+    def memory(self, index: int) -> dict[Attached, Accounted]:
+        """What each process says by the last `read` that it holds of the GPU in this slot."""
         library = self._library
         view = memoryview(library.buffer)
         rows = (RawProcess * library.max_processes)()
@@ -239,7 +249,10 @@ class UsagePage:
             at = library.processes_at + row.slot * library.process_bytes + library.process_gpu_at
             at += index * library.gpu_usage_bytes
             total = sum(int.from_bytes(view[at + field : at + field + 8], "little") for field in library.memory_at)
-            found[Attached(row.pid, row.pidns, row.start_time)] = min(total, LARGEST)
+            accounting_at = at + library.accounting_at
+            accounting = int.from_bytes(view[accounting_at : accounting_at + 4], "little")
+            attached = Attached(row.pid, row.pidns, row.start_time)
+            found[attached] = Accounted(min(total, LARGEST), accounting == ACCOUNTING_KERNEL)
         return found
 
     def reap(self, dead: list[Attached]) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from agent import audit, processes, wire
 from agent.audit import Audit
 from agent.gpus import Listed
+from agent.holding import gpu_key
+from agent.pages import Accounted
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load
@@ -227,3 +230,34 @@ def test_reports_are_counted_so_that_nobody_fills_the_log(monkeypatch: pytest.Mo
     assert len(ours.findings) == 1
     monkeypatch.setattr(audit, "MOST_REPORTS", 1)
     assert len(ours.look(listed, {}, now=3.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("measured", "to_the_byte", "is_found"),
+    [
+        ([1000] * 13, True, False),
+        ([1065] * 13, True, True),
+        # A program that takes and frees: one reading that agrees is enough.
+        ([*[9000] * 6, 1000, *[9000] * 6], True, False),
+        # A context that libvcuda could only estimate.
+        ([1600] * 13, False, False),
+        ([2100] * 13, False, True),
+        # Not for long enough yet.
+        ([9000] * 12, True, False),
+    ],
+)
+def test_memory_above_the_account_counts_when_it_is_so_all_the_time(
+    measured: list[int], to_the_byte: bool, is_found: bool
+) -> None:
+    gpu, me = "GPU-00000000-0000-0000-0000-000000000000", processes.myself()
+    holding: Any = SimpleNamespace(
+        members=SimpleNamespace(living=lambda: [me]),
+        accounted={(me, gpu_key(gpu)): Accounted(1000 * MIB, to_the_byte)},
+    )
+    ours = Audit(pids_are_ours=True)
+    codes: list[str] = []
+    for look, mebibytes in enumerate(measured):
+        listed = [Listed(gpu, me.pid, mebibytes * MIB)]
+        news = ours.look(listed, {"a claim": holding}, now=look * audit.LOOK_SECONDS)
+        codes += [finding.code for finding in news]
+    assert codes == (["memory-over-limit"] if is_found else [])
