@@ -192,6 +192,30 @@ static void test_light(void)
     expect(v->turns_ns == 0, "and again a second after that");
 }
 
+/* Two claims that are told to use 21 % each, at once or in turn, for a second. */
+static int clash_begins_turns(int at_once)
+{
+    struct round r;
+    round_init(&r, 50 * MS);
+    struct seat *seats[2] = {round_sit(&r, NULL), round_sit(&r, NULL)};
+    for (int i = 0; i < 2; i++)
+        seats[i]->terms = (struct share_terms){.guarantee = 5000, .limit = 10000, .weight = 1, .demand = 10000};
+    for (uint64_t step = 1, now = MS; step < 100 && r.phase == ROUND_FREE; step++, now += 10 * MS) {
+        for (uint64_t i = 0; i < 2; i++)
+            seats[i]->reading = (struct reading){.inflight_ns = at_once || step % 2 == i ? 100000 : 0,
+                                                 .last_launch_ns = now,
+                                                 .gpu_time_ns = step * 2100000};
+        round_step(&r, now);
+    }
+    return r.phase != ROUND_FREE;
+}
+
+static void test_clash(void)
+{
+    expect(clash_begins_turns(1), "claims that the driver keeps switching between get turns, though neither uses much");
+    expect(!clash_begins_turns(0), "claims that use as much one after the other do not");
+}
+
 static void test_lies(void)
 {
     virtual_begin(v, 50);
@@ -289,6 +313,7 @@ void test_rounds(void)
     test_preempt();
     test_left_over();
     test_light();
+    test_clash();
     test_lies();
     test_deep_queue();
     test_any();
