@@ -209,10 +209,21 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
 VCUDA_BOTH(ptds, cuMemcpyHtoD_v2, CUdeviceptr to, const void *from, size_t bytes);
 VCUDA_BOTH(ptds, cuMemcpyDtoH_v2, void *to, CUdeviceptr from, size_t bytes);
 VCUDA_BOTH(ptds, cuMemsetD8_v2, CUdeviceptr to, unsigned char value, size_t count);
+VCUDA_BOTH(ptds, cuMemsetD16_v2, CUdeviceptr to, unsigned short value, size_t count);
+VCUDA_BOTH(ptds, cuMemsetD32_v2, CUdeviceptr to, unsigned value, size_t count);
+#define FILL_2D(type) CUdeviceptr to, size_t pitch, type value, size_t width, size_t height
+VCUDA_BOTH(ptds, cuMemsetD2D8_v2, FILL_2D(unsigned char));
+VCUDA_BOTH(ptds, cuMemsetD2D16_v2, FILL_2D(unsigned short));
+VCUDA_BOTH(ptds, cuMemsetD2D32_v2, FILL_2D(unsigned));
 VCUDA_BOTH(ptsz, cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
 VCUDA_BOTH(ptsz, cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t bytes, CUstream stream);
 VCUDA_BOTH(ptsz, cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 VCUDA_BOTH(ptsz, cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
+VCUDA_BOTH(ptsz, cuMemsetD16Async, CUdeviceptr to, unsigned short value, size_t count, CUstream stream);
+VCUDA_BOTH(ptsz, cuMemsetD32Async, CUdeviceptr to, unsigned value, size_t count, CUstream stream);
+VCUDA_BOTH(ptsz, cuMemsetD2D8Async, FILL_2D(unsigned char), CUstream stream);
+VCUDA_BOTH(ptsz, cuMemsetD2D16Async, FILL_2D(unsigned short), CUstream stream);
+VCUDA_BOTH(ptsz, cuMemsetD2D32Async, FILL_2D(unsigned), CUstream stream);
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values);

@@ -186,7 +186,7 @@ CUresult cuMemFreeHost(void *pointer)
     return CUDA_SUCCESS;
 }
 
-/* Copies and fills move nothing: they wait for earlier work, as the real ones do. */
+/* Copies move nothing: they wait for earlier work, as the real ones do. */
 #define COPY(name, ...)                                                                                                \
     CUresult name(__VA_ARGS__)                                                                                         \
     {                                                                                                                  \
@@ -197,11 +197,9 @@ COPY(cuMemcpyHtoD_v2, CUdeviceptr to, const void *from __attribute__((unused)), 
 COPY(cuMemcpyHtoD_v2_ptds, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
 COPY(cuMemcpyDtoH_v2, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
 COPY(cuMemcpyDtoH_v2_ptds, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
-COPY(cuMemsetD8_v2, CUdeviceptr to, unsigned char value __attribute__((unused)), size_t bytes)
-COPY(cuMemsetD8_v2_ptds, CUdeviceptr to, unsigned char value __attribute__((unused)), size_t bytes)
 
 /* In a stream, they take as long as PCIe 5 needs, or for what stays on the GPU its memory. */
-static CUresult copy_async(CUstream stream, size_t bytes, uint64_t bytes_per_us)
+CUresult sim_copy_async(CUstream stream, size_t bytes, uint64_t bytes_per_us)
 {
     struct sim_stream *s = sim_resolve(stream);
     if (!s)
@@ -213,7 +211,7 @@ static CUresult copy_async(CUstream stream, size_t bytes, uint64_t bytes_per_us)
     CUresult name(__VA_ARGS__, CUstream stream)                                                                        \
     {                                                                                                                  \
         (void)to;                                                                                                      \
-        return copy_async(stream, bytes, bytes_per_us);                                                                \
+        return sim_copy_async(stream, bytes, bytes_per_us);                                                            \
     }
 COPY_ASYNC(cuMemcpyHtoDAsync_v2, 50000, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
 COPY_ASYNC(cuMemcpyHtoDAsync_v2_ptsz, 50000, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
@@ -221,5 +219,3 @@ COPY_ASYNC(cuMemcpyDtoHAsync_v2, 50000, void *to, CUdeviceptr from __attribute__
 COPY_ASYNC(cuMemcpyDtoHAsync_v2_ptsz, 50000, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
 COPY_ASYNC(cuMemcpyDtoDAsync_v2, 1000000, CUdeviceptr to, CUdeviceptr from __attribute__((unused)), size_t bytes)
 COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, 1000000, CUdeviceptr to, CUdeviceptr from __attribute__((unused)), size_t bytes)
-COPY_ASYNC(cuMemsetD8Async, 2000000, CUdeviceptr to, unsigned char value __attribute__((unused)), size_t bytes)
-COPY_ASYNC(cuMemsetD8Async_ptsz, 2000000, CUdeviceptr to, unsigned char value __attribute__((unused)), size_t bytes)

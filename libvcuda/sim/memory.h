@@ -19,4 +19,7 @@ int sim_block_add(const struct sim_block *block);
 int sim_block_take(CUdeviceptr pointer, struct sim_block *out); /* 0: no such block */
 CUresult sim_pool_free(const struct sim_block *block);
 
+/* Work in a stream that moves so many bytes at such a rate. */
+CUresult sim_copy_async(CUstream stream, size_t bytes, uint64_t bytes_per_us);
+
 #endif

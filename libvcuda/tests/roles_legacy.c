@@ -103,10 +103,27 @@ static int stack(void)
     return 0;
 }
 
+/* A quarter of a GiB, by the stream's and by the default stream's entry, in one row and in many. */
+static CUresult fill(const char *way, const struct tenant *t, uint64_t *ns)
+{
+    static CUdeviceptr block;
+    size_t bytes = 256 << 20;
+    *ns = bytes / 2000 + 1000; /* as the simulated driver counts */
+    CUresult error = block ? CUDA_SUCCESS : cuda.cuMemAlloc_v2(&block, bytes);
+    if (error)
+        return error;
+    if (!strcmp(way, "fill_rows"))
+        return CALL(cuMemsetD2D16Async_ptsz)(block, 4096, 0, 2048, bytes / 4096, t->stream);
+    return !strcmp(way, "fill") ? CALL(cuMemsetD8_v2)(block, 0, bytes)
+                                : CALL(cuMemsetD32Async)(block, 0, bytes / 4, t->stream);
+}
+
 static CUresult launch(const char *way, const struct tenant *t, uint64_t *ns)
 {
     void *params[] = {ns};
     CUmultiLaunch several = {t->spin, {1, 1, 1}, {1, 1, 1}, 0, t->stream, params};
+    if (!strncmp(way, "fill", 4))
+        return fill(way, t, ns);
     if (!strcmp(way, "several"))
         return CALL(cuLaunchCooperativeKernelMultiDevice)(&several, 1, 0);
     *ns = 10000; /* what the simulated driver takes a kernel without arguments for */

@@ -1,5 +1,5 @@
 /* Entries that few programs call, and that a limit must meet all the same: first versions, contexts for graphics, green
- * contexts, a greater stack, launches of earlier days. On a real GPU only what needs no graphics and no old module. */
+ * contexts, a greater stack, launches of earlier days, fills. On a real GPU only what needs no graphics and no old module. */
 #include "harness.h"
 
 #include <signal.h>
@@ -71,7 +71,7 @@ static void test_stack(struct claim *claim)
 
 static void test_launches(void)
 {
-    static const char *const ways[] = {"launch", "grid", "grid_async", "several"};
+    static const char *const ways[] = {"launch", "grid", "grid_async", "several", "fill", "fill_async", "fill_rows"};
     struct claim claim;
     struct player p;
     claim_make(&claim, LIMIT, 30);
