@@ -82,7 +82,10 @@ class Stage:
         bare = {**self._environment, "CUDA_VISIBLE_DEVICES": visible}
         if claim is None:
             return bare
-        return {**bare, "LD_PRELOAD": str(BUILD / "libvcuda.so"), "GPUCLOUD_CLAIM_DIR": str(claim.directory)}
+        preload = str(BUILD / "libvcuda.so")
+        if self.simulated:
+            preload += f" {BUILD / 'sim' / 'libsimkernel.so'}"
+        return {**bare, "LD_PRELOAD": preload, "GPUCLOUD_CLAIM_DIR": str(claim.directory)}
 
     def start(
         self,

@@ -24,6 +24,8 @@ RACE_SECONDS = 8.0
 BENCH = BUILD / "tests" / "bench_memory"
 # Allocating by a module's variables compiles PTX.
 WAY_SECONDS = 60.0
+# enum vcuda_accounting.
+ACCOUNTING = ("–", "kernel", "calls")
 Row = dict[str, float | int | str | None]
 
 
@@ -62,6 +64,7 @@ def by_way(stage: Stage, way: str) -> Row:
         "held": held["held"],
         "granted": held["calls"],
         "page": held["page"],
+        "accounted by": held["accounting"],
         "NVML": held["nvml"],
         "GPU": held["gpu"],
         "over limit": max(0, int(real or 0) - LIMIT_MIB),
@@ -83,7 +86,9 @@ def hold(stage: Stage, claim: Claim | None, way: str) -> Row:
     time.sleep(0.1)
     uuid = stage.gpu.uuid
     nvml = stage.nvml.by_process(uuid).get(process.pid)
+    accounting = ACCOUNTING[claim.usage()["accounting"]] if claim else None
     found: Row = {
+        "accounting": accounting,
         "held": said["held_bytes"] // MIB,
         "calls": said["calls"],
         "error": said["error_name"],

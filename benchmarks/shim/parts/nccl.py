@@ -34,7 +34,7 @@ def measure(stage: Stage, report: Report) -> None:
     rows.append(row("bare again", reduced(bare, ROUNDS), right[0], None))
     report.table(
         f"All-reduce of {TENSOR_MIB} MiB over {RANKS} GPUs, {ROUNDS} times {ITERATIONS}; bytes / time (of two "
-        "ranks: the bus bandwidth). NCCL's kernels are charged but never held back: a rank that waits holds up the other",
+        "ranks: the bus bandwidth). NCCL's kernels are charged but never held back: a rank that waits stops the other",
         rows,
     )
 
