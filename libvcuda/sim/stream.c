@@ -167,7 +167,7 @@ static int settle(struct sim_event *e)
 {
     if (!e->wall_ns) {
         struct sim_device *device = e->context->device;
-        sim_lock(device->gpu);
+        sim_lock_only(device->gpu);
         e->wall_ns = sim_wall_of(device->client, e->mark);
         sim_unlock(device->gpu);
     }
@@ -231,7 +231,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
     event->wall_ns = 0;
     if (!event->captured) {
         struct sim_device *device = s->context->device;
-        sim_lock(device->gpu);
+        sim_lock_only(device->gpu);
         event->mark = s->tail;
         if (s->tail <= device->client->service_ns)
             event->wall_ns = device->gpu->advanced_ns;

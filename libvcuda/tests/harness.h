@@ -72,6 +72,7 @@ int role_fork(int argc, char **argv);
 int role_kernel(int argc, char **argv);
 int role_calls(int argc, char **argv); /* -1: not one of its roles */
 int role_faults(int argc, char **argv);
+int role_syscalls(int argc, char **argv);
 int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
 int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
@@ -90,6 +91,7 @@ void test_bugs(void);
 void test_kernel(void);
 void test_calls(void);
 void test_drift(void);
+void test_syscalls(void);
 void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);

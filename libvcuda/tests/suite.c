@@ -34,6 +34,7 @@ static const struct chapter {
     {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
     {"arbiter", test_arbiter, SHORT, "the arbiter as a process: deaths, lies, live changes"},
     {"turns", test_turns, SHORT, "tenants under libvcuda that share a GPU by turns"},
+    {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
 #define CHAPTERS (sizeof chapters / sizeof *chapters)
@@ -87,7 +88,7 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel, role_kill,  role_fork,   role_faults,
+    static int (*const roles[])(int, char **) = {role_kernel, role_kill,  role_fork,   role_faults, role_syscalls,
                                                  role_lookup, role_views, role_legacy, role_arbiter};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
