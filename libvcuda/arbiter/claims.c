@@ -10,8 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Where an arbiter before us gave turns, none are given until we know better. */
-void claim_free_turns(struct claim *claim)
+static void claim_free_turns(struct claim *claim)
 {
     for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++)
         if (__atomic_load_n(&claim->turns->turn[i].ends_ns, __ATOMIC_SEQ_CST) != VCUDA_TURN_FREE)
@@ -64,6 +63,7 @@ static int adopt(int directory_fd, struct claim *claim)
 {
     int error = map_pages(directory_fd, claim);
     if (!error) {
+        /* Where an arbiter before us gave turns, none are given until we know better. */
         claim_free_turns(claim);
         vcuda_turns_heartbeat(claim->turns);
         return 1;
@@ -133,6 +133,16 @@ static int forget_gone(struct claim **claims)
         changed++;
     }
     return changed;
+}
+
+void claims_leave(struct claim **claims)
+{
+    for (struct claim *claim = *claims; claim; claim = claim->next) {
+        claim->unseen = 1;
+        if (claim->limits)
+            claim_free_turns(claim);
+    }
+    forget_gone(claims);
 }
 
 int claims_scan(int directory_fd, struct claim **claims)

@@ -34,8 +34,8 @@ struct claim {
 int claims_scan(int directory_fd, struct claim **claims);
 struct claim *claim_hold(struct claim *claim);
 void claim_drop(struct claim *claim);
-/* Nothing is arbitrated on any GPU of the claim. */
-void claim_free_turns(struct claim *claim);
+/* At the end: every claim is left to its own limit. */
+void claims_leave(struct claim **claims);
 /* The live processes' sums on one GPU; all zero where the page cannot be read. */
 void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *out);
 

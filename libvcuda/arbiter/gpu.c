@@ -260,7 +260,12 @@ int gpus_alive(void)
 void gpus_stop(void)
 {
     __atomic_store_n(&stopping, 1, __ATOMIC_RELEASE);
-    for (struct gpu *gpu = gpus; gpu; gpu = gpu->next)
+    for (struct gpu *gpu; (gpu = gpus);) {
+        gpus = gpu->next;
         if (gpu->started)
             pthread_join(gpu->thread, NULL);
+        for (int i = 0; i < gpu->guests_n; i++)
+            claim_drop(gpu->guests[i].claim);
+        free(gpu);
+    }
 }

@@ -167,9 +167,7 @@ static int run(int directory_fd, int epoll_fd, const struct options *o)
         beat(claims);
     } while (error >= 0 && !listen_until(epoll_fd, pages_clock(CLOCK_MONOTONIC) + BEAT_NS));
     gpus_stop();
-    for (struct claim *claim = claims; claim; claim = claim->next)
-        if (claim->limits)
-            claim_free_turns(claim);
+    claims_leave(&claims);
     if (error >= 0)
         return EXIT_SUCCESS;
     errno = -error;
