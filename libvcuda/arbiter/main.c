@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -114,6 +115,26 @@ static int take_lock(const char *path)
     return EXIT_TAKEN;
 }
 
+/* A page that was truncated under us. Its own directory is to be read-only to a tenant, but one who can write there must not
+ * end the turns of everyone else: an empty page takes its place, in which no GPU has an open slot. */
+static void replace_page(int signal, siginfo_t *info, void *context)
+{
+    (void)context;
+    uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE);
+    void *page = (void *)((uintptr_t)info->si_addr & ~(size - 1));
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    if (info->si_code != BUS_ADRERR || mmap(page, size, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
+        struct sigaction fallback = {.sa_handler = SIG_DFL};
+        sigaction(signal, &fallback, NULL);
+    }
+}
+
+static void survive_truncation(void)
+{
+    struct sigaction action = {.sa_sigaction = replace_page, .sa_flags = SA_SIGINFO | SA_RESTART};
+    sigaction(SIGBUS, &action, NULL);
+}
+
 /* Signals and deaths come through one epoll set; a NULL pointer means a signal. */
 static int make_epoll(void)
 {
@@ -186,6 +207,7 @@ int main(int argc, char **argv)
     status = take_lock(options.lock_file);
     if (status >= 0)
         return status;
+    survive_truncation();
     int epoll_fd = make_epoll();
     if (epoll_fd < 0)
         return fail("cannot wait for signals", "");
