@@ -92,6 +92,7 @@ void test_kernel(void);
 void test_calls(void);
 void test_drift(void);
 void test_syscalls(void);
+void test_sweep(void);
 void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);

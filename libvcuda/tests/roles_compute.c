@@ -71,6 +71,32 @@ static int two_streams(uint64_t ns, double seconds)
     return 0;
 }
 
+/* Replay a graph of four such kernels, two in flight. */
+static int graph_load(uint64_t ns, double seconds)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CUevent marks[2];
+    if (!start() || cuda.cuStreamBeginCapture_v2(stream, CU_CAPTURE_GLOBAL))
+        return 1;
+    for (int i = 0; i < 4; i++)
+        cuda_spin(spin, 1, ns, stream);
+    if (cuda.cuStreamEndCapture(stream, &graph) || cuda.cuGraphInstantiateWithFlags(&exec, graph, 0) ||
+        cuda.cuEventCreate(&marks[0], 2) || cuda.cuEventCreate(&marks[1], 2))
+        return 1;
+    int launched = 0;
+    CUresult error = CUDA_SUCCESS;
+    double begin = now_s();
+    for (; !error && now_s() < begin + seconds; launched++) {
+        error = launched >= 2 ? cuda.cuEventSynchronize(marks[launched % 2]) : CUDA_SUCCESS;
+        error = error ? error : cuda.cuGraphLaunch(exec, stream);
+        error = error ? error : cuda.cuEventRecord(marks[launched % 2], stream);
+    }
+    cuda.cuCtxSynchronize();
+    printf("error %d\ngraph_share %.3f\n", error, 400 * launched * (double)ns / 1e9 / (now_s() - begin));
+    return 0;
+}
+
 static _Atomic int background_ends;
 
 static void *background(void *nothing)
@@ -146,6 +172,8 @@ int role_compute(int argc, char **argv)
         return load(strtoull(argv[1], NULL, 10), atoi(argv[2]), atof(argv[3]), atof(argv[4]));
     if (argc == 3 && !strcmp(argv[0], "two_streams"))
         return two_streams(strtoull(argv[1], NULL, 10), atof(argv[2]));
+    if (argc == 3 && !strcmp(argv[0], "graph_load"))
+        return graph_load(strtoull(argv[1], NULL, 10), atof(argv[2]));
     if (argc && !strcmp(argv[0], "capture"))
         return capture();
     return role_bugs(argc, argv);

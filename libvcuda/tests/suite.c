@@ -34,6 +34,7 @@ static const struct chapter {
     {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
     {"arbiter", test_arbiter, SHORT, "the arbiter as a process: deaths, lies, live changes"},
     {"turns", test_turns, SHORT, "tenants under libvcuda that share a GPU by turns"},
+    {"sweep", test_sweep, SHORT, "limits by lengths of kernels by ways to launch; moved limits"},
     {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
