@@ -248,7 +248,9 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     struct known_pool *p = known(pool);
     if (p) {
         was = *p;
-        living = was.slot >= 0 ? round_up(ask(pool, CU_POOL_USED_CURRENT), GRANULE) : 0;
+        /* A pool that cannot be asked may have lent all that it has. */
+        if (was.charged && real.cuMemPoolGetAttribute(pool, CU_POOL_USED_CURRENT, &living))
+            living = was.charged;
         __atomic_store_n(&p->pool, NULL, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&mutex);
@@ -257,6 +259,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     if (result && p)
         enter(pool, was.slot, was.charged);
     else if (p && was.charged) {
+        living = round_up(living, GRANULE);
         overhead_add(was.slot, living < was.charged ? living : was.charged);
         account_refund(was.slot, was.charged);
     }

@@ -122,7 +122,7 @@ static void test_dice(void)
         wrong += account_differs(&now);
         if (!begun++) {
             first = now.bytes;
-            limit = first + 700 * MIB;
+            limit = first + 300 * MIB;
             claim_set(&claim, limit, 100);
         } else if (turned_away >= 0) {
             wrong += (double)(now.bytes - first) != said(&s.player, "model") || now.bytes > limit;
