@@ -6,8 +6,21 @@
 #include <stdio.h>
 #include <string.h>
 
-/* libvcuda's threads and the programs' own share this machine's processors with the arbiter. */
-#define TOLERANCE 3
+/* libvcuda's threads and the programs' own share this machine's processors with the arbiter: a GPU that stands idle while
+ * they wait for a processor is nobody's, so what was used is judged by its parts. */
+static void expect_split(const char *what, double a, double b, double c)
+{
+    double shares[SHARERS] = {0}, want[SHARERS] = {a, b, c}, off = 1e9, sum = 0;
+    for (int again = 0; again < 4 && (off > 2 || sum < 90); again++) {
+        node_measure(2, shares);
+        sum = shares[0] + shares[1] + shares[2];
+        off = 0;
+        for (int i = 0; i < node.n; i++)
+            off = fmax(off, fabs(100 * shares[i] / sum - want[i]));
+    }
+    expect(off <= 2 && sum >= 80, "%s: %.1f/%.1f/%.1f for %.0f/%.0f/%.0f", what, shares[0], shares[1], shares[2], a, b,
+           c);
+}
 
 static void add_load(int i, const char *kernel_ns, const char *sync)
 {
@@ -37,7 +50,7 @@ static void test_two(const char *what, const char *kernel_ns, const char *other_
     becomes(contended, 2);
     pause_s(1);
     snprintf(sentence, sizeof sentence, "under libvcuda, %s", what);
-    expect_shares(sentence, first, 100 - first, 0, TOLERANCE);
+    expect_split(sentence, first, 100 - first, 0);
     end();
 }
 
@@ -50,7 +63,7 @@ static void test_three(void)
     add_load(2, "2000000", "0");
     becomes(contended, 2);
     pause_s(1);
-    expect_shares("three of them", 20, 30, 50, TOLERANCE);
+    expect_split("three of them", 20, 30, 50);
     end();
 }
 
@@ -96,7 +109,7 @@ static void test_orphans(void)
     add_load(1, "500000", "0");
     becomes(contended, 2);
     pause_s(1);
-    expect_shares("limits below the whole, by turns", 30, 40, 0, TOLERANCE);
+    expect_shares("limits below the whole, by turns", 30, 40, 0, 3);
     arbiter_end(SIGKILL);
     pause_s(1.5);
     for (int again = 0; again < 3 && (shares[0] < 26 || shares[1] < 35); again++)
