@@ -36,7 +36,7 @@ int claim_slot(const struct claim *claim, uint32_t slot, uint64_t *owner, uint64
         return 0;
     *owner = words[0];
     *start_time = words[1];
-    return words[0] > VCUDA_OWNER_CLEARING && words[1] != 0;
+    return pages_is_process(words[0]) && words[1] != 0;
 }
 
 /* A time that lies ahead is a lie. */
@@ -67,7 +67,7 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
     for (uint32_t i = 0, n = claim_slots(claim); i < n; i++) {
         if (pread(claim->usage_fd, &process, size, slot_offset(i)) != (ssize_t)size)
             return;
-        if (process.owner <= VCUDA_OWNER_CLEARING || !process.start_time)
+        if (!pages_is_process(process.owner) || !process.start_time)
             continue;
         if (__atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
             add(out, &process.gpu[gpu_index], turn);

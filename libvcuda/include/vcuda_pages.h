@@ -151,8 +151,8 @@ struct vcuda_gpu_usage {
 };
 
 struct vcuda_process {
-    /* 0 free; 1 being cleared; else inode of the pid namespace << 32 | pid in that namespace. One word, so that a process
-     * killed right after taking the slot has still left its name. */
+    /* 0 free; else inode of the pid namespace << 32 | pid in that namespace, with bit 31 set while that process clears the
+     * slot of another. One word, so that a process killed right after taking or while clearing it has left its name. */
     uint64_t owner;
     uint64_t start_time;   /* field 22 of /proc/PID/stat; 0 while the slot is being set up */
     uint32_t observed_gen; /* limits.gen last acted on */

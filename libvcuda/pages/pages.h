@@ -7,7 +7,13 @@
 #include <time.h>
 
 #define VCUDA_OWNER_FREE 0ull
-#define VCUDA_OWNER_CLEARING 1ull
+/* In `owner`: the slot is being cleared by the process named; no pid is so great. */
+#define VCUDA_OWNER_CLEARER (1ull << 31)
+
+static inline int pages_is_process(uint64_t owner)
+{
+    return owner != VCUDA_OWNER_FREE && !(owner & VCUDA_OWNER_CLEARER);
+}
 
 uint64_t pages_clock(clockid_t clock);
 /* Inode of the caller's pid namespace; 0 where /proc does not say. */

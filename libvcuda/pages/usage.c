@@ -122,7 +122,7 @@ static uint64_t load(const uint64_t *word)
 
 static int is_live(const struct vcuda_process *p)
 {
-    return load(&p->owner) > VCUDA_OWNER_CLEARING && load(&p->start_time) != 0;
+    return pages_is_process(load(&p->owner)) && load(&p->start_time) != 0;
 }
 
 static uint64_t greatest(uint64_t a, uint64_t b)
@@ -191,24 +191,31 @@ int vcuda_usage_process_gpu(const struct vcuda_usage *page, uint32_t slot, uint3
     return 0;
 }
 
-static void retire(struct vcuda_usage *page, const struct vcuda_process *p)
+static void move(uint64_t *to, uint64_t *from)
+{
+    __atomic_fetch_add(to, __atomic_exchange_n(from, 0, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+}
+
+/* Moved, not copied: whoever takes over from a killed clearer must not count anything twice. */
+static void retire(struct vcuda_usage *page, struct vcuda_process *p)
 {
     for (int i = 0; i < VCUDA_MAX_GPUS; i++) {
-        struct vcuda_gpu_usage *r = &page->retired[i];
-        __atomic_fetch_add(&r->gpu_time_ns, p->gpu[i].gpu_time_ns, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&r->throttled_ns, p->gpu[i].throttled_ns, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&r->launches, p->gpu[i].launches, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&r->refused, p->gpu[i].refused, __ATOMIC_RELAXED);
+        struct vcuda_gpu_usage *r = &page->retired[i], *g = &p->gpu[i];
+        move(&r->gpu_time_ns, &g->gpu_time_ns);
+        move(&r->throttled_ns, &g->throttled_ns);
+        move(&r->launches, &g->launches);
+        move(&r->refused, &g->refused);
     }
 }
 
 static int clear_slot(struct vcuda_usage *page, struct vcuda_process *p, uint64_t owner)
 {
-    if (!__atomic_compare_exchange_n(&p->owner, &owner, VCUDA_OWNER_CLEARING, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    uint64_t clearer = pages_pidns() << 32 | VCUDA_OWNER_CLEARER | (uint32_t)getpid();
+    if (!__atomic_compare_exchange_n(&p->owner, &owner, clearer, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 0;
+    __atomic_store_n(&p->start_time, 0, __ATOMIC_SEQ_CST);
     retire(page, p);
     memset(p->gpu, 0, sizeof p->gpu);
-    __atomic_store_n(&p->start_time, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&p->owner, VCUDA_OWNER_FREE, __ATOMIC_SEQ_CST);
     return 1;
 }
@@ -235,11 +242,12 @@ int vcuda_usage_reap_dead(struct vcuda_usage *page)
     for (uint32_t i = 0, n = slots_used(page); pidns && i < n; i++) {
         struct vcuda_process *p = &page->process[i];
         uint64_t owner = load(&p->owner), start = load(&p->start_time);
-        if (owner <= VCUDA_OWNER_CLEARING || owner >> 32 != pidns)
+        if (owner == VCUDA_OWNER_FREE || owner >> 32 != pidns)
             continue;
-        uint64_t now = pages_start_time((uint32_t)owner);
+        /* Of a slot that is being cleared this is the clearer: a killed one's work is taken over. */
+        uint64_t now = pages_start_time((uint32_t)(owner & ~VCUDA_OWNER_CLEARER));
         /* start == 0: the owner is just setting up; it is dead only where its pid is gone. */
-        if (now == 0 || (start != 0 && now != start))
+        if (now == 0 || (pages_is_process(owner) && start != 0 && now != start))
             cleared += clear_slot(page, p, owner);
     }
     return cleared;

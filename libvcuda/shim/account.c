@@ -25,7 +25,7 @@ uint64_t account_used(int slot)
     uint32_t n = __atomic_load_n(&shim.usage->slots_used, __ATOMIC_SEQ_CST);
     for (uint32_t i = 0; i < n && i < VCUDA_MAX_PROCESSES; i++) {
         const struct vcuda_process *p = &shim.usage->process[i];
-        if (__atomic_load_n(&p->owner, __ATOMIC_SEQ_CST) <= VCUDA_OWNER_CLEARING)
+        if (!pages_is_process(__atomic_load_n(&p->owner, __ATOMIC_SEQ_CST)))
             continue;
         sum += __atomic_load_n(&p->gpu[slot].memory_bytes, __ATOMIC_SEQ_CST);
         sum += __atomic_load_n(&p->gpu[slot].context_bytes, __ATOMIC_SEQ_CST);

@@ -47,7 +47,7 @@ uint64_t credit_inflight(int slot)
     uint32_t n = __atomic_load_n(&shim.usage->slots_used, __ATOMIC_RELAXED);
     for (uint32_t i = 0; i < n && i < VCUDA_MAX_PROCESSES; i++) {
         const struct vcuda_process *p = &shim.usage->process[i];
-        if (__atomic_load_n(&p->owner, __ATOMIC_RELAXED) > VCUDA_OWNER_CLEARING)
+        if (pages_is_process(__atomic_load_n(&p->owner, __ATOMIC_RELAXED)))
             sum += __atomic_load_n(&p->gpu[slot].inflight_ns, __ATOMIC_SEQ_CST);
     }
     return sum;

@@ -51,6 +51,14 @@ static void test_usage(struct claim *c)
     vcuda_usage_totals(c->usage, 0, &totals);
     expect(totals.memory_bytes == 1100 && totals.processes == 2, "use is summed over the slots");
     expect(vcuda_usage_reap_dead(c->usage) == 1, "a killed process's slot is cleared");
+    child = fork();
+    if (child == 0) {
+        int mine = pages_slot_take(c->usage);
+        c->usage->process[mine].owner |= VCUDA_OWNER_CLEARER;
+        kill(getpid(), SIGKILL);
+    }
+    waitpid(child, NULL, 0);
+    expect(vcuda_usage_reap_dead(c->usage) == 1, "and so is one whose clearer was killed");
     vcuda_usage_totals(c->usage, 0, &totals);
     expect(totals.memory_bytes == 100 && totals.gpu_time_ns == 77 && totals.processes == 1,
            "its memory is gone from the sum, its GPU time stays counted");
