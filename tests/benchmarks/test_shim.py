@@ -56,3 +56,11 @@ def test_a_part_that_does_not_exist_is_refused_by_its_name() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "nonsense" in done.stderr
+
+
+def test_a_limit_that_is_moved_is_seen_to_be_in_force_soon_after(tmp_path: Path) -> None:
+    moves, _, memory = measured(tmp_path, "change")["change"]["tables"]
+    # 20 ms at least: the first window cannot end sooner. A busy machine makes it later.
+    assert all(20 <= row["median, ms"] < 300 for row in moves["rows"] if "page" in row["change"])
+    assert "runs on, is refused" in memory["rows"][1]["the program"]
+    assert (tmp_path / "change-moves.svg").read_text().startswith("<svg")

@@ -1,5 +1,6 @@
 """GaiaGPU's experiments 2 to 4: partition, isolation, elastic allocation (the first is the part `overhead`)."""
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -180,19 +181,19 @@ def tell_elastic(
         taken = [reached(windows[name], moment, share) for moment in moments]
         tenants.report.raw(title, taken)
         rows.append(
-            {"change": title, "times": len(taken), "median, ms": sorted(taken)[len(taken) // 2], "greatest": max(taken)}
+            {"change": title, "times": len(taken), "median, ms": statistics.median(taken), "greatest": max(taken)}
         )
     tenants.report.table(
-        f"Elastic allocation (policy burst): from the moment of coming or leaving to the end of the first window of "
-        f"{REACTION_SECONDS * 1e3:.0f} ms (two rounds of turns) within {NEAR:.0f} points of the new share",
+        f"Elastic allocation (policy burst): from coming or leaving to the end of the first window of "
+        f"{REACTION_SECONDS * 1e3:.0f} ms (two rounds) within {NEAR:.0f} points of the new share (100: at once)",
         rows,
     )
     begin = windows[resident][0].begin
     series = {
-        f"{name} ({request} % guaranteed)": [(w.end - begin, w.share) for w in smooth(windows[name])]
+        f"{name} ({request} %)": [(w.end - begin, w.share) for w in smooth(windows[name])]
         for name, request in ((resident, RESIDENT), (visitor, VISITOR))
     }
-    title = "A tenant borrows what another leaves"
+    title = "A tenant borrows what another leaves (guaranteed shares in brackets)"
     tenants.report.plot("elastic", lines(title, "seconds", "share of GPU time, %", series, top=100))
 
 

@@ -12,7 +12,7 @@ from benchmarks.shim.sampling import Spread
 from benchmarks.shim.stage import Stage
 
 # Two processes a mode: where a process's memory happens to lie makes a difference of its own.
-PROCESSES, ROUNDS = 2, 6
+PROCESSES, ROUNDS = 2, 5
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "small CNN (training)": ("cnn", "--model", "small"),
     "large CNN (training, as ResNet-50)": ("cnn", "--model", "large"),

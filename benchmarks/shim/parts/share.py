@@ -125,4 +125,4 @@ def summary(report: Report, rows: Sequence[Row]) -> None:
         )
 
 
-PART = Part("share", "one tenant's share of GPU time at limits, synthetic loads", measure, seconds=2.5)
+PART = Part("share", "one tenant's share of GPU time at limits, synthetic loads", measure, seconds=2.0)
