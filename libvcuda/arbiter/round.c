@@ -101,15 +101,15 @@ static uint32_t most_of(const struct round *r, const struct seat *s)
 /* How much of this round's time the seat may still have, its own share or not. */
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now)
 {
-    int64_t rest = (int64_t)(r->began_ns + r->length_ns) - (int64_t)now;
-    int64_t all = part(r->length_ns, r->ceiling) + r->debt_ns - r->used_ns;
-    int64_t own = part(r->length_ns, most_of(r, s)) + s->debt_ns - s->used_ns;
+    int64_t rest = (int64_t)(r->began_ns + r->span_ns) - (int64_t)now;
+    int64_t all = part(r->span_ns, r->ceiling) + r->debt_ns - r->used_ns;
+    int64_t own = part(r->span_ns, most_of(r, s)) + s->debt_ns - s->used_ns;
     return s->in_round ? lesser(rest, lesser(all, own)) : 0;
 }
 
 int round_over(const struct round *r, uint64_t now)
 {
-    return now + TURN_LEAST_NS > r->began_ns + r->length_ns;
+    return now + TURN_LEAST_NS > r->began_ns + r->span_ns;
 }
 
 void round_charge(struct round *r, struct seat *s, uint64_t until)
@@ -191,6 +191,13 @@ static void give_no_turns(struct round *r)
     }
 }
 
+/* A little late or early is made up for; after more than that, time is counted anew. */
+static uint64_t next_span(const struct round *r, uint64_t now)
+{
+    int64_t late = (int64_t)(now - (r->began_ns + r->span_ns)), most = (int64_t)r->length_ns / 4;
+    return r->began_ns && late > -most && late < most ? (uint64_t)((int64_t)r->length_ns - late) : r->length_ns;
+}
+
 void round_begin(struct round *r, uint64_t now)
 {
     struct share_terms terms[ROUND_SEATS];
@@ -207,11 +214,12 @@ void round_begin(struct round *r, uint64_t now)
         terms[i].demand = r->seat[i].in_round ? SHARE_WHOLE : 0;
     }
     share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
+    r->span_ns = next_span(r, now);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         /* A claim that pauses works its debt off at the share that it had last. */
         s->share = s->in_round || s->carry_ns >= 0 ? shares[i] : s->share;
-        s->budget_ns = part(r->length_ns, s->share) + lesser(s->carry_ns, (int64_t)r->length_ns / 2);
+        s->budget_ns = part(r->span_ns, s->share) + lesser(s->carry_ns, (int64_t)r->length_ns / 2);
         s->charged_ns = s->used_ns = s->bonus_ns = 0;
         s->idled = s->stopped = 0;
     }

@@ -62,6 +62,8 @@ struct round {
     uint32_t clash;   /* thousandths of the latest readings without turns in which several claims had work in flight */
     int waits;        /* steps in a row in which a claim without turns waited for its own limit */
     uint64_t began_ns;
+    uint64_t
+        span_ns; /* how long this one is to last: what the one before overran is taken off, so that rounds keep time */
     uint64_t frontier_ns; /* up to where the GPU's time was charged */
     uint64_t turn_began_ns;
     uint64_t busy_ns;                  /* when the holder was last seen to use its turn */

@@ -58,7 +58,7 @@ void turn_learn_pause(struct seat *s)
 /* The share of the time that is left over which the seat gets now: by weight among those of its tier who may have some. */
 static int64_t bonus_of(const struct round *r, const struct seat *s, uint64_t now)
 {
-    uint64_t weights = 0, rest = r->began_ns + r->length_ns - now;
+    uint64_t weights = 0, rest = r->began_ns + r->span_ns - now;
     for (int i = 0; i < r->n; i++)
         if (r->seat[i].terms.tier == s->terms.tier && may_have_bonus(r, &r->seat[i], now) &&
             is_debtor(r, &r->seat[i]) == is_debtor(r, s))
@@ -107,7 +107,7 @@ static int others_want(const struct round *r, int holder, uint64_t now)
 /* Tell those who come later when to expect their turn. */
 static void announce(struct round *r)
 {
-    uint64_t at = r->seat[r->holder].ends_ns, over = r->began_ns + r->length_ns;
+    uint64_t at = r->seat[r->holder].ends_ns, over = r->began_ns + r->span_ns;
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[(r->next + i) % r->n];
         if (s == &r->seat[r->holder])
@@ -254,7 +254,7 @@ static int extend(struct round *r, uint64_t now, uint64_t *next)
 {
     int k = r->holder;
     struct seat *s = &r->seat[k];
-    uint64_t over = r->began_ns + r->length_ns;
+    uint64_t over = r->began_ns + r->span_ns;
     if (now + EXTEND_EARLY_NS < s->ends_ns || s->ends_ns + TURN_LEAST_NS < over || anybody_else(r, k))
         return 0;
     round_charge(r, s, now);

@@ -45,6 +45,24 @@ static void test_guarantees(void)
     expect(v->turns_ns > 9900000000, "and they do not flap");
 }
 
+/* Over windows of half a second; rounds that drifted against them gave 1.2. */
+static void test_steadiness(void)
+{
+    double sum = 0, squares = 0;
+    virtual_begin(v, 50);
+    flood(50, 100, 1600000);
+    flood(50, 100, 1600000);
+    virtual_run(v, 1);
+    for (int i = 0; i < 40; i++) {
+        virtual_count(v);
+        virtual_run(v, 0.5);
+        sum += virtual_share(v, 0);
+        squares += virtual_share(v, 0) * virtual_share(v, 0);
+    }
+    double deviation = sqrt(squares / 40 - sum / 40 * sum / 40);
+    expect(deviation < 0.5, "rounds keep time: 40 windows of half a second deviate by %.2f points", deviation);
+}
+
 static void test_long_kernels(void)
 {
     virtual_begin(v, 50);
@@ -307,6 +325,7 @@ void test_rounds(void)
 {
     v = malloc(sizeof *v);
     test_guarantees();
+    test_steadiness();
     test_long_kernels();
     test_limits();
     test_policies();
