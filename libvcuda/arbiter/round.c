@@ -14,8 +14,8 @@
  * the overlap by which the driver serves light claims better. */
 #define HEAVY_USE 8000u
 #define LIGHT_USE 6000u
-/* Or when they are so often at it at once that the GPU mostly switches between them: two programs that each wait for every
- * kernel of 0.1 ms get 21 % each side by side, and 46 % each in turns. */
+/* Or when they so often wait for the GPU at the same time that it mostly switches between them: two programs that each wait
+ * for every kernel of 0.1 ms get 21 % each side by side, and 46 % each in turns. */
 #define CLASH 400u
 #define CLASH_USE 3000u
 #define LIGHT_FOR_NS (1000 * MS)
@@ -289,7 +289,7 @@ static uint64_t stay_free(struct round *r, int active, uint64_t now)
     int waiting = 0, busy = 0;
     for (int i = 0; i < r->n; i++) {
         waiting += r->seat[i].reading.waiting && r->seat[i].terms.limit;
-        busy += r->seat[i].reading.inflight_ns && r->seat[i].terms.limit;
+        busy += r->seat[i].reading.syncing && r->seat[i].terms.limit;
         free_seat(r, &r->seat[i]); /* a newcomer, or one whose limit moved */
     }
     r->waits = waiting ? r->waits + 1 : 0;

@@ -59,7 +59,7 @@ struct round {
     int n;
     int holder, next; /* seats; `next` is where the search for the next holder begins */
     int first;        /* who comes before that; NOBODY mostly */
-    uint32_t clash;   /* thousandths of the latest readings without turns in which several claims had work in flight */
+    uint32_t clash;   /* thousandths of the latest readings without turns in which several claims waited for the GPU */
     int waits;        /* steps in a row in which a claim without turns waited for its own limit */
     uint64_t began_ns;
     uint64_t

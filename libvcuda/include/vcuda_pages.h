@@ -147,7 +147,9 @@ struct vcuda_gpu_usage {
     uint32_t accounting;     /* enum vcuda_accounting */
     uint64_t managed_bytes;  /* part of memory_bytes: managed memory, which NVML does not count */
     uint64_t yielded;        /* number of the turn whose rest it has no use for */
-    uint8_t reserved[24];
+    uint32_t syncing;        /* threads that wait in the driver for the GPU */
+    uint32_t reserved0;
+    uint8_t reserved[16];
 };
 
 struct vcuda_process {

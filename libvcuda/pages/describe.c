@@ -88,6 +88,7 @@ static const struct field layout[] = {
     FIELD(vcuda_gpu_usage, accounting),
     FIELD(vcuda_gpu_usage, managed_bytes),
     FIELD(vcuda_gpu_usage, yielded),
+    FIELD(vcuda_gpu_usage, syncing),
     SIZE(vcuda_limit),
     FIELD(vcuda_limit, index),
     FIELD(vcuda_limit, state),

@@ -127,7 +127,7 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
         return 0;
     /* Never under two launches: the GPU must find the next one when it ends the first. */
     if (inflight + predicted > TURN_DEPTH_NS)
-        return inflight <= predicted ? predicted : 0;
+        return inflight <= predicted + predicted / 4 ? predicted : 0;
     uint64_t room = least(TURN_DEPTH_NS, left > inflight ? left : inflight) - inflight;
     return predicted > least(room, CHUNK_NS) ? predicted : least(room, CHUNK_NS);
 }

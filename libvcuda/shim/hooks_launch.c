@@ -38,7 +38,9 @@ LAUNCH(cuGraphLaunch_ptsz, 1, exec, 0, stream, (CUgraphExec exec, CUstream strea
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         uint32_t seen = meter_before_wait(stream, per_thread);                                                         \
+        int begun = meter_wait_begins();                                                                               \
         CUresult result = real.name(stream);                                                                           \
+        meter_wait_ends(begun);                                                                                        \
         if (!result)                                                                                                   \
             meter_after_wait(stream, per_thread, seen);                                                                \
         return result;                                                                                                 \
@@ -46,23 +48,16 @@ LAUNCH(cuGraphLaunch_ptsz, 1, exec, 0, stream, (CUgraphExec exec, CUstream strea
 WAIT_STREAM(cuStreamSynchronize, 0)
 WAIT_STREAM(cuStreamSynchronize_ptsz, 1)
 
-CUresult cuCtxSynchronize(void)
-{
-    NEED_REAL(cuCtxSynchronize);
-    meter_before_wait_all();
-    return real.cuCtxSynchronize();
-}
-
-CUresult cuCtxSynchronize_v2(CUcontext context)
-{
-    NEED_REAL(cuCtxSynchronize_v2);
-    meter_before_wait_all();
-    return real.cuCtxSynchronize_v2(context);
-}
-
-CUresult cuEventSynchronize(CUevent event)
-{
-    NEED_REAL(cuEventSynchronize);
-    meter_before_wait_all();
-    return real.cuEventSynchronize(event);
-}
+#define WAIT(name, params, call)                                                                                       \
+    CUresult name params                                                                                               \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        meter_before_wait_all();                                                                                       \
+        int begun = meter_wait_begins();                                                                               \
+        CUresult result = real.name call;                                                                              \
+        meter_wait_ends(begun);                                                                                        \
+        return result;                                                                                                 \
+    }
+WAIT(cuCtxSynchronize, (void), ())
+WAIT(cuCtxSynchronize_v2, (CUcontext context), (context))
+WAIT(cuEventSynchronize, (CUevent event), (event))

@@ -3,7 +3,7 @@
  * Launches of a stream are bracketed by timing events in bursts. A burst is admitted as a whole (gate.c): for about a
  * millisecond of predicted work, which stands in the usage page as in flight from that moment on; so the launches after its
  * first need neither the clock nor a shared word that others write. It ends when that work is launched, after 64 launches or
- * 50 us, when its turn was closed, and where the program is about to wait for the stream. It begins where the last one ended
+ * 0.3 ms, when its turn was closed, and where the program is about to wait for the stream. It begins where the last one ended
  * while the stream has work, and with an event of its own where the stream should have run dry.
  *
  * A program that launches more slowly than the GPU works leaves gaps inside a burst. Predictions tell how long they were:
@@ -17,7 +17,8 @@
 #include "lane.h"
 
 #define BURST_LAUNCHES 64
-#define BURST_TICKS 50000
+/* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
+#define BURST_TICKS 300000
 /* Without a limit nobody waits for the numbers: fewer events, and where launches come quickly, only a part of them is looked
  * at and stands for the rest, of at most a millisecond. */
 #define BURST_TICKS_UNLIMITED 500000
@@ -322,6 +323,22 @@ static int waiting_matters(CUcontext *context)
     if (shim_mode() != SHIM_ACTIVE || !shim.self || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
         return 0;
     return shim_slot_of_current(context) >= 0;
+}
+
+int meter_wait_begins(void)
+{
+    CUcontext context;
+    if (!waiting_matters(&context))
+        return 0;
+    int slot = shim_slot_of_current(&context);
+    __atomic_fetch_add(&shim_usage(slot)->syncing, 1, __ATOMIC_RELAXED);
+    return slot + 1;
+}
+
+void meter_wait_ends(int begun)
+{
+    if (begun > 0)
+        __atomic_fetch_sub(&shim_usage(begun - 1)->syncing, 1, __ATOMIC_RELAXED);
 }
 
 uint32_t meter_before_wait(CUstream stream, int per_thread)

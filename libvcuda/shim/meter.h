@@ -67,6 +67,9 @@ void meter_end(struct meter_ticket *ticket, CUresult result);
 uint32_t meter_before_wait(CUstream stream, int per_thread);
 void meter_after_wait(CUstream stream, int per_thread, uint32_t seen);
 void meter_before_wait_all(void); /* for anything else */
+/* Around any waiting for the GPU: the page says that a thread waits. */
+int meter_wait_begins(void);
+void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
 void meter_close(struct meter_lane *lane); /* by the lane's owner: its open burst ends here */
 /* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */

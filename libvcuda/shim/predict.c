@@ -5,7 +5,9 @@
  */
 #include "meter.h"
 
-#define ENTRIES 8192
+/* Sets of a few entries: a training step has hundreds of kernels, and two that displaced one another would never be known. */
+#define SETS 2048
+#define WAYS 4
 /* A kernel never seen: launched, marked and measured by itself; no more than a few such are ever in flight. */
 #define UNKNOWN_NS 1000000
 /* The first launches of a kernel load code and warm caches; and durations change: measure by itself now and then. */
@@ -18,21 +20,34 @@ static struct entry {
     uint64_t key;
     uint32_t nanoseconds; /* 0: not measured yet */
     uint32_t launches;
-} entries[ENTRIES];
+} entries[SETS * WAYS];
 
 static const void *never_waits[NEVER_WAITS];
 static uint32_t never_wait_count;
 
+/* Its entry in the set, or the least used one made its. */
+static uint16_t find(uint64_t key)
+{
+    uint16_t first = (uint16_t)((key >> 48 & (SETS - 1)) * WAYS), least = first;
+    for (uint16_t at = first; at < first + WAYS; at++) {
+        if (__builtin_expect(__atomic_load_n(&entries[at].key, __ATOMIC_RELAXED) == key, 1))
+            return at;
+        if (__atomic_load_n(&entries[at].launches, __ATOMIC_RELAXED) <
+            __atomic_load_n(&entries[least].launches, __ATOMIC_RELAXED))
+            least = at;
+    }
+    struct entry *e = &entries[least];
+    __atomic_store_n(&e->nanoseconds, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
+    return least;
+}
+
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known)
 {
     uint64_t key = ((uint64_t)(uintptr_t)kernel ^ blocks << 40 ^ blocks) * 0x9e3779b97f4a7c15ull | 1;
-    uint16_t at = (uint16_t)(key >> 48 & (ENTRIES - 1));
+    uint16_t at = find(key);
     struct entry *e = &entries[at];
-    if (__builtin_expect(__atomic_load_n(&e->key, __ATOMIC_RELAXED) != key, 0)) {
-        __atomic_store_n(&e->nanoseconds, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
-    }
     uint32_t ns = __atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
     uint32_t launches = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + 1;
     __atomic_store_n(&e->launches, launches, __ATOMIC_RELAXED);

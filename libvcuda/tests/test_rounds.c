@@ -220,7 +220,8 @@ static int clash_begins_turns(int at_once)
         seats[i]->terms = (struct share_terms){.guarantee = 5000, .limit = 10000, .weight = 1, .demand = 10000};
     for (uint64_t step = 1, now = MS; step < 100 && r.phase == ROUND_FREE; step++, now += 10 * MS) {
         for (uint64_t i = 0; i < 2; i++)
-            seats[i]->reading = (struct reading){.inflight_ns = at_once || step % 2 == i ? 100000 : 0,
+            seats[i]->reading = (struct reading){.inflight_ns = 100000,
+                                                 .syncing = at_once || step % 2 == i,
                                                  .last_launch_ns = now,
                                                  .gpu_time_ns = step * 2100000};
         round_step(&r, now);
