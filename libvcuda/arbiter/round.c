@@ -128,11 +128,17 @@ static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)
 {
     int64_t earned = part(lasted, s->share);
     if (s->in_round)
+        s->usual_share = s->share;
+    if (s->in_round)
         s->carry_ns += earned - s->charged_ns;
     else if (s->carry_ns < 0)
         s->carry_ns = lesser(0, s->carry_ns + earned);
-    if (s->carry_ns > 0 && (s->idled || !seat_wants(s)))
-        s->carry_ns = 0;
+    else
+        s->carry_ns += part(lasted, s->usual_share);
+    /* What a claim did not want is not owed to it, but for one round's share: a program that works in bursts, and uses less
+     * than its share in all, gets through a burst about as quickly as alone. */
+    if (s->idled || !seat_wants(s))
+        s->carry_ns = lesser(s->carry_ns, part(r->length_ns, s->usual_share));
     s->carry_ns = lesser(s->carry_ns, CARRY_MOST_NS);
     s->carry_ns = s->carry_ns < -DEBT_MOST_NS ? -DEBT_MOST_NS : s->carry_ns;
     s->debt_ns = lesser(0, s->debt_ns + part(lasted, most_of(r, s)) - s->used_ns);

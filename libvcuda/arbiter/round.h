@@ -35,6 +35,7 @@ struct seat {
     /* For the driver to write to the claim's page. */
     uint64_t ends_ns, starts_ns;
     uint32_t share;
+    uint32_t usual_share; /* when it was last active */
     /* The rest is round.c's and turn.c's. */
     int in_round; /* was active when the round began */
     int stray;    /* did not drain in time: stays closed until it did, and nobody waits for it */

@@ -169,6 +169,14 @@ static void test_left_over(void)
            virtual_share(v, 1));
     virtual_begin(v, 50);
     flood(50, 100, 1600000);
+    bursty = flood(50, 100, 1000000);
+    bursty->burst_ns = 45 * MS;
+    bursty->pause_ns = 105 * MS;
+    run(10);
+    double took = 45 / virtual_share(v, 1) * 100 - 105;
+    expect(took < 70, "bursts of 45 ms, with pauses of 105, take %.1f ms beside one that never stops", took);
+    virtual_begin(v, 50);
+    flood(50, 100, 1600000);
     struct tenant *waits = flood(50, 100, 1000000);
     waits->synchronous = 1;
     waits->think_ns = 200000;
