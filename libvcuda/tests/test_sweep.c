@@ -64,6 +64,9 @@ static void test_cell(size_t cell)
     }
     if (us < 100)
         below += 0.25 * limit;
+    /* Near the limit the second stream's kernel may have to wait for the first: then a round is two kernels long. */
+    if (style == 3)
+        below += 0.5 * limit;
     expect(share <= limit + above && share >= reachable - below, "%s, kernels of %lu us, a limit of %u %%: %.2f %%",
            styles[style], us, limit, share);
 }
@@ -78,8 +81,13 @@ static void test_grid(void)
         return;
     }
     printf("      cells by seed %u\n", seed);
-    for (unsigned long i = 0; i < count; i++)
-        test_cell((size_t)rand_r(&seed) % CELLS);
+    for (unsigned long i = 0; i < count; i++) {
+        size_t cell = (size_t)rand_r(&seed) % CELLS;
+        /* Kernels of 20 ms need fifty for a mean: they are for the whole grid. */
+        while (lengths_us[cell / LIMITS % LENGTHS] > 10000)
+            cell = (size_t)rand_r(&seed) % CELLS;
+        test_cell(cell);
+    }
 }
 
 /* When, after the limit was moved, a window ended that lay wholly after it and had the new share; 1e9: not within a second. */
