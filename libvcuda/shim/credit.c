@@ -24,7 +24,7 @@ static int64_t load(const int64_t *word)
 
 /* Give the credit of the time since the last refill. Whoever moves the time on gives it; a process killed in between loses
  * the claim some microseconds. */
-static void refill(struct vcuda_bucket *bucket, uint32_t limit)
+static void refill(struct vcuda_bucket *bucket, uint32_t limit, int64_t inflight)
 {
     uint64_t now = shim_now(), last = __atomic_load_n(&bucket->refilled_ns, __ATOMIC_SEQ_CST);
     if (now <= last ||
@@ -36,8 +36,9 @@ static void refill(struct vcuda_bucket *bucket, uint32_t limit)
     int64_t old = load(&bucket->credit_ns), new;
     do {
         new = old + given;
-        if (new > CREDIT_MAX_NS)
-            new = old > CREDIT_MAX_NS ? old : CREDIT_MAX_NS;
+        /* What is in flight will be charged yet: the credit that pays for it must not be cut off meanwhile. */
+        if (new > CREDIT_MAX_NS + inflight)
+            new = old > CREDIT_MAX_NS + inflight ? old : CREDIT_MAX_NS + inflight;
     } while (!__atomic_compare_exchange_n(&bucket->credit_ns, &old, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
 }
 
@@ -57,12 +58,15 @@ int64_t credit_available(int slot, uint32_t limit, int64_t *missing)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
     struct shim_gpu *gpu = &shim.gpu[slot];
-    refill(bucket, limit);
-    int64_t credit = load(&bucket->credit_ns) - (int64_t)credit_inflight(slot);
+    int64_t inflight = (int64_t)credit_inflight(slot);
+    refill(bucket, limit, inflight);
+    int64_t own = load(&bucket->credit_ns), credit = own - inflight;
     int dry = __atomic_load_n(&gpu->dry, __ATOMIC_RELAXED);
     *missing = QUANTUM_NS - credit;
     if (dry ? credit < QUANTUM_NS : credit <= 0) {
-        __atomic_store_n(&gpu->dry, 1, __ATOMIC_RELAXED);
+        /* Waiting for a long kernel's end is not being dry. */
+        if (own <= 0 || inflight <= QUANTUM_NS)
+            __atomic_store_n(&gpu->dry, 1, __ATOMIC_RELAXED);
         return 0;
     }
     if (dry)
