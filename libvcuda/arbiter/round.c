@@ -18,6 +18,12 @@
  * for every kernel of 0.1 ms get 21 % each side by side, and 46 % each in turns. */
 #define CLASH 400u
 #define CLASH_USE 3000u
+/* Turns of which everyone leaves more than this idle, over a second, are no use to anybody. */
+#define DENSE_PERCENT 60
+#define DENSE_OVER_NS (1000 * MS)
+#define DENSE_LEAST_NS (20 * (int64_t)MS)
+#define NO_TURNS_LEAST_NS (2000 * MS)
+#define NO_TURNS_MOST_NS (16000 * (int64_t)MS)
 #define LIGHT_FOR_NS (1000 * MS)
 #define ALONE_FOR_NS (500 * MS)
 /* What a claim is owed after the long kernels of others comes back over many rounds, at most half a round in each. */
@@ -186,6 +192,38 @@ static void free_seat(const struct round *r, struct seat *s)
     s->share = most_of(r, s);
 }
 
+/* Programs that launch more slowly than the GPU works leave it idle in their own turns, and do better side by side. Whether
+ * that is so is only seen in turns, where the measured times are not stretched by others; so it is tried again now and then.
+ * One that uses its turns well is enough for turns to go on: who understates its own use changes nothing for it. */
+static int are_turns_idle(struct round *r, uint64_t now)
+{
+    int sparse = 0, dense = 0;
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        uint64_t time = s->reading.gpu_time_ns;
+        s->dense_gpu_ns += time > s->turns_gpu_time_ns ? (int64_t)(time - s->turns_gpu_time_ns) : 0;
+        s->turns_gpu_time_ns = time;
+        s->dense_used_ns += s->used_ns;
+        if (now - r->dense_since_ns < DENSE_OVER_NS)
+            continue;
+        int well = s->dense_gpu_ns * 100 >= s->dense_used_ns * DENSE_PERCENT;
+        dense += s->dense_used_ns > DENSE_LEAST_NS && well;
+        sparse += s->dense_used_ns > DENSE_LEAST_NS && !well;
+        s->dense_gpu_ns = s->dense_used_ns = 0;
+    }
+    if (now - r->dense_since_ns < DENSE_OVER_NS)
+        return 0;
+    r->dense_since_ns = now;
+    if (dense || sparse < 2) {
+        r->no_turns_for_ns = NO_TURNS_LEAST_NS;
+        return 0;
+    }
+    r->no_turns_until_ns = now + r->no_turns_for_ns;
+    r->no_turns_for_ns = (uint64_t)lesser((int64_t)r->no_turns_for_ns * 2, NO_TURNS_MOST_NS);
+    r->no_turns_active = r->n;
+    return 1;
+}
+
 static void give_no_turns(struct round *r)
 {
     r->phase = ROUND_FREE;
@@ -208,9 +246,11 @@ void round_begin(struct round *r, uint64_t now)
 {
     struct share_terms terms[ROUND_SEATS];
     uint32_t shares[ROUND_SEATS];
+    int idle = r->began_ns && are_turns_idle(r, now);
     if (r->began_ns)
         settle(r, now);
-    if (now - r->crowded_ns > ALONE_FOR_NS || (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS)) {
+    if (idle || now - r->crowded_ns > ALONE_FOR_NS ||
+        (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS)) {
         give_no_turns(r);
         return;
     }
@@ -279,11 +319,14 @@ static void start(struct round *r, uint64_t now)
     r->began_ns = 0;
     r->turn_began_ns = r->frontier_ns = now;
     r->used_ns = r->debt_ns = 0;
-    r->crowded_ns = r->hungry_ns = r->heavy_ns = now;
+    r->crowded_ns = r->hungry_ns = r->heavy_ns = r->dense_since_ns = now;
+    r->no_turns_for_ns = r->no_turns_for_ns ? r->no_turns_for_ns : NO_TURNS_LEAST_NS;
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         s->ends_ns = s->starts_ns = 0;
         s->carry_ns = s->debt_ns = s->budget_ns = s->charged_ns = s->used_ns = s->bonus_ns = 0;
+        s->dense_used_ns = s->dense_gpu_ns = 0;
+        s->turns_gpu_time_ns = s->reading.gpu_time_ns;
         s->in_round = s->stray = 0;
         s->paused_ns = 0;
     }
@@ -301,6 +344,8 @@ static uint64_t stay_free(struct round *r, int active, uint64_t now)
     r->waits = waiting ? r->waits + 1 : 0;
     r->clash = r->clash - r->clash / 8 + (busy > 1 ? 125 : 0);
     int clashing = r->clash >= CLASH && r->use >= CLASH_USE;
+    if (now < r->no_turns_until_ns && r->n <= r->no_turns_active)
+        return now + FREE_POLL_NS;
     if (!r->native && active > 1 && (r->waits > 1 || r->use >= HEAVY_USE || clashing)) {
         r->clash = 0;
         start(r, now);

@@ -50,6 +50,8 @@ struct seat {
     uint64_t paused_ns;     /* how long it did not want the GPU before it wanted it now */
     uint64_t hold_ns;       /* for how long it may idle in its turn; learnt from what it did before */
     uint64_t seen_gpu_time_ns;
+    uint64_t turns_gpu_time_ns;          /* when the round began */
+    int64_t dense_used_ns, dense_gpu_ns; /* since dense_since_ns: of its turns, and what it used of them */
 };
 
 struct round {
@@ -76,6 +78,9 @@ struct round {
     uint32_t use;                      /* of the last whole window, hundredths of a percent */
     /* When last several claims were active, one used its whole turn, all together used much of the GPU. */
     uint64_t crowded_ns, hungry_ns, heavy_ns;
+    uint64_t dense_since_ns; /* begin of the second over which the use of turns is looked at */
+    uint64_t no_turns_until_ns, no_turns_for_ns;
+    int no_turns_active; /* how many were active then */
     struct seat seat[ROUND_SEATS];
 };
 

@@ -237,6 +237,44 @@ static int clash_begins_turns(int at_once)
     return r.phase != ROUND_FREE;
 }
 
+/* Two claims that always want to launch, and use so much of each turn; the share of ten seconds in which turns are given. */
+static double turns_given(int percent_used)
+{
+    struct round r;
+    uint64_t now = MS, before, given = 0, used[2] = {0, 0};
+    round_init(&r, 50 * MS);
+    struct seat *seats[2] = {round_sit(&r, NULL), round_sit(&r, NULL)};
+    for (int i = 0; i < 2; i++)
+        seats[i]->terms = (struct share_terms){.guarantee = 5000, .limit = 10000, .weight = 1, .demand = 10000};
+    while (now < 10000 * MS) {
+        for (int i = 0; i < 2; i++) {
+            int open = seats[i]->ends_ns > now;
+            seats[i]->reading = (struct reading){.inflight_ns = open ? 100000 : 0,
+                                                 .waiting = r.phase != ROUND_FREE && !open,
+                                                 .last_launch_ns = now,
+                                                 .gpu_time_ns = used[i]};
+        }
+        before = now;
+        now = round_step(&r, now);
+        now = now > before ? now : before + 1000;
+        given += r.phase == ROUND_FREE ? 0 : now - before;
+        /* Side by side both seem to use most of the GPU: each one's times are stretched by the other's. */
+        for (int i = 0; i < 2; i++)
+            used[i] += r.phase == ROUND_FREE        ? (now - before) / 2
+                       : seats[i]->ends_ns > before ? (now - before) * (uint64_t)percent_used / 100
+                                                    : 0;
+    }
+    return (double)given / (double)now;
+}
+
+static void test_sparse(void)
+{
+    double sparse = turns_given(40), dense = turns_given(95);
+    expect(sparse < 0.35, "turns that everyone leaves mostly idle are given up, and tried again: %.0f %% of the time",
+           sparse * 100);
+    expect(dense > 0.9, "turns that are used are not: %.0f %%", dense * 100);
+}
+
 static void test_clash(void)
 {
     expect(clash_begins_turns(1), "claims that the driver keeps switching between get turns, though neither uses much");
@@ -342,6 +380,7 @@ void test_rounds(void)
     test_left_over();
     test_light();
     test_clash();
+    test_sparse();
     test_lies();
     test_deep_queue();
     test_any();
