@@ -2,11 +2,21 @@
  * spinning: they are charged, but never wait. A kernel is known by its name when a program asks for it. */
 #include "meter.h"
 
+#include <ctype.h>
 #include <string.h>
+
+/* "ncclDevKernel_…", or that as C++ writes it into a library: "_Z27ncclDevKernel_…". */
+static int is_collective(const char *name)
+{
+    if (strncmp(name, "_Z", 2) == 0)
+        for (name += 2; isdigit((unsigned char)*name); name++)
+            ;
+    return strncmp(name, "nccl", 4) == 0;
+}
 
 static CUresult found(CUresult result, const void *kernel, const char *name)
 {
-    if (!result && name && strncmp(name, "nccl", 4) == 0 && shim_mode() == SHIM_ACTIVE)
+    if (!result && name && is_collective(name) && shim_mode() == SHIM_ACTIVE)
         predict_never_waits(kernel);
     return result;
 }

@@ -154,7 +154,7 @@ static int capture(void)
 static int collective(void)
 {
     CUfunction nccl;
-    if (!start() || cuda.cuModuleGetFunction(&nccl, cuda_module, "ncclSpin_ns"))
+    if (!start() || cuda.cuModuleGetFunction(&nccl, cuda_module, "_Z11ncclSpin_ns"))
         return 1;
     for (int i = 0; i < 50; i++)
         cuda_spin(nccl, 1, 2000000, stream);

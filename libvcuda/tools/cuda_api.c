@@ -22,7 +22,7 @@ CUmodule cuda_module;
     "    @%again bra spin;\n"                                                                                          \
     "    ret;\n"                                                                                                       \
     "}\n"
-static const char ptx[] = ".version 6.3\n.target sm_70\n.address_size 64\n" SPIN("spin_ns") SPIN("ncclSpin_ns");
+static const char ptx[] = ".version 6.3\n.target sm_70\n.address_size 64\n" SPIN("spin_ns") SPIN("_Z11ncclSpin_ns");
 
 const char *cuda_api_load(void)
 {

@@ -27,7 +27,7 @@ extern struct cuda_api {
 } cuda;
 #undef CUDA_MEMBER
 
-/* What cuda_api_start loaded: kernels `spin_ns` and `ncclSpin_ns`, whose one argument is how long they run. */
+/* What cuda_api_start loaded: kernels `spin_ns` and `_Z11ncclSpin_ns`, whose one argument is how long they run. */
 extern CUmodule cuda_module;
 
 /* Fill `cuda`. NULL, or what was not found. */
