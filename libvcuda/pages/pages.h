@@ -18,7 +18,9 @@ static inline int pages_is_process(uint64_t owner)
 uint64_t pages_clock(clockid_t clock);
 /* Inode of the caller's pid namespace; 0 where /proc does not say. */
 uint64_t pages_pidns(void);
-/* Start time of a process of the caller's pid namespace; 0 where there is none such, or it is dead (a zombie). */
+/* Start time of a process of the caller's pid namespace; 0 where there is none such, or it is dead (a zombie);
+ * PAGES_NOT_KNOWN where that cannot be found out (no file descriptor is left, say). */
+#define PAGES_NOT_KNOWN UINT64_MAX
 uint64_t pages_start_time(uint32_t pid);
 /* Take a slot for the calling process. Returns the index, or -ENOSPC. */
 int pages_slot_take(struct vcuda_usage *page);

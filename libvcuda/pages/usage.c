@@ -64,23 +64,34 @@ uint64_t pages_pidns(void)
     return stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
 }
 
+/* The text after "(name)" of a process's stat: fields from the third on. A main thread that has ended shows as a zombie while
+ * others run: the process is dead only where it is the last. */
+static uint64_t read_start_time(const char *field)
+{
+    int ended = field[2] == 'Z';
+    if (field[1] != ' ' || field[2] == 'X')
+        return 0;
+    for (int i = 3; i <= 22 && field; i++) {
+        field = strchr(field + 1, ' ');
+        if (field && i == 20 && ended && strtoull(field + 1, NULL, 10) <= 1)
+            return 0;
+    }
+    return field ? strtoull(field + 1, NULL, 10) : 0;
+}
+
 uint64_t pages_start_time(uint32_t pid)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%u/stat", pid);
     FILE *file = fopen(path, "re");
     if (!file)
-        return 0;
+        return errno == ENOENT || errno == ESRCH ? 0 : PAGES_NOT_KNOWN;
     size_t n = fread(text, 1, sizeof text - 1, file);
     fclose(file);
     text[n] = 0;
     /* The command's name may hold spaces and parentheses: fields are counted from its last one. */
-    char *field = strrchr(text, ')');
-    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X')
-        return 0;
-    for (int i = 3; i <= 22 && field; i++)
-        field = strchr(field + 1, ' ');
-    return field ? strtoull(field + 1, NULL, 10) : 0;
+    const char *field = strrchr(text, ')');
+    return field ? read_start_time(field) : 0;
 }
 
 static uint32_t slots_used(const struct vcuda_usage *page)
@@ -99,7 +110,7 @@ static void raise_slots_used(struct vcuda_usage *page, uint32_t n)
 int pages_slot_take(struct vcuda_usage *page)
 {
     uint32_t pid = (uint32_t)getpid();
-    uint64_t owner = pages_pidns() << 32 | pid;
+    uint64_t owner = pages_pidns() << 32 | pid, begun = pages_start_time(pid);
     for (uint32_t i = 0; i < VCUDA_MAX_PROCESSES; i++) {
         struct vcuda_process *p = &page->process[i];
         uint64_t expected = VCUDA_OWNER_FREE;
@@ -109,7 +120,7 @@ int pages_slot_take(struct vcuda_usage *page)
         p->attached_ns = pages_clock(CLOCK_BOOTTIME);
         p->observed_gen = 0;
         memset(p->gpu, 0, sizeof p->gpu);
-        __atomic_store_n(&p->start_time, pages_start_time(pid), __ATOMIC_SEQ_CST);
+        __atomic_store_n(&p->start_time, begun == PAGES_NOT_KNOWN ? 0 : begun, __ATOMIC_SEQ_CST);
         return (int)i;
     }
     return -ENOSPC;
@@ -246,6 +257,8 @@ int vcuda_usage_reap_dead(struct vcuda_usage *page)
             continue;
         /* Of a slot that is being cleared this is the clearer: a killed one's work is taken over. */
         uint64_t now = pages_start_time((uint32_t)(owner & ~VCUDA_OWNER_CLEARER));
+        if (now == PAGES_NOT_KNOWN)
+            continue;
         /* start == 0: the owner is just setting up; it is dead only where its pid is gone. */
         if (now == 0 || (pages_is_process(owner) && start != 0 && now != start))
             cleared += clear_slot(page, p, owner);

@@ -122,7 +122,7 @@ int shim_attach(void)
         vcuda_usage_reap_dead(shim.usage);
         /* So does a program that replaced itself by another (exec): same process, but nothing of the old one is left. */
         uint64_t pidns = pages_pidns(), begun = pages_start_time((uint32_t)getpid());
-        if (pidns && begun)
+        if (pidns && begun && begun != PAGES_NOT_KNOWN)
             vcuda_usage_reap(shim.usage, pidns, (uint32_t)getpid(), begun);
         int slot = pages_slot_take(shim.usage);
         if (slot >= 0) {

@@ -2,9 +2,11 @@
 #include "harness.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,6 +72,45 @@ static void test_usage(struct claim *c)
     (void)owner;
 }
 
+static void *sleep_long(void *nothing)
+{
+    pause_s(5);
+    return nothing;
+}
+
+/* Not dead, though /proc shows a zombie, or nothing at all. */
+static void test_alive(struct claim *c)
+{
+    int told[2], mine = pages_slot_take(c->usage);
+    if (mine < 0 || pipe(told) != 0)
+        return;
+    pid_t child = fork();
+    if (child == 0) {
+        pthread_t thread;
+        close(told[0]);
+        pages_slot_take(c->usage);
+        pthread_create(&thread, NULL, sleep_long, NULL);
+        (void)!write(told[1], "x", 1);
+        pthread_exit(NULL);
+    }
+    char byte;
+    (void)!read(told[0], &byte, 1);
+    pause_s(0.1);
+    expect(vcuda_usage_reap_dead(c->usage) == 0, "a process whose main thread has ended keeps its slot");
+    struct rlimit before, none;
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = (struct rlimit){0, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    int cleared = vcuda_usage_reap_dead(c->usage);
+    setrlimit(RLIMIT_NOFILE, &before);
+    expect(cleared == 0, "nobody is taken for dead by a process that has no file descriptor left to look");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    expect(vcuda_usage_reap_dead(c->usage) == 1, "until it is really dead");
+    close(told[0]);
+    close(told[1]);
+}
+
 void test_pages(void)
 {
     struct claim claim;
@@ -80,6 +121,7 @@ void test_pages(void)
                strstr(vcuda_abi_describe(), "\"vcuda_usage\":{\"size\":561152") && strstr(vcuda_abi_describe(), "}}}}"),
            "the layout describes itself");
     test_usage(&claim);
+    test_alive(&claim);
     test_limits(&claim, path);
     claim_end(&claim);
 }
