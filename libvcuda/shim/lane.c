@@ -13,6 +13,11 @@ static uint64_t thread_key(void)
     return (uint64_t)(uintptr_t)&here;
 }
 
+int lane_is_near(const struct meter_lane *lane)
+{
+    return lane->stream != CU_STREAM_PER_THREAD || lane->thread == thread_key();
+}
+
 static int is_of(const struct meter_lane *lane, CUcontext context, CUstream stream, uint64_t thread)
 {
     return lane->context == context && lane->stream == stream && lane->thread == thread;

@@ -20,6 +20,8 @@ static inline CUstream lane_stream(CUstream stream, int per_thread)
     return stream == CU_STREAM_LEGACY ? NULL : stream;
 }
 struct meter_lane *lane_of(CUcontext context, CUstream stream, int slot, int create);
+/* Its stream is what its handle means in this thread: not so for another thread's own default stream. */
+int lane_is_near(const struct meter_lane *lane);
 /* Try to own the launching side. */
 static inline int lane_take(struct meter_lane *lane)
 {

@@ -374,7 +374,7 @@ void meter_before_wait_all(void)
         return;
     struct meter_lane *lane;
     for (uint32_t i = 0; (lane = lane_at(i)); i++)
-        if (lane->context == context && __atomic_load_n(&lane->open, __ATOMIC_RELAXED) &&
+        if (lane->context == context && __atomic_load_n(&lane->open, __ATOMIC_RELAXED) && lane_is_near(lane) &&
             !meter_capturing(lane->stream, 0))
             end_open(lane);
 }

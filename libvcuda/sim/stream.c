@@ -11,7 +11,14 @@ struct sim_stream *sim_resolve(CUstream stream)
     CUcontext context = sim_current();
     if (stream > CU_STREAM_PER_THREAD)
         return stream;
-    return context && context->alive ? &context->null_stream : NULL;
+    if (!context || !context->alive)
+        return NULL;
+    if (stream != CU_STREAM_PER_THREAD)
+        return &context->null_stream;
+    static _Thread_local struct sim_stream own;
+    if (own.context != context)
+        own = (struct sim_stream){.context = context};
+    return &own;
 }
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags)

@@ -1,4 +1,5 @@
-/* Roles that once broke the library: many pools, an exit that waits for a launching thread, a program that is exec'd. */
+/* Roles that once broke the library: many pools, an exit that waits for a launching thread, threads with streams of their
+ * own, a program that is exec'd. */
 #include "cuda_api.h"
 #include "harness.h"
 
@@ -137,6 +138,40 @@ static int execs(char **argv)
     return 1;
 }
 
+#define PART_NS 900000
+
+/* Kernels on the thread's own default stream, each after a pause. */
+static void *launch_on_own(void *context)
+{
+    cuda.cuCtxSetCurrent(context);
+    for (; launched < 200; launched++) {
+        cuda_spin(spin, 1, PART_NS, CU_STREAM_PER_THREAD);
+        pause_s(0.003);
+    }
+    stop = 1;
+    return NULL;
+}
+
+/* Meanwhile this thread waits for what is long done. */
+static int per_thread(void)
+{
+    CUcontext context;
+    CUevent done;
+    if (!start() || cuda.cuDevicePrimaryCtxRetain(&context, 0) || cuda.cuEventCreate(&done, 2) ||
+        cuda.cuEventRecord(done, stream))
+        return 1;
+    pthread_create(&launcher, NULL, launch_on_own, context);
+    for (; !stop; pause_s(0.0001))
+        cuda.cuEventSynchronize(done);
+    pthread_join(launcher, NULL);
+    cuda.cuCtxSynchronize();
+    pause_s(0.1);
+    printf("worked %.0f\n", (double)launched * PART_NS);
+    fflush(stdout);
+    pause_s(0.3);
+    return 0;
+}
+
 int role_bugs(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "pools"))
@@ -145,6 +180,8 @@ int role_bugs(int argc, char **argv)
         return maps();
     if (argc && !strcmp(argv[0], "exits"))
         return exits();
+    if (argc && !strcmp(argv[0], "per_thread"))
+        return per_thread();
     if (argc == 2 && !strcmp(argv[0], "execs"))
         return execs(argv);
     return 2;

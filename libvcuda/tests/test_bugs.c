@@ -83,6 +83,22 @@ static void test_maps(void)
     claim_end(&claim);
 }
 
+static void test_per_thread(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    claim_make(&claim, 2 * GIB, 100);
+    play(&p, &claim, PRELOADED, "per_thread", NULL);
+    wait_for(&p, "worked");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    expect((double)t.gpu_time_ns >= 0.85 * said(&p, "worked"),
+           "work on a thread's own stream is charged though another thread waits: %.0f of %.0f ms",
+           (double)t.gpu_time_ns / 1e6, said(&p, "worked") / 1e6);
+    finish(&p);
+    claim_end(&claim);
+}
+
 void test_bugs(void)
 {
     test_maps();
@@ -90,4 +106,5 @@ void test_bugs(void)
     test_pools();
     test_exit();
     test_exec();
+    test_per_thread();
 }
