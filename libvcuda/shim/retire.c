@@ -54,6 +54,15 @@ static void note_end(int slot, uint64_t end_ns)
         __atomic_store_n(last, end_ns, __ATOMIC_SEQ_CST);
 }
 
+/* Within turns the arbiter charges, by the wall clock; the credit waits for the time without them. */
+static int is_on_credit(const struct meter_lane *lane, const struct meter_burst *burst)
+{
+    const struct shim_gpu *gpu = &shim.gpu[lane->slot];
+    return __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) < 100 &&
+           burst->begun_ns >= __atomic_load_n(&gpu->limited_since_ns, __ATOMIC_RELAXED) &&
+           !gate_gives_turns(lane->slot);
+}
+
 static void charge(const struct meter_lane *lane, const struct meter_burst *burst, double start_ns, double end_ns)
 {
     double measured = end_ns - start_ns, predicted = (double)burst->predicted_ns, spent = measured;
@@ -68,11 +77,8 @@ static void charge(const struct meter_lane *lane, const struct meter_burst *burs
     double whole = 1 + (double)burst->skipped / (burst->launches ? burst->launches : 1);
     start_ns = end_ns - measured * whole;
     spent *= whole;
-    const struct shim_gpu *gpu = &shim.gpu[lane->slot];
-    /* Within turns the arbiter charges, by the wall clock; the credit waits for the time without them. */
-    int debit = gpu->core_limit < 100 && burst->begun_ns >= gpu->limited_since_ns && !gate_gives_turns(lane->slot);
     note_end(lane->slot, (uint64_t)end_ns);
-    credit_charge(lane->slot, (uint64_t)start_ns, (uint64_t)end_ns, (uint64_t)spent, debit);
+    credit_charge(lane->slot, (uint64_t)start_ns, (uint64_t)end_ns, (uint64_t)spent, is_on_credit(lane, burst));
 }
 
 /* The oldest burst of the lane, if it is finished; 0 if not. */
@@ -126,7 +132,7 @@ void meter_give_up(struct meter_lane *lane)
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, burst->launches, __ATOMIC_RELAXED);
     inflight_less(lane->slot, spent + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
     if (spent)
-        credit_charge(lane->slot, now - spent, now, spent, 1);
+        credit_charge(lane->slot, now - spent, now, spent, is_on_credit(lane, burst));
     if (origin)
         origin_discard(origin, burst);
     lane_set_open(lane, 0);
@@ -147,8 +153,9 @@ static void close_for(struct meter_lane *lane)
 
 void meter_sweep(uint64_t patience_ns)
 {
-    /* A stream may join a capture at any moment; and contexts must not go meanwhile. */
-    if (__atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0 || !try_lock())
+    /* A stream may join a capture at any moment, so none gets an event meanwhile; and contexts must not go. */
+    int captures = __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
+    if (!try_lock())
         return;
     struct meter_lane *lane;
     for (uint32_t i = 0; (lane = lane_at(i)); i++) {
@@ -157,7 +164,7 @@ void meter_sweep(uint64_t patience_ns)
             continue;
         since = (int64_t)(shim_ticks() - lane->free_at);
         if (lane->open && lane->context && since >= (int64_t)patience_ns)
-            close_for(lane);
+            captures ? meter_give_up(lane) : close_for(lane);
         lane_leave(lane);
     }
     meter_unlock();

@@ -172,6 +172,42 @@ static int per_thread(void)
     return 0;
 }
 
+/* A kernel that nobody waits for, while a capture that will never end is in progress elsewhere. */
+static int beside_capture(void)
+{
+    CUstream other;
+    if (!start() || cuda.cuStreamCreate(&other, 1))
+        return 1;
+    for (int i = 0; i < 8; i++)
+        if (cuda_spin(spin, 1, PART_NS, stream) || cuda.cuStreamSynchronize(stream))
+            return 1;
+    if (cuda.cuStreamBeginCapture_v2(other, CU_CAPTURE_RELAXED) || cuda_spin(spin, 1, PART_NS, stream))
+        return 1;
+    pause_s(0.4);
+    printf("launched 1\n");
+    fflush(stdout);
+    pause_s(0.3);
+    return 0;
+}
+
+/* Work without a limit that is charged as predicted; then the program gets a limit. */
+static int owes(void)
+{
+    if (!start())
+        return 1;
+    for (int i = 0; i < 60; i++, pause_s(0.02))
+        if (cuda_spin(spin, 1, PART_NS, CU_STREAM_PER_THREAD))
+            return 1;
+    printf("worked 1\n");
+    fflush(stdout);
+    pause_s(0.3);
+    double begin = now_s();
+    for (int i = 0; i < 2; i++)
+        cuda_spin(spin, 1, PART_NS, CU_STREAM_PER_THREAD);
+    printf("waited %.3f\n", now_s() - begin);
+    return 0;
+}
+
 int role_bugs(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "pools"))
@@ -182,6 +218,10 @@ int role_bugs(int argc, char **argv)
         return exits();
     if (argc && !strcmp(argv[0], "per_thread"))
         return per_thread();
+    if (argc && !strcmp(argv[0], "beside_capture"))
+        return beside_capture();
+    if (argc && !strcmp(argv[0], "owes"))
+        return owes();
     if (argc == 2 && !strcmp(argv[0], "execs"))
         return execs(argv);
     return 2;

@@ -99,6 +99,36 @@ static void test_per_thread(void)
     claim_end(&claim);
 }
 
+static void test_beside_capture(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    claim_make(&claim, 2 * GIB, 100);
+    play(&p, &claim, PRELOADED, "beside_capture", NULL);
+    wait_for(&p, "launched");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    expect(said(&p, "launched") == 1 && t.inflight_ns == 0 && t.gpu_time_ns >= 9 * 800000,
+           "work beside a capture without an end does not stay in flight: %.3f ms, of %.1f ms",
+           (double)t.inflight_ns / 1e6, (double)t.gpu_time_ns / 1e6);
+    finish(&p);
+    claim_end(&claim);
+}
+
+static void test_debt(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 2 * GIB, 100);
+    play(&p, &claim, PRELOADED, "owes", NULL);
+    wait_for(&p, "worked");
+    claim_set(&claim, 2 * GIB, 2);
+    finish(&p);
+    expect(said(&p, "waited") >= 0 && said(&p, "waited") < 0.5,
+           "what was used without a limit is no debt under one: %.2f s of waiting", said(&p, "waited"));
+    claim_end(&claim);
+}
+
 void test_bugs(void)
 {
     test_maps();
@@ -107,4 +137,6 @@ void test_bugs(void)
     test_exit();
     test_exec();
     test_per_thread();
+    test_beside_capture();
+    test_debt();
 }
