@@ -170,6 +170,7 @@ static CUresult primary_ended(CUdevice device, int locked, CUresult result)
         NEED_REAL(name);                                                                                               \
         if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
             return real.name(device);                                                                                  \
+        meter_retire();            /* what is finished is charged: its events go with the context */                   \
         int locked = meter_lock(); /* nobody asks about events while they vanish */                                    \
         return primary_ended(device, locked, real.name(device));                                                       \
     }
@@ -260,6 +261,7 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
         struct charge made;                                                                                            \
         /* Forgotten before the driver ends it: afterwards another may get the same handle. */                         \
         int counted = table_take(&table_contexts, (uint64_t)(uintptr_t)context, &made);                                \
+        meter_retire();                                                                                                \
         int locked = meter_lock();                                                                                     \
         CUresult result = real.name(context);                                                                          \
         if (!result) {                                                                                                 \

@@ -15,31 +15,44 @@
 #include <string.h>
 
 #define ORIGINS 64
+/* The context of an entry that is free. */
+#define NOBODY ((CUcontext)(uintptr_t)-1)
 #define RENEW_NS 4000000000ull
 #define OVERHEAD_LOOKS 16
 
 static struct origin *origins[ORIGINS];
 
+/* One more, of no context yet; 0: no memory. */
+static int add(int at)
+{
+    struct origin *made = calloc(1, sizeof *made), *none = NULL;
+    if (!made)
+        return 0;
+    made->context = NOBODY;
+    made->least_lag_ns = made->overhead_ns = 1e18;
+    if (!__atomic_compare_exchange_n(&origins[at], &none, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        free(made); /* another thread was first */
+    return 1;
+}
+
 struct origin *origin_of(CUcontext context)
 {
-    for (int i = 0; i < ORIGINS; i++) {
-        struct origin *o = __atomic_load_n(&origins[i], __ATOMIC_ACQUIRE);
-        if (o && __atomic_load_n(&o->context, __ATOMIC_RELAXED) == context)
-            return o;
-        if (o)
-            continue;
-        struct origin *made = calloc(1, sizeof *made);
-        if (!made)
+    for (;;) {
+        struct origin *vacant = NULL, *o;
+        CUcontext nobody = NOBODY;
+        int i = 0;
+        for (; i < ORIGINS && (o = __atomic_load_n(&origins[i], __ATOMIC_ACQUIRE)); i++) {
+            CUcontext of = __atomic_load_n(&o->context, __ATOMIC_RELAXED);
+            if (of == context)
+                return o;
+            vacant = !vacant && of == NOBODY ? o : vacant;
+        }
+        if (vacant &&
+            __atomic_compare_exchange_n(&vacant->context, &nobody, context, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return vacant;
+        if (!vacant && (i == ORIGINS || !add(i)))
             return NULL;
-        made->context = context;
-        made->least_lag_ns = 1e18;
-        made->overhead_ns = 1e18;
-        if (__atomic_compare_exchange_n(&origins[i], &o, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-            return made;
-        free(made);
-        i--; /* another thread was first: look at what it put there */
     }
-    return NULL;
 }
 
 static void guard(struct origin *o)
@@ -174,9 +187,8 @@ void origin_forget(CUcontext context)
         struct origin *o = __atomic_load_n(&origins[i], __ATOMIC_ACQUIRE);
         if (!o || (context && o->context != context))
             continue;
-        CUcontext same = o->context;
         memset(o, 0, sizeof *o);
-        o->context = context ? same : (CUcontext)(uintptr_t)-1;
         o->least_lag_ns = o->overhead_ns = 1e18;
+        __atomic_store_n(&o->context, NOBODY, __ATOMIC_RELEASE);
     }
 }

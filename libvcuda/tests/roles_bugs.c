@@ -208,6 +208,27 @@ static int owes(void)
     return 0;
 }
 
+/* A hundred contexts one after the other; in the last one, kernels that were never seen before. */
+static int contexts(void)
+{
+    CUcontext context;
+    CUdevice device;
+    if (!start() || cuda.cuDeviceGet(&device, 0))
+        return 1;
+    for (int i = 0; i < 100; i++) {
+        int last = i == 99, failed = cuda.cuCtxCreate_v2(&context, 0, device) || cuda.cuStreamCreate(&stream, 1);
+        for (int k = 0; k < (last ? 50 : 1); k++, pause_s(0.002))
+            failed = failed || cuda_spin(spin, last ? 7 : 1, 100000, stream) || cuda.cuStreamSynchronize(stream);
+        if (failed || (!last && cuda.cuCtxDestroy_v2(context)))
+            return 1;
+    }
+    pause_s(0.1);
+    printf("worked 1\n");
+    fflush(stdout);
+    pause_s(0.3);
+    return 0;
+}
+
 int role_bugs(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "pools"))
@@ -222,6 +243,8 @@ int role_bugs(int argc, char **argv)
         return beside_capture();
     if (argc && !strcmp(argv[0], "owes"))
         return owes();
+    if (argc && !strcmp(argv[0], "contexts"))
+        return contexts();
     if (argc == 2 && !strcmp(argv[0], "execs"))
         return execs(argv);
     return 2;

@@ -129,6 +129,23 @@ static void test_debt(void)
     claim_end(&claim);
 }
 
+static void test_contexts(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    if (on_real_gpu)
+        return; /* a hundred contexts take half a minute there */
+    claim_make(&claim, 4 * GIB, 100);
+    play(&p, &claim, PRELOADED, "contexts", NULL);
+    wait_for(&p, "worked");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    expect(said(&p, "worked") == 1 && t.gpu_time_ns >= 12000000 && t.gpu_time_ns < 25000000,
+           "work in a process's hundredth context is still measured: %.1f of 14.9 ms", (double)t.gpu_time_ns / 1e6);
+    finish(&p);
+    claim_end(&claim);
+}
+
 void test_bugs(void)
 {
     test_maps();
@@ -139,4 +156,5 @@ void test_bugs(void)
     test_per_thread();
     test_beside_capture();
     test_debt();
+    test_contexts();
 }
