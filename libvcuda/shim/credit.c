@@ -54,11 +54,12 @@ uint64_t credit_inflight(int slot)
     return sum;
 }
 
-int64_t credit_available(int slot, uint32_t limit, int64_t *missing)
+int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *missing)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
     struct shim_gpu *gpu = &shim.gpu[slot];
-    int64_t inflight = (int64_t)credit_inflight(slot);
+    uint64_t all = credit_inflight(slot);
+    int64_t inflight = (int64_t)(all > beside_ns ? all - beside_ns : 0);
     refill(bucket, limit, inflight);
     int64_t own = load(&bucket->credit_ns), credit = own - inflight;
     int dry = __atomic_load_n(&gpu->dry, __ATOMIC_RELAXED);

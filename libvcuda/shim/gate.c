@@ -10,7 +10,7 @@
  * Whoever waits also retires what is finished, as the GPU is handed on when the account says that it is drained.
  */
 #include "credit.h"
-#include "meter.h"
+#include "lane.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -132,8 +132,17 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
     return predicted > least(room, CHUNK_NS) ? predicted : least(room, CHUNK_NS);
 }
 
-static uint64_t limit_allows(int slot, uint64_t predicted, int64_t *missing)
+/* What this process has in flight on other streams. Work on several streams overlaps, and each moment is charged once: to hold
+ * one stream back until another's work is measured would make a program that overlaps its work half as fast. */
+static uint64_t beside(const struct meter_lane *lane)
 {
+    uint64_t all = __atomic_load_n(&shim_usage(lane->slot)->inflight_ns, __ATOMIC_RELAXED), own = lane_inflight(lane);
+    return all > own ? all - own : 0;
+}
+
+static uint64_t limit_allows(const struct meter_lane *lane, uint64_t predicted, int64_t *missing)
+{
+    int slot = lane->slot;
     uint32_t limit = __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED);
     int64_t credit;
     if (limit >= 100) {
@@ -144,7 +153,7 @@ static uint64_t limit_allows(int slot, uint64_t predicted, int64_t *missing)
                    : (predicted > CHUNK_NS ? predicted : CHUNK_NS);
     }
     *missing = WAIT_MAX_NS;
-    if (!limit || (credit = credit_available(slot, limit, missing)) <= 0) {
+    if (!limit || (credit = credit_available(slot, limit, beside(lane), missing)) <= 0) {
         *missing = limit ? *missing / limit * 100 : WAIT_MAX_NS;
         return 0;
     }
@@ -199,8 +208,10 @@ static void look_for_dead(struct waiting *w)
     }
 }
 
-static CUresult admit(int slot, uint64_t predicted, int never_waits, struct admission *out, struct waiting *w)
+static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int never_waits, struct admission *out,
+                      struct waiting *w)
 {
+    int slot = lane->slot;
     struct shim_gpu *gpu = &shim.gpu[slot];
     for (;;) {
         uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
@@ -214,7 +225,7 @@ static CUresult admit(int slot, uint64_t predicted, int never_waits, struct admi
             out->turn != VCUDA_TURN_FREE && __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) && arbiter_lives();
         out->allowance_ns = never_waits ? predicted
                             : turns     ? turn_allows(slot, out->turn, predicted)
-                                        : limit_allows(slot, predicted, &w->missing);
+                                        : limit_allows(lane, predicted, &w->missing);
         if (out->allowance_ns) {
             /* First the addition, then a second look at the turn: see vcuda_pages.h. */
             if (!__atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED))
@@ -233,19 +244,19 @@ static CUresult admit(int slot, uint64_t predicted, int never_waits, struct admi
         }
         if (turns) {
             wait_for_turn(slot, turns_gen);
-        } else if (meter_retire() == 0 || !limit_allows(slot, predicted, &w->missing)) {
+        } else if (meter_retire() == 0 || !limit_allows(lane, predicted, &w->missing)) {
             sleep_on(&shim.limits->gen, gen, w->missing);
         }
         look_for_dead(w);
     }
 }
 
-CUresult gate_admit(int slot, uint64_t predicted_ns, int never_waits, struct admission *out)
+CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int never_waits, struct admission *out)
 {
     struct waiting w = {0};
     int error = errno; /* the program's own; a library must not change it on a call that succeeds */
-    CUresult result = admit(slot, predicted_ns, never_waits, out, &w);
-    end_waiting(slot, &w);
+    CUresult result = admit(lane, predicted_ns, never_waits, out, &w);
+    end_waiting(lane->slot, &w);
     errno = error;
     return result;
 }

@@ -96,6 +96,15 @@ struct meter_lane *lane_of(CUcontext context, CUstream stream, int slot, int cre
     return lane;
 }
 
+uint64_t lane_inflight(const struct meter_lane *lane)
+{
+    uint64_t sum = 0;
+    uint32_t head = __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE);
+    for (uint32_t i = __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE); i != head; i++)
+        sum += lane->ring[i % METER_BURSTS].counted_ns;
+    return sum;
+}
+
 /* Forget everything in it without asking the driver about its events: they are gone or about to be. */
 void lane_clear(struct meter_lane *lane)
 {

@@ -45,6 +45,7 @@ static inline void lane_set_free_at(struct meter_lane *lane, uint64_t ticks)
 {
     __atomic_store_n(&lane->free_at, ticks, __ATOMIC_RELAXED);
 }
+uint64_t lane_inflight(const struct meter_lane *lane); /* predicted, closed and not yet retired; ns */
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);
 

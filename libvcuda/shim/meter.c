@@ -254,7 +254,7 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
         meter_close(lane);
         lane_leave(lane);
     }
-    result = gate_admit(slot, t->predicted_ns, predict_must_not_wait(kernel), &admitted);
+    result = gate_admit(lane, t->predicted_ns, predict_must_not_wait(kernel), &admitted);
     if (result || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
         return result;
     t->lane = lane;

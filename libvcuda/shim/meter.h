@@ -90,7 +90,7 @@ struct admission {
     uint64_t allowance_ns; /* predicted work that may be launched on it; stands in inflight_ns from now on */
     uint64_t turn;         /* the turn's `ends_ns` word under which it was given */
 };
-CUresult gate_admit(int slot, uint64_t predicted_ns, int never_waits, struct admission *out);
+CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int never_waits, struct admission *out);
 void inflight_add(int slot, uint64_t ns);
 void inflight_less(int slot, uint64_t ns);
 

@@ -64,9 +64,6 @@ static void test_cell(size_t cell)
     }
     if (us < 100)
         below += 0.25 * limit;
-    /* Near the limit the second stream's kernel may have to wait for the first: then a round is two kernels long. */
-    if (style == 3)
-        below += 0.5 * limit;
     expect(share <= limit + above && share >= reachable - below, "%s, kernels of %lu us, a limit of %u %%: %.2f %%",
            styles[style], us, limit, share);
 }
