@@ -127,6 +127,7 @@ class PagesLibrary:
         self.turns_heartbeat_at: int = abi["structs"]["vcuda_turns"]["fields"]["heartbeat_ns"][0]
         self.turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["turn"][0]
         self.turn_bytes: int = abi["structs"]["vcuda_turn"]["size"]
+        self.turn_ends_at: int = abi["structs"]["vcuda_turn"]["fields"]["ends_ns"][0]
         self.turn_share_at: int = abi["structs"]["vcuda_turn"]["fields"]["share"][0]
         process, gpu = abi["structs"]["vcuda_process"]["fields"], abi["structs"]["vcuda_gpu_usage"]
         self.process_gpu_at: int = process["gpu"][0]

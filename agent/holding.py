@@ -120,7 +120,10 @@ class Holding:
     def allotted_percent(self, assignment_uid: str) -> float | None:
         """Percent of its GPU that the arbiter allots to the assignment at present; None where there is no arbiter."""
         index = self._limits.index(self.slots[assignment_uid].gpu)
-        return None if index is None else allotted_percent(self._library, self.directory, index)
+        if index is None:
+            return None
+        alone = self.alone_percent(assignment_uid)
+        return allotted_percent(self._library, self.directory, index, alone_percent=alone)
 
     @property
     def reaping(self) -> bool:

@@ -100,6 +100,10 @@ async def test_what_the_arbiter_allots_is_in_the_status_for_as_long_as_it_lives(
     share = ctypes.c_uint32.from_address(page.value + stage.library.turns_at + stage.library.turn_share_at)
     share.value = 3025
     calls.vcuda_turns_heartbeat(page)
+    # No turns are given yet: a share that an earlier limit left on the page means nothing.
+    assert stage.status()["assignments"][0]["allotted_percent"] == held.core_limit
+    calls.vcuda_turns_set(page, 0, ctypes.c_uint64(0), ctypes.c_uint64(0))
+    calls.vcuda_turns_heartbeat(page)
     assert stage.status()["assignments"][0]["allotted_percent"] == 30.25
     await asyncio.sleep(1.1)
     assert stage.status()["assignments"][0]["allotted_percent"] is None
