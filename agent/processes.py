@@ -27,12 +27,15 @@ class Process(NamedTuple):
 
 
 def find(pid: int) -> Process | None:
-    """The living process with this pid; None if there is none (a zombie has given everything back but its number)."""
+    """The living process with this pid; None if there is none (a zombie has given everything back but its number).
+
+    None too where /proc shows the processes of other users to nobody else (mounted with hidepid=1).
+    """
     if pid <= 0:
         return None
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     if fields[_STATE].decode() in _DEAD:
         return None

@@ -221,6 +221,18 @@ def test_in_a_container_of_its_own_a_pid_is_not_taken_for_another_process() -> N
     assert [one.code for one in ours.look(listed, {}, now=2.0)] == ["process-unlimited"]
 
 
+def test_a_process_that_proc_does_not_show_is_counted_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    # As /proc does for other users' processes where it is mounted with hidepid=1.
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    ours = Audit(pids_are_ours=True)
+    listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", 1, 1)]
+    assert ours.look(listed, {}, now=0.0) == []
+    assert ours.unseen == 1
+
+
 def test_reports_are_counted_so_that_nobody_fills_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "MOST_REPORTS", 0)
     ours = Audit(pids_are_ours=True)
