@@ -100,7 +100,10 @@ class Audit:
         living = {process for process, _ in seen}
         self._belonging.keep(living)
         self._watched = {key: self._watched.get(key, _Watched()) for key in seen}
-        self._reported = {(process, code) for process, code in self._reported if process in living}
+        # One that leaves the GPU and comes back, or a list that the driver did not give this once, is no news.
+        self._reported = {
+            (process, code) for process, code in self._reported if process in living or processes.alive(process)
+        }
         found = (self._judge(process, one, holdings, now) for (process, _), one in seen.items())
         self.findings = [finding for finding in found if finding is not None]
         return [finding for finding in self.findings if self._is_news(finding, now)]

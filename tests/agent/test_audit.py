@@ -244,6 +244,14 @@ def test_reports_are_counted_so_that_nobody_fills_the_log(monkeypatch: pytest.Mo
     assert len(ours.look(listed, {}, now=3.0)) == 1
 
 
+def test_a_process_that_leaves_the_gpu_and_comes_back_is_no_news() -> None:
+    ours = Audit(pids_are_ours=True)
+    listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
+    news = [len(ours.look(seen, {}, now=now)) for now, seen in enumerate([listed] * 3 + [[]] + [listed] * 4)]
+    assert sum(news) == 1
+    assert len(ours.findings) == 1
+
+
 @pytest.mark.parametrize(
     ("measured", "to_the_byte", "is_found"),
     [
