@@ -15,9 +15,13 @@ class Belonging:
 
     def __init__(self) -> None:
         self._claims: dict[Process, str] = {}
+        # Of this look: found when first asked for, since it takes a reading of /proc for every program of every claim.
+        self._members: dict[Process, str] | None = None
+        self._containers: dict[str | None, set[str]] | None = None
 
     def keep(self, living: set[Process]) -> None:
-        """Forget all others."""
+        """A new look: forget all others, and who was a claim's."""
+        self._members = self._containers = None
         self._claims = {process: claim for process, claim in self._claims.items() if process in living}
 
     def claim(self, process: Process, holdings: Mapping[str, Holding]) -> str | None:
@@ -29,11 +33,24 @@ class Belonging:
         known = self._claims.get(process)
         if known in holdings:
             return known
-        members = {member: uid for uid, holding in holdings.items() for member in holding.members.living()}
-        found = _by_descent(process, members) or _by_directory(process, holdings) or _by_container(process, members)
+        if self._members is None:
+            self._members = {member: uid for uid, one in holdings.items() for member in one.members.living()}
+        found = _by_descent(process, self._members) or _by_directory(process, holdings) or self._by_container(process)
         if found is not None:
             self._claims[process] = found
         return found
+
+    def _by_container(self, process: Process) -> str | None:
+        container = processes.container(process)
+        # The agent itself may run in a container, with programs of several claims beside it.
+        if container is None or container == processes.container(processes.myself()):
+            return None
+        if self._containers is None:
+            self._containers = {}
+            for member, uid in (self._members or {}).items():
+                self._containers.setdefault(processes.container(member), set()).add(uid)
+        claims = self._containers.get(container, set())
+        return next(iter(claims)) if len(claims) == 1 else None
 
 
 def _by_descent(process: Process, members: Mapping[Process, str]) -> str | None:
@@ -48,12 +65,3 @@ def _by_descent(process: Process, members: Mapping[Process, str]) -> str | None:
 def _by_directory(process: Process, holdings: Mapping[str, Holding]) -> str | None:
     directory = processes.variable(process, "GPUCLOUD_CLAIM_DIR")
     return next((uid for uid, holding in holdings.items() if str(holding.directory) == directory), None)
-
-
-def _by_container(process: Process, members: Mapping[Process, str]) -> str | None:
-    container = processes.container(process)
-    # The agent itself may run in a container, with programs of several claims beside it.
-    if container is None or container == processes.container(processes.myself()):
-        return None
-    claims = {uid for member, uid in members.items() if processes.container(member) == container}
-    return claims.pop() if len(claims) == 1 else None

@@ -244,6 +244,22 @@ def test_reports_are_counted_so_that_nobody_fills_the_log(monkeypatch: pytest.Mo
     assert len(ours.look(listed, {}, now=3.0)) == 1
 
 
+def test_who_is_a_claims_is_looked_up_once_however_many_strangers_there_are() -> None:
+    looked: list[int] = []
+
+    def living() -> list[Any]:
+        looked.append(1)
+        return []
+
+    holding: Any = SimpleNamespace(members=SimpleNamespace(living=living), directory=Path("/nowhere"), accounted={})
+    strangers = [os.getpid(), os.getppid(), 1]
+    listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", pid, 1) for pid in strangers]
+    ours = Audit(pids_are_ours=True)
+    for now in (0.0, 1.0):
+        ours.look(listed, {"a claim": holding}, now=now)
+    assert len(looked) == 2
+
+
 def test_a_process_that_leaves_the_gpu_and_comes_back_is_no_news() -> None:
     ours = Audit(pids_are_ours=True)
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
