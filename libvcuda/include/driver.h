@@ -238,6 +238,7 @@ CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function);
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority);
+CUresult cuStreamDestroy(CUstream stream);
 CUresult cuStreamDestroy_v2(CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamSynchronize, CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamQuery, CUstream stream);

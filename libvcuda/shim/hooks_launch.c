@@ -1,4 +1,4 @@
-/* Launches and waits: thin doors to the meter. */
+/* Launches, waits and the ends of streams: thin doors to the meter. */
 #include "meter.h"
 
 #define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \
@@ -61,3 +61,13 @@ WAIT_STREAM(cuStreamSynchronize_ptsz, 1)
 WAIT(cuCtxSynchronize, (void), ())
 WAIT(cuCtxSynchronize_v2, (CUcontext context), (context))
 WAIT(cuEventSynchronize, (CUevent event), (event))
+
+#define END_STREAM(name)                                                                                               \
+    CUresult name(CUstream stream)                                                                                     \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        meter_before_end(stream);                                                                                      \
+        return real.name(stream);                                                                                      \
+    }
+END_STREAM(cuStreamDestroy)
+END_STREAM(cuStreamDestroy_v2)

@@ -67,6 +67,8 @@ void meter_end(struct meter_ticket *ticket, CUresult result);
 uint32_t meter_before_wait(CUstream stream, int per_thread);
 void meter_after_wait(CUstream stream, int per_thread, uint32_t seen);
 void meter_before_wait_all(void); /* for anything else */
+/* The stream is about to be destroyed: nothing of ours may be put into it afterwards. */
+void meter_before_end(CUstream stream);
 /* Around any waiting for the GPU: the page says that a thread waits. */
 int meter_wait_begins(void);
 void meter_wait_ends(int begun);

@@ -42,6 +42,8 @@
     /* waits */                                                                                                 \
     X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)               \
     X(cuEventSynchronize)                                                                                       \
+    /* the ends of streams */                                                                                   \
+    X(cuStreamDestroy) X(cuStreamDestroy_v2)                                                                    \
     /* captures */                                                                                              \
     X(cuStreamBeginCapture) X(cuStreamBeginCapture_ptsz) X(cuStreamBeginCapture_v2)                             \
     X(cuStreamBeginCapture_v2_ptsz) X(cuStreamBeginCaptureToGraph) X(cuStreamBeginCaptureToGraph_ptsz)          \

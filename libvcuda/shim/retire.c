@@ -170,6 +170,34 @@ void meter_sweep(uint64_t patience_ns)
     meter_unlock();
 }
 
+/* Whoever has the lane puts an event into the stream at most; a program that still launches into it has lost already. */
+static int take_patiently(struct meter_lane *lane)
+{
+    for (int i = 0; i < 100000; i++) {
+        if (lane_take(lane))
+            return 1;
+        sched_yield();
+    }
+    return 0;
+}
+
+void meter_before_end(CUstream stream)
+{
+    struct meter_lane *lane;
+    if (shim_mode() != SHIM_ACTIVE || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED) ||
+        (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD)
+        return;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        if (lane->stream != stream || !__atomic_load_n(&lane->open, __ATOMIC_ACQUIRE) || !take_patiently(lane))
+            continue;
+        if (lane->open && lane->context && !meter_capturing(stream, 0))
+            close_for(lane);
+        if (lane->open && lane->context)
+            meter_give_up(lane);
+        lane_leave(lane);
+    }
+}
+
 static int forget(CUcontext context, int slot)
 {
     int found = -1;

@@ -9,8 +9,11 @@ static uint64_t settled_at;
 struct sim_stream *sim_resolve(CUstream stream)
 {
     CUcontext context = sim_current();
-    if (stream > CU_STREAM_PER_THREAD)
+    if (stream > CU_STREAM_PER_THREAD) {
+        if (!stream->context)
+            abort(); /* the real driver follows a dangling pointer, and with bad luck crashes */
         return stream;
+    }
     if (!context || !context->alive)
         return NULL;
     if (stream != CU_STREAM_PER_THREAD)
@@ -45,8 +48,19 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 {
     if (stream <= CU_STREAM_PER_THREAD)
         return CUDA_ERROR_INVALID_HANDLE;
-    free(stream);
+    /* Kept, to notice who still uses it. */
+    static struct sim_stream *destroyed;
+    pthread_mutex_lock(&sim_process_mutex);
+    stream->context = NULL;
+    stream->next = destroyed;
+    destroyed = stream;
+    pthread_mutex_unlock(&sim_process_mutex);
     return CUDA_SUCCESS;
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+    return cuStreamDestroy_v2(stream);
 }
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)

@@ -229,6 +229,23 @@ static int contexts(void)
     return 0;
 }
 
+/* Streams that are destroyed with work in them, which is allowed: they end when it does. */
+static int short_streams(void)
+{
+    if (!start())
+        return 1;
+    for (int i = 0; i < 8; i++)
+        if (cuda_spin(spin, 1, PART_NS, stream) || cuda.cuStreamSynchronize(stream))
+            return 1;
+    for (int i = 0; i < 10; i++, pause_s(0.03))
+        if (cuda.cuStreamCreate(&stream, 1) || cuda_spin(spin, 1, PART_NS, stream) || cuda.cuStreamDestroy_v2(stream))
+            return 1;
+    printf("worked 1\n");
+    fflush(stdout);
+    pause_s(0.3);
+    return 0;
+}
+
 int role_bugs(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "pools"))
@@ -245,6 +262,8 @@ int role_bugs(int argc, char **argv)
         return owes();
     if (argc && !strcmp(argv[0], "contexts"))
         return contexts();
+    if (argc && !strcmp(argv[0], "short_streams"))
+        return short_streams();
     if (argc == 2 && !strcmp(argv[0], "execs"))
         return execs(argv);
     return 2;

@@ -146,6 +146,22 @@ static void test_contexts(void)
     claim_end(&claim);
 }
 
+static void test_short_streams(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    claim_make(&claim, 2 * GIB, 100);
+    play(&p, &claim, PRELOADED, "short_streams", NULL);
+    wait_for(&p, "worked");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    finish(&p);
+    expect(p.status == 0 && t.inflight_ns == 0 && t.gpu_time_ns >= 15 * 900000,
+           "streams destroyed with work in them are left alone, and their work is charged: status %d, %.1f of 16.2 ms",
+           p.status, (double)t.gpu_time_ns / 1e6);
+    claim_end(&claim);
+}
+
 void test_bugs(void)
 {
     test_maps();
@@ -157,4 +173,5 @@ void test_bugs(void)
     test_beside_capture();
     test_debt();
     test_contexts();
+    test_short_streams();
 }
