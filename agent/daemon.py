@@ -233,14 +233,19 @@ class Daemon:
             if listed:
                 # What is on the GPU now must not be held against a page of a second ago.
                 self._node.step(now=now)
-            for finding in self._audit.look(listed, self._node.holdings, now=now):
-                self._report_finding(finding)
+            news = self._audit.look(listed, self._node.holdings, now=now)
+            for finding in self._audit.findings:
+                # Reports are limited in number; who starts many programs must not hide one more behind them.
+                killed = self._kill(finding)
+                if finding in news:
+                    self._report_finding(finding, killed=killed)
 
-    def _report_finding(self, finding: Finding) -> None:
-        words = finding.detail
+    def _kill(self, finding: Finding) -> bool:
         ours = finding.facts.claim_uid is not None
-        if self._settings.audit == "kill" and ours and processes.send(finding.process, signal.SIGKILL):
-            words += " It was killed."
+        return self._settings.audit == "kill" and ours and processes.send(finding.process, signal.SIGKILL)
+
+    def _report_finding(self, finding: Finding, *, killed: bool) -> None:
+        words = f"{finding.detail} It was killed." if killed else finding.detail
         log.warning(finding.code, detail=words)
         self._outbox.put(wire.Event(at=time.time(), code=finding.code, detail=words, process=finding.facts))
 

@@ -204,6 +204,21 @@ async def test_the_operator_says_what_becomes_of_what_is_found(stage: Stage, con
     assert stranger.poll() is None
 
 
+async def test_whoever_starts_many_programs_hides_none_of_them(stage: Stage, control: Control) -> None:
+    stage.start(GPUCLOUD_AUDIT="kill")
+    link = await control.connection()
+    stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
+    held = stage.assignment()
+    await put(link, 1, held)
+    for _ in range(audit.MOST_REPORTS):
+        outside(stage)
+    await eventually(lambda: len(findings(stage)) == audit.MOST_REPORTS, seconds=20)
+    # The minute's reports are used up.
+    bad = await unlimited(stage, held, "--memory", "64MiB")
+    assert await asyncio.to_thread(bad.wait, PATIENCE) == -9
+    assert told(link, bad.pid) == []
+
+
 async def test_a_policy_that_is_none_is_refused_at_the_start(stage: Stage) -> None:
     stage.start(GPUCLOUD_AUDIT="fence")
     assert await stage.ended() == 2
