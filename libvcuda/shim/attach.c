@@ -21,6 +21,7 @@
 
 struct shim shim = {.hot_epoch = 1, .ns_per_tick = 1ull << 31};
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t refresh_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int8_t device_slot[MAX_DEVICES]; /* slot + 1; 0: not looked up */
 
 static char turns_path[PATH_MAX];
@@ -94,6 +95,7 @@ int shim_mode_slow(void)
 static void in_child(void)
 {
     pthread_mutex_init(&attach_mutex, NULL);
+    pthread_mutex_init(&refresh_mutex, NULL);
     shim.self = NULL;
     shim.seen_gen = 0;
     shim.captures = 0;
@@ -138,7 +140,7 @@ int shim_attach(void)
     return 1;
 }
 
-void shim_refresh_slow(void)
+static void refresh(void)
 {
     uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
     int whole = 1, closed = 0;
@@ -173,6 +175,15 @@ void shim_refresh_slow(void)
     __atomic_store_n(&self->observed_gen, gen, __ATOMIC_RELEASE);
     __atomic_fetch_add(&shim.usage->echo, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, &shim.usage->echo, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* One thread at a time: of two, the one that read older limits could write them last, and nobody would look again. */
+void shim_refresh_slow(void)
+{
+    pthread_mutex_lock(&refresh_mutex);
+    if (__atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) != __atomic_load_n(&shim.seen_gen, __ATOMIC_RELAXED))
+        refresh();
+    pthread_mutex_unlock(&refresh_mutex);
 }
 
 int shim_uuid_of_device(CUdevice device, uint8_t uuid[16])

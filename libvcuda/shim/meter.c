@@ -56,9 +56,10 @@ static void open_burst(struct meter_lane *lane, const struct admission *admitted
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
         lane_set_free_at(lane, ticks);
     int dry = alone || ticks + DRY_TICKS > lane->free_at;
-    lane->now = (struct meter_burst){.begun_ns = now,
-                                     .alone = (uint8_t)alone,
-                                     .skipped = lane->skip_given - __atomic_load_n(&lane->skip, __ATOMIC_RELAXED)};
+    /* Two threads that skip at once may leave more than was given. */
+    uint32_t unused = __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
+    lane->now = (struct meter_burst){
+        .begun_ns = now, .alone = (uint8_t)alone, .skipped = lane->skip_given > unused ? lane->skip_given - unused : 0};
     lane->skip_given = 0;
     __atomic_store_n(&lane->skip, 0, __ATOMIC_RELAXED);
     const uint64_t *turn_word =
@@ -213,6 +214,8 @@ static void end_open(struct meter_lane *lane)
 /* The lane is taken: go on with its burst, or open one on what was admitted. */
 static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct admission *admitted)
 {
+    /* Read before what it stands for: whoever changes that raises it afterwards. */
+    unsigned epoch = __atomic_load_n(&shim.hot_epoch, __ATOMIC_SEQ_CST);
     if (lane->open)
         meter_close(lane);
     if (lane->open) {
@@ -223,10 +226,9 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
         open_burst(lane, admitted, !t->known);
     }
     /* With a second context, which stream NULL is depends on the current one: ask each time. */
-    lane->epoch = __atomic_load_n(&shim.contexts_made, __ATOMIC_RELAXED) > 1 ||
-                          __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0
-                      ? 0
-                      : __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE);
+    int ask = __atomic_load_n(&shim.contexts_made, __ATOMIC_SEQ_CST) > 1 ||
+              __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
+    lane->epoch = ask ? 0 : epoch;
 }
 
 static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
@@ -244,8 +246,7 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
     if (!lane)
         return CUDA_SUCCESS; /* no memory: work that is not measured is not held up either */
     if (__atomic_load_n(&lane->open, __ATOMIC_RELAXED) && lane_take(lane)) {
-        int on = goes_on(t, lane);
-        if (on) {
+        if (goes_on(t, lane)) {
             t->lane = lane;
             t->owned = 1;
             return CUDA_SUCCESS;
@@ -259,7 +260,12 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
         return result;
     t->lane = lane;
     t->owned = lane_take(lane);
-    if (t->owned)
+    if (t->owned && (lane->context != context || lane->stream != lane_stream(stream, per_thread))) {
+        /* While this launch waited, the lane became another stream's, or its context has ended. */
+        t->lane = NULL;
+        lane_leave(lane);
+        inflight_less(slot, admitted.allowance_ns);
+    } else if (t->owned)
         enter(t, lane, &admitted);
     else
         inflight_less(slot, admitted.allowance_ns - t->predicted_ns);
