@@ -12,10 +12,12 @@
 
 static int primary_counted[MAX_DEVICES];
 static uint64_t primary_cost[MAX_DEVICES];
+static CUcontext primary_context[MAX_DEVICES]; /* NULL: never retained, only made for green contexts */
 
 void account_forget_contexts(void)
 {
     memset(primary_counted, 0, sizeof primary_counted);
+    memset(primary_context, 0, sizeof primary_context);
     table_forget(&table_contexts);
 }
 
@@ -123,6 +125,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
         return result;
     result = real.cuDevicePrimaryCtxRetain(context, device);
     CUresult answer = primary_end(&use, result);
+    if (!result && device >= 0 && device < MAX_DEVICES)
+        __atomic_store_n(&primary_context[device], *context, __ATOMIC_RELEASE);
     if (answer && !result) {
         real.cuDevicePrimaryCtxRelease_v2(device);
         primary_refused(&use);
@@ -148,14 +152,18 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, u
     return answer;
 }
 
-/* After a call that may have ended the primary context. */
-static CUresult primary_ended(CUdevice device, int locked, CUresult result)
+/* After a call that may have ended the primary context: `alone`, or with all that was made of it. */
+static CUresult primary_ended(CUdevice device, int alone, int locked, CUresult result)
 {
     if (!result && !primary_active(device) && device >= 0 && device < MAX_DEVICES) {
         __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);
         shim_cool();
         int slot = shim_slot_of_device(device);
-        meter_forget_slot(slot);
+        CUcontext ended = __atomic_exchange_n(&primary_context[device], NULL, __ATOMIC_ACQ_REL);
+        if (alone && ended)
+            meter_forget_context(ended);
+        else
+            meter_forget_slot(slot);
         if (slot >= 0 && __atomic_exchange_n(&primary_counted[device], 0, __ATOMIC_ACQ_REL))
             account_context_gone(slot, primary_cost[device]);
     }
@@ -164,7 +172,7 @@ static CUresult primary_ended(CUdevice device, int locked, CUresult result)
     return result;
 }
 
-#define PRIMARY_END(name)                                                                                              \
+#define PRIMARY_END(name, alone)                                                                                       \
     CUresult name(CUdevice device)                                                                                     \
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
@@ -172,12 +180,12 @@ static CUresult primary_ended(CUdevice device, int locked, CUresult result)
             return real.name(device);                                                                                  \
         meter_retire();            /* what is finished is charged: its events go with the context */                   \
         int locked = meter_lock(); /* nobody asks about events while they vanish */                                    \
-        return primary_ended(device, locked, real.name(device));                                                       \
+        return primary_ended(device, alone, locked, real.name(device));                                                \
     }
-PRIMARY_END(cuDevicePrimaryCtxRelease)
-PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
-PRIMARY_END(cuDevicePrimaryCtxReset)
-PRIMARY_END(cuDevicePrimaryCtxReset_v2)
+PRIMARY_END(cuDevicePrimaryCtxRelease, 1)
+PRIMARY_END(cuDevicePrimaryCtxRelease_v2, 1)
+PRIMARY_END(cuDevicePrimaryCtxReset, 0)
+PRIMARY_END(cuDevicePrimaryCtxReset_v2, 0)
 
 /* The last green context may take its primary context with it; which device it was of is not known from its handle. */
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
@@ -189,7 +197,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
     CUresult result = real.cuGreenCtxDestroy(green);
     for (CUdevice device = 0; device < MAX_DEVICES; device++)
         if (__atomic_load_n(&primary_counted[device], __ATOMIC_ACQUIRE))
-            primary_ended(device, 0, result);
+            primary_ended(device, 0, 0, result);
     if (locked)
         meter_unlock();
     return result;

@@ -212,7 +212,8 @@ static int forget(CUcontext context, int slot)
         found = lane->slot;
         origin_forget(lane->context);
         lane_clear(lane);
-        lane_leave(lane);
+        if (taken)
+            lane_leave(lane);
     }
     return found;
 }

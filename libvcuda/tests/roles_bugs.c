@@ -246,6 +246,22 @@ static int short_streams(void)
     return 0;
 }
 
+/* A second context works on while the device's primary one ends. */
+static int second_context(void)
+{
+    CUcontext second;
+    CUdevice device;
+    if (!start() || cuda.cuDeviceGet(&device, 0) || cuda.cuCtxCreate_v2(&second, 0, device) ||
+        cuda.cuStreamCreate(&stream, 1) || cuda_spin(spin, 1, 200000000, stream) ||
+        cuda.cuDevicePrimaryCtxRelease_v2(device) || cuda.cuStreamSynchronize(stream))
+        return 1;
+    pause_s(0.1);
+    printf("worked 1\n");
+    fflush(stdout);
+    pause_s(0.3);
+    return 0;
+}
+
 int role_bugs(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "pools"))
@@ -264,6 +280,8 @@ int role_bugs(int argc, char **argv)
         return contexts();
     if (argc && !strcmp(argv[0], "short_streams"))
         return short_streams();
+    if (argc && !strcmp(argv[0], "second_context"))
+        return second_context();
     if (argc == 2 && !strcmp(argv[0], "execs"))
         return execs(argv);
     return 2;

@@ -146,6 +146,24 @@ static void test_contexts(void)
     claim_end(&claim);
 }
 
+static void test_second_context(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    if (on_real_gpu)
+        return; /* the kernel is the primary context's there */
+    claim_make(&claim, 4 * GIB, 100);
+    play(&p, &claim, PRELOADED, "second_context", NULL);
+    wait_for(&p, "worked");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    expect(said(&p, "worked") == 1 && t.gpu_time_ns > 190000000,
+           "work of a second context is charged though the primary one ended: %.1f of 200 ms",
+           (double)t.gpu_time_ns / 1e6);
+    finish(&p);
+    claim_end(&claim);
+}
+
 static void test_short_streams(void)
 {
     struct claim claim;
@@ -173,5 +191,6 @@ void test_bugs(void)
     test_beside_capture();
     test_debt();
     test_contexts();
+    test_second_context();
     test_short_streams();
 }
