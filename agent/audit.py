@@ -43,6 +43,8 @@ class Finding(NamedTuple):
     facts: wire.GpuProcess
     # In words, with what to think of it.
     detail: str
+    # Whether this surely is the process that NVML means: in a pid namespace of its own another may have its number.
+    is_certain: bool
 
 
 class _Look(NamedTuple):
@@ -148,9 +150,8 @@ class Audit:
             memory_bytes=one.memory_bytes,
             claim_uid=claim_uid,
         )
-        return Finding(
-            code, process, facts, f"Process {process.pid} ({command}) {whose} on {one.gpu_uuid}: it {words}."
-        )
+        detail = f"Process {process.pid} ({command}) {whose} on {one.gpu_uuid}: it {words}."
+        return Finding(code, process, facts, detail, is_certain=self._pids_are_ours)
 
     def _is_news(self, finding: Finding, now: float) -> bool:
         if (finding.process, finding.code) in self._reported:

@@ -241,7 +241,7 @@ class Daemon:
                     self._report_finding(finding, killed=killed)
 
     def _kill(self, finding: Finding) -> bool:
-        ours = finding.facts.claim_uid is not None
+        ours = finding.facts.claim_uid is not None and finding.is_certain
         return self._settings.audit == "kill" and ours and processes.send(finding.process, signal.SIGKILL)
 
     def _report_finding(self, finding: Finding, *, killed: bool) -> None:

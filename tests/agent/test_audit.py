@@ -225,15 +225,20 @@ async def test_a_policy_that_is_none_is_refused_at_the_start(stage: Stage) -> No
     assert "GPUCLOUD_AUDIT=fence is none of warn, kill, off" in stage.log_text()
 
 
-def test_in_a_container_of_its_own_a_pid_is_not_taken_for_another_process() -> None:
+def test_in_a_container_of_its_own_a_pid_is_not_taken_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     strict, ours = Audit(pids_are_ours=False), Audit(pids_are_ours=True)
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
     for now in (0.0, 1.0, 2.0):
         assert strict.look(listed, {}, now=now) == []
     assert strict.unseen == 1
+    # One that uses a GPU may still be another than NVML means: it is told of, never ended.
+    monkeypatch.setattr(processes, "has_open", lambda process, prefix: True)
+    assert strict.look(listed, {}, now=3.0) == []
+    assert [one.is_certain for one in strict.look(listed, {}, now=5.0)] == [False]
     # The control: where pids are ours, the same process is found.
     assert ours.look(listed, {}, now=0.0) == []
-    assert [one.code for one in ours.look(listed, {}, now=2.0)] == ["process-unlimited"]
+    news = ours.look(listed, {}, now=2.0)
+    assert [(one.code, one.is_certain) for one in news] == [("process-unlimited", True)]
 
 
 def test_a_process_that_proc_does_not_show_is_counted_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
