@@ -114,9 +114,11 @@ static int notice(struct watched *w, uint64_t owner, uint64_t start_time, int ep
         w->owner = owner;
         w->start_time = start_time;
         __atomic_store_n(&w->dead, 0, __ATOMIC_RELEASE);
-        if (owner && owner >> 32 == pages_pidns() && !watch(w, (uint32_t)owner, epoll_fd) &&
-            pages_start_time((uint32_t)owner) != start_time)
-            process_ended(w);
+        if (owner && owner >> 32 == pages_pidns() && !watch(w, (uint32_t)owner, epoll_fd)) {
+            uint64_t begun = pages_start_time((uint32_t)owner);
+            if (begun != start_time && begun != PAGES_NOT_KNOWN)
+                process_ended(w);
+        }
     }
     return owner && w->pidfd < 0 && w->dead != owner;
 }

@@ -62,6 +62,7 @@ void shim_calibrate(void)
     if (!ticks) {
         ticks = t;
         nanoseconds = now;
+        __atomic_store_n(&shim.first_tick, t, __ATOMIC_RELAXED);
     } else if (now - nanoseconds > 5000000 && now - nanoseconds < 10000000000ull && t > ticks) {
         __atomic_store_n(&shim.ns_per_tick, ((now - nanoseconds) << 30) / (t - ticks) << 2, __ATOMIC_RELAXED);
     }

@@ -50,6 +50,7 @@ extern struct shim {
     unsigned context_epoch;
     /* Raised by whatever makes launches take the slow path again: limits, contexts, captures, the end. */
     unsigned hot_epoch;
+    uint64_t first_tick;  /* so that a better rate moves the clock by little */
     uint64_t ns_per_tick; /* 32.32 fixed point; see shim_ticks */
     /* Raised before and after every allocation, so that a reading of NVML can tell that none disturbed it. */
     uint64_t memory_begun, memory_ended;
@@ -163,9 +164,8 @@ uint64_t shim_now(void); /* CLOCK_MONOTONIC */
 static inline uint64_t shim_ticks(void)
 {
 #ifdef __x86_64__
-    return (uint64_t)((unsigned __int128)__builtin_ia32_rdtsc() *
-                          __atomic_load_n(&shim.ns_per_tick, __ATOMIC_RELAXED) >>
-                      32);
+    uint64_t ticks = __builtin_ia32_rdtsc() - __atomic_load_n(&shim.first_tick, __ATOMIC_RELAXED);
+    return (uint64_t)((unsigned __int128)ticks * __atomic_load_n(&shim.ns_per_tick, __ATOMIC_RELAXED) >> 32);
 #else
     return shim_now();
 #endif
