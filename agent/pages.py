@@ -170,7 +170,8 @@ def _raw(slot: LimitSlot) -> RawLimit:
 def _sharing(limit: RawLimit) -> wire.Sharing:
     """What the page says; zeros are what an earlier agent left, which knew no policies."""
     return wire.Sharing(
-        policy=POLICIES[limit.policy],
+        # A page that a later agent wrote may say what this one does not know.
+        policy=POLICIES[limit.policy] if limit.policy < len(POLICIES) else POLICIES[0],
         weight=limit.weight or 1,
         best_effort=bool(limit.flags & FLAG_BEST_EFFORT),
         ceiling=limit.ceiling or 100,

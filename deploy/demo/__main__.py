@@ -76,6 +76,8 @@ def announce(launch: Launch) -> None:
     say(f"  sign in    {OPERATOR} / {launch.state.operator_password() or '(see the seed command)'}")
     say(f"  API token  {launch.state.root / 'operator.token'}")
     say(f"  logs       {launch.state.root / 'logs'}")
+    first = launch.nodes[0].name
+    say(f"  a node     GPUCLOUD_RUN_DIR={launch.state.run_directory(first)} .venv/bin/python -m agent status")
     say("")
     say(f"ready: {address}")
 

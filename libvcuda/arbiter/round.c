@@ -201,7 +201,8 @@ static int are_turns_idle(struct round *r, uint64_t now)
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         uint64_t time = s->reading.gpu_time_ns;
-        s->dense_gpu_ns += time > s->turns_gpu_time_ns ? (int64_t)(time - s->turns_gpu_time_ns) : 0;
+        uint64_t grown = time > s->turns_gpu_time_ns ? time - s->turns_gpu_time_ns : 0;
+        s->dense_gpu_ns += (int64_t)(grown < DENSE_OVER_NS ? grown : DENSE_OVER_NS); /* more is a lie */
         s->turns_gpu_time_ns = time;
         s->dense_used_ns += s->used_ns;
         if (now - r->dense_since_ns < DENSE_OVER_NS)

@@ -36,7 +36,7 @@ class Node(Row):
     hostname = models.CharField(max_length=200, blank=True, default="")
     run_dir = models.CharField(max_length=2000, blank=True, default="")
     library = models.CharField(max_length=2000, blank=True, default="")
-    arbiter = models.BooleanField(default=False)
+    arbiter = models.BooleanField(default=False, db_default=False)
     simulated = models.BooleanField(default=False)
 
     class Meta:

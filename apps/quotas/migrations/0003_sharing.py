@@ -12,12 +12,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="pool",
             name="core_ceiling",
-            field=models.PositiveSmallIntegerField(default=100),
+            field=models.PositiveSmallIntegerField(db_default=100, default=100),
         ),
         migrations.AddField(
             model_name="pool",
             name="parts",
-            field=models.PositiveSmallIntegerField(default=1),
+            field=models.PositiveSmallIntegerField(db_default=1, default=1),
         ),
         migrations.AddField(
             model_name="pool",
@@ -32,6 +32,7 @@ class Migration(migrations.Migration):
                     ("preempt", "Preempt: as burst, but best-effort claims get only what the others leave"),
                     ("native", "Native: the driver's own time slices, no limit of compute"),
                 ],
+                db_default="burst",
                 default="burst",
                 max_length=10,
             ),

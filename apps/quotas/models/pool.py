@@ -28,9 +28,12 @@ class Pool(Row):
 
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     description = models.CharField(max_length=500, blank=True, default="")
-    sharing_policy = models.CharField(max_length=10, choices=SharingPolicy, default=SharingPolicy.BURST)
-    core_ceiling = models.PositiveSmallIntegerField(default=100)
-    parts = models.PositiveSmallIntegerField(default=1)
+    # With the database's own defaults too: a server of the version before may still be writing.
+    sharing_policy = models.CharField(
+        max_length=10, choices=SharingPolicy, default=SharingPolicy.BURST, db_default=SharingPolicy.BURST
+    )
+    core_ceiling = models.PositiveSmallIntegerField(default=100, db_default=100)
+    parts = models.PositiveSmallIntegerField(default=1, db_default=1)
 
     class Meta:
         ordering = ["name"]
