@@ -43,7 +43,7 @@ def main() -> int:
     """The command line; 2 where the audit itself could not be done."""
     parser = argparse.ArgumentParser(prog="audit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("check", help="compare shim/real.h and audit/passed-*.txt with the committed names")
+    verbs.add_parser("check", help="compare shim/lookup/real.h and audit/passed-*.txt with the committed names")
     fetch = verbs.add_parser("headers", help="write the committed names anew")
     fetch.add_argument("--major", type=int, choices=sorted(headers.WHEELS), action="append", help="default: all")
     fetch.add_argument("--wheels", type=Path, help="a folder of wheels of one major, instead of fetching them")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import entries
 
-ASKED = "Stand before it (shim/real.h and a hook), or list it in audit/{passed} under the reason why it may pass."
+ASKED = (
+    "Stand before it (shim/lookup/real.h and a hook), or list it in audit/{passed} under the reason why it may pass."
+)
 
 
 @dataclass(frozen=True)

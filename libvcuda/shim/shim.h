@@ -1,11 +1,13 @@
 /* What the parts of libvcuda share inside one process.
  *
- * attach.c   pages, slot, cached limits         account.c  memory: reserve, sum, refund; which layer accounts
- * kernel.c   memory as the kernel gives it       overhead.c contexts, and what NVML sees beyond the account
- * watcher.c  the thread that hears changes       table.c    pointer -> charge
- * meter.c    measures GPU time with events       gate.c     decides when a launch may go: credit, turns
- * real.c     lookup, with symbols.c              hooks_*.c  the entries that programs call
+ * attach.c   pages, slot, cached limits        watcher.c  the thread that hears changes
  * compat.c   limits by environment variables, read by settings.c
+ *
+ * lookup/    real.c: lookup, with symbols.c
+ * hooks/     the entries that programs call
+ * memory/    account.c: reserve, sum, refund; which layer accounts    kernel.c: memory as the kernel gives it
+ *            overhead.c: contexts, and what NVML sees beyond the account    table.c: pointer -> charge
+ * compute/   meter.c: measures GPU time with events    gate.c: decides when a launch may go: credit, turns
  */
 #ifndef SHIM_H
 #define SHIM_H

@@ -22,8 +22,8 @@ def audit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def copy(tmp_path: Path) -> Path:
     """What the audit reads, to be damaged."""
     shutil.copytree(ROOT / "libvcuda" / "audit", tmp_path / "audit", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "shim").mkdir()
-    shutil.copy(ROOT / "libvcuda" / "shim" / "real.h", tmp_path / "shim")
+    (tmp_path / "shim" / "lookup").mkdir(parents=True)
+    shutil.copy(ROOT / "libvcuda" / "shim" / "lookup" / "real.h", tmp_path / "shim" / "lookup")
     return tmp_path
 
 
@@ -49,7 +49,7 @@ def test_every_entry_of_both_majors_is_stood_before_or_passed() -> None:
     [
         pytest.param(
             lambda at: append(at / "audit" / "cuda-13.txt", "cuMemAllocSomehow_ptsz\n"),
-            "cuMemAllocSomehow_ptsz: neither stood before nor passed. Stand before it (shim/real.h and a hook)",
+            "cuMemAllocSomehow_ptsz: neither stood before nor passed. Stand before it (shim/lookup/real.h and a hook)",
             id="a new entry",
         ),
         pytest.param(
@@ -58,12 +58,12 @@ def test_every_entry_of_both_majors_is_stood_before_or_passed() -> None:
             id="a new view",
         ),
         pytest.param(
-            lambda at: replace(at / "shim" / "real.h", "X(cuMemAllocManaged)", ""),
+            lambda at: replace(at / "shim" / "lookup" / "real.h", "X(cuMemAllocManaged)", ""),
             "cuMemAllocManaged: neither stood before nor passed",
             id="a hook taken away",
         ),
         pytest.param(
-            lambda at: replace(at / "shim" / "real.h", "X(cuMemAllocManaged)", "X(cuMemAllocManagde)"),
+            lambda at: replace(at / "shim" / "lookup" / "real.h", "X(cuMemAllocManaged)", "X(cuMemAllocManagde)"),
             "cuMemAllocManagde: no entry of any CUDA driver",
             id="a hook of no entry",
         ),
