@@ -247,49 +247,21 @@ static uint64_t whole(uint64_t bytes)
     return bytes <= (1ull << 20) ? (1ull << 20) + 1 : bytes;
 }
 
-CUresult cuArrayCreate(CUarray *array, const CUarrayDescriptor_v1 *d)
-{
-    NEED_REAL(cuArrayCreate);
-    struct taking t;
-    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, 0, d->format, d->channels)) : 0);
-    if (result)
-        return result;
-    result = real.cuArrayCreate(array, d);
-    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
-}
-
-CUresult cuArray3DCreate(CUarray *array, const CUarray3DDescriptor_v1 *d)
-{
-    NEED_REAL(cuArray3DCreate);
-    struct taking t;
-    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, d->depth, d->format, d->channels)) : 0);
-    if (result)
-        return result;
-    result = real.cuArray3DCreate(array, d);
-    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
-}
-
-CUresult cuArrayCreate_v2(CUarray *array, const CUarrayDescriptor *d)
-{
-    NEED_REAL(cuArrayCreate_v2);
-    struct taking t;
-    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, 0, d->format, d->channels)) : 0);
-    if (result)
-        return result;
-    result = real.cuArrayCreate_v2(array, d);
-    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
-}
-
-CUresult cuArray3DCreate_v2(CUarray *array, const CUarray3DDescriptor *d)
-{
-    NEED_REAL(cuArray3DCreate_v2);
-    struct taking t;
-    CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, d->depth, d->format, d->channels)) : 0);
-    if (result)
-        return result;
-    result = real.cuArray3DCreate_v2(array, d);
-    return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);
-}
+#define ARRAY(name, descriptor, depth_of)                                                                              \
+    CUresult name(CUarray *array, const descriptor *d)                                                                 \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        struct taking t;                                                                                               \
+        CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, depth_of, d->format, d->channels)) : 0); \
+        if (result)                                                                                                    \
+            return result;                                                                                             \
+        result = real.name(array, d);                                                                                  \
+        return settle(&t, result, result ? 0 : (uint64_t)(uintptr_t)*array);                                           \
+    }
+ARRAY(cuArrayCreate, CUarrayDescriptor_v1, 0)
+ARRAY(cuArrayCreate_v2, CUarrayDescriptor, 0)
+ARRAY(cuArray3DCreate, CUarray3DDescriptor_v1, d->depth)
+ARRAY(cuArray3DCreate_v2, CUarray3DDescriptor, d->depth)
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUarray3DDescriptor *d, unsigned levels)
 {
