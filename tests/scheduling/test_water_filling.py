@@ -55,8 +55,7 @@ class _Limit(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
-    if not LIBRARY.exists():
-        pytest.skip("libvcuda is not built: make -C libvcuda")
+    assert LIBRARY.exists(), "libvcuda is not built: make -C libvcuda"
     return ctypes.CDLL(str(LIBRARY))
 
 
