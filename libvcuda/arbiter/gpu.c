@@ -98,7 +98,7 @@ static void reseat(struct gpu *gpu)
 }
 
 /* The limits may change at any time; a page that is being written keeps the terms of before. */
-static void refresh_terms(struct round *r)
+static void refresh_terms(struct round *r, uint64_t now)
 {
     r->native = 0;
     r->ceiling = SHARE_WHOLE;
@@ -109,6 +109,7 @@ static void refresh_terms(struct round *r)
         if (gen != desk->seen_gen && vcuda_limits_get(desk->at.claim->limits, desk->at.index, &desk->limit) == 0) {
             desk->seen_gen = gen;
             share_terms_of(&desk->limit, &s->terms);
+            round_disturb(r, now);
         }
         uint32_t ceiling = desk->limit.ceiling ? desk->limit.ceiling * 100 : SHARE_WHOLE;
         r->ceiling = ceiling < r->ceiling ? ceiling : r->ceiling;
@@ -166,7 +167,7 @@ static void *attend(void *argument)
             reseat(gpu);
         seen = version;
         if (r->n > 1 || (r->n == 1 && r->phase != ROUND_FREE)) {
-            refresh_terms(r);
+            refresh_terms(r, now);
             read_all(r);
             next = round_step(r, pages_clock(CLOCK_MONOTONIC));
             publish(r);

@@ -1,4 +1,4 @@
-/* Rounds: when turns are given at all, and who may use how much of each round. See round.h. */
+/* Rounds: when turns are given at all, and who may use how much of each. See round.h. */
 #include "round.h"
 
 #include <string.h>
@@ -26,21 +26,11 @@
 #define NO_TURNS_MOST_NS (16000 * (int64_t)MS)
 #define LIGHT_FOR_NS (1000 * MS)
 #define ALONE_FOR_NS (500 * MS)
-/* What a claim is owed after the long kernels of others comes back over many rounds, at most half a round in each. */
-#define CARRY_MOST_NS (1000 * (int64_t)MS)
-/* A debt is worked off, however long the kernel that made it; but not for ever. */
-#define DEBT_MOST_NS (10000 * (int64_t)MS)
-
-static int64_t lesser(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t part(uint64_t ns, uint32_t share)
-{
-    return (int64_t)(ns * share / SHARE_WHOLE);
-}
-
+/* Where everyone has used its turns to the end for so long, nobody gains from short rounds, and each switch costs. */
+#define STEADY_NS (500 * MS)
+#define STEADY_ROUNDS 2
+/* A program that waits for its kernels pauses for less. */
+#define STEADY_PAUSE_NS (1 * MS)
 void round_init(struct round *r, uint64_t length_ns)
 {
     memset(r, 0, sizeof *r);
@@ -57,6 +47,7 @@ struct seat *round_sit(struct round *r, void *claim)
     memset(s, 0, sizeof *s);
     s->claim = claim;
     s->ends_ns = r->phase == ROUND_FREE ? VCUDA_TURN_FREE : 0;
+    r->steady_since_ns = 0;
     return s;
 }
 
@@ -69,6 +60,7 @@ void round_leave(struct round *r, int index)
 {
     memmove(&r->seat[index], &r->seat[index + 1], sizeof *r->seat * (size_t)(r->n - index - 1));
     r->n--;
+    r->steady_since_ns = 0;
     if (r->holder == index)
         r->phase = ROUND_GAP; /* its turn is over, and nothing of it is waited for */
     r->holder = after_leaving(r->holder, index);
@@ -99,17 +91,12 @@ int64_t seat_main_left(const struct seat *s)
     return s->in_round && s->budget_ns > s->charged_ns ? s->budget_ns - s->charged_ns : 0;
 }
 
-static uint32_t most_of(const struct round *r, const struct seat *s)
-{
-    return s->terms.limit < r->ceiling ? s->terms.limit : r->ceiling;
-}
-
 /* How much of this round's time the seat may still have, its own share or not. */
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now)
 {
     int64_t rest = (int64_t)(r->began_ns + r->span_ns) - (int64_t)now;
-    int64_t all = part(r->span_ns, r->ceiling) + r->debt_ns - r->used_ns;
-    int64_t own = part(r->span_ns, most_of(r, s)) + s->debt_ns - s->used_ns;
+    int64_t all = share_of(r->span_ns, r->ceiling) + r->debt_ns - r->used_ns;
+    int64_t own = share_of(r->span_ns, seat_most(r, s)) + s->debt_ns - s->used_ns;
     return s->in_round ? lesser(rest, lesser(all, own)) : 0;
 }
 
@@ -118,78 +105,11 @@ int round_over(const struct round *r, uint64_t now)
     return now + TURN_LEAST_NS > r->began_ns + r->span_ns;
 }
 
-void round_charge(struct round *r, struct seat *s, uint64_t until)
-{
-    int64_t spent = until > r->frontier_ns ? (int64_t)(until - r->frontier_ns) : 0;
-    int64_t own = lesser(spent, seat_main_left(s));
-    int64_t bonus = lesser(spent - own, s->bonus_ns);
-    s->charged_ns += spent - bonus; /* what passes both its own and the bonus is overuse, and owed */
-    s->bonus_ns -= bonus;
-    s->used_ns += spent;
-    r->used_ns += spent;
-    r->frontier_ns += (uint64_t)spent;
-}
-
-static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)
-{
-    int64_t earned = part(lasted, s->share);
-    if (s->in_round)
-        s->usual_share = s->share;
-    if (s->in_round)
-        s->carry_ns += earned - s->charged_ns;
-    else if (s->carry_ns < 0)
-        s->carry_ns = lesser(0, s->carry_ns + earned);
-    else
-        s->carry_ns += part(lasted, s->usual_share);
-    /* What a claim did not want is not owed to it, but for one round's share: a program that works in bursts, and uses less
-     * than its share in all, gets through a burst about as quickly as alone. */
-    if (s->idled || !seat_wants(s))
-        s->carry_ns = lesser(s->carry_ns, part(r->length_ns, s->usual_share));
-    s->carry_ns = lesser(s->carry_ns, CARRY_MOST_NS);
-    s->carry_ns = s->carry_ns < -DEBT_MOST_NS ? -DEBT_MOST_NS : s->carry_ns;
-    s->debt_ns = lesser(0, s->debt_ns + part(lasted, most_of(r, s)) - s->used_ns);
-    s->debt_ns = s->debt_ns < -DEBT_MOST_NS ? -DEBT_MOST_NS : s->debt_ns;
-}
-
-/* Time that was lost to nobody (the arbiter was late, say) would be owed to everyone, and nobody could pay it. */
-static void forget_common_credit(struct round *r)
-{
-    double least = -1; /* of what is owed per share */
-    for (int i = 0; i < r->n; i++) {
-        const struct seat *s = &r->seat[i];
-        if (!s->in_round || !s->share)
-            continue;
-        double owed = (double)s->carry_ns / s->share;
-        least = least < 0 || owed < least ? owed : least;
-        if (owed <= 0)
-            return;
-    }
-    for (int i = 0; i < r->n && least > 0; i++)
-        if (r->seat[i].in_round)
-            r->seat[i].carry_ns -= (int64_t)(least * r->seat[i].share);
-}
-
-/* Close the accounts of the round that ends now. Work that was not waited for shares the GPU with the turns of others. */
-static void settle(struct round *r, uint64_t now)
-{
-    uint64_t lasted = now > r->began_ns ? now - r->began_ns : 0;
-    int sharing = 1;
-    for (int i = 0; i < r->n; i++)
-        sharing += r->seat[i].stray;
-    for (int i = 0; i < r->n; i++) {
-        if (r->seat[i].stray)
-            r->seat[i].charged_ns += (int64_t)lasted / sharing;
-        settle_seat(r, &r->seat[i], lasted);
-    }
-    forget_common_credit(r);
-    r->debt_ns = lesser(0, r->debt_ns + part(lasted, r->ceiling) - r->used_ns);
-}
-
 static void free_seat(const struct round *r, struct seat *s)
 {
     s->ends_ns = VCUDA_TURN_FREE;
     s->starts_ns = 0;
-    s->share = most_of(r, s);
+    s->share = seat_most(r, s);
 }
 
 /* Programs that launch more slowly than the GPU works leave it idle in their own turns, and do better side by side. Whether
@@ -236,11 +156,35 @@ static void give_no_turns(struct round *r)
     }
 }
 
+static int is_steady(struct round *r, uint64_t now)
+{
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        if (s->in_round ? s->idled || !seat_wants(s) : seat_wants(s))
+            r->steady_since_ns = now;
+    }
+    r->steady_since_ns = r->steady_since_ns ? r->steady_since_ns : now;
+    return now - r->steady_since_ns >= STEADY_NS;
+}
+
 /* A little late or early is made up for; after more than that, time is counted anew. */
-static uint64_t next_span(const struct round *r, uint64_t now)
+static uint64_t next_span(const struct round *r, uint64_t length, uint64_t now)
 {
     int64_t late = (int64_t)(now - (r->began_ns + r->span_ns)), most = (int64_t)r->length_ns / 4;
-    return r->began_ns && late > -most && late < most ? (uint64_t)((int64_t)r->length_ns - late) : r->length_ns;
+    return r->began_ns && late > -most && late < most ? (uint64_t)((int64_t)length - late) : length;
+}
+
+void round_disturb(struct round *r, uint64_t now)
+{
+    uint64_t soon = now + TURN_LEAST_NS, over = r->began_ns + r->length_ns;
+    r->steady_since_ns = now;
+    over = over > soon ? over : soon;
+    if (r->phase == ROUND_FREE || r->phase == ROUND_STARTING || r->began_ns + r->span_ns <= over)
+        return;
+    r->span_ns = over - r->began_ns;
+    r->is_cut = 1;
+    if (r->phase == ROUND_HOLDING && r->seat[r->holder].ends_ns > over)
+        r->seat[r->holder].ends_ns = over;
 }
 
 void round_begin(struct round *r, uint64_t now)
@@ -248,8 +192,9 @@ void round_begin(struct round *r, uint64_t now)
     struct share_terms terms[ROUND_SEATS];
     uint32_t shares[ROUND_SEATS];
     int idle = r->began_ns && are_turns_idle(r, now);
+    uint64_t length = r->length_ns * (is_steady(r, now) ? STEADY_ROUNDS : 1);
     if (r->began_ns)
-        settle(r, now);
+        round_settle(r, now);
     if (idle || now - r->crowded_ns > ALONE_FOR_NS ||
         (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS)) {
         give_no_turns(r);
@@ -261,16 +206,17 @@ void round_begin(struct round *r, uint64_t now)
         terms[i].demand = r->seat[i].in_round ? SHARE_WHOLE : 0;
     }
     share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
-    r->span_ns = next_span(r, now);
+    r->span_ns = next_span(r, length, now);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         /* A claim that pauses works its debt off at the share that it had last. */
         s->share = s->in_round || s->carry_ns >= 0 ? shares[i] : s->share;
-        s->budget_ns = part(r->span_ns, s->share) + lesser(s->carry_ns, (int64_t)r->length_ns / 2);
+        s->budget_ns = share_of(r->span_ns, s->share) + lesser(s->carry_ns, (int64_t)r->length_ns / 2);
         s->charged_ns = s->used_ns = s->bonus_ns = 0;
         s->idled = s->stopped = 0;
     }
     r->used_ns = 0;
+    r->is_cut = 0;
     r->began_ns = now;
 }
 
@@ -305,6 +251,8 @@ static int observe(struct round *r, uint64_t now)
         } else if (s->idle_since_ns) {
             s->paused_ns = now - s->idle_since_ns;
             s->idle_since_ns = 0;
+            if (s->paused_ns >= STEADY_PAUSE_NS)
+                r->steady_since_ns = now;
             turn_learn_pause(s);
         }
     }
@@ -320,7 +268,7 @@ static void start(struct round *r, uint64_t now)
     r->began_ns = 0;
     r->turn_began_ns = r->frontier_ns = now;
     r->used_ns = r->debt_ns = 0;
-    r->crowded_ns = r->hungry_ns = r->heavy_ns = r->dense_since_ns = now;
+    r->crowded_ns = r->hungry_ns = r->heavy_ns = r->dense_since_ns = r->steady_since_ns = now;
     r->no_turns_for_ns = r->no_turns_for_ns ? r->no_turns_for_ns : NO_TURNS_LEAST_NS;
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];

@@ -80,7 +80,9 @@ struct round {
     uint64_t crowded_ns, hungry_ns, heavy_ns;
     uint64_t dense_since_ns; /* begin of the second over which the use of turns is looked at */
     uint64_t no_turns_until_ns, no_turns_for_ns;
-    int no_turns_active; /* how many were active then */
+    int no_turns_active;      /* how many were active then */
+    int is_cut;               /* ends before everyone had its turn, as somebody's terms changed */
+    uint64_t steady_since_ns; /* nobody came, left or paused, and no terms changed since */
     struct seat seat[ROUND_SEATS];
 };
 
@@ -88,11 +90,21 @@ void round_init(struct round *r, uint64_t length_ns);
 /* Take a seat; NULL: all are taken. Its pages stay as they are until the next step. */
 struct seat *round_sit(struct round *r, void *claim);
 void round_leave(struct round *r, int index);
+/* Somebody's terms changed: a long round ends as soon as a usual one. */
+void round_disturb(struct round *r, uint64_t now);
 /* Decide; returns when to read and call again. */
 uint64_t round_step(struct round *r, uint64_t now);
 
-/* ---- between round.c (rounds and accounts) and turn.c (one turn after the other) ---- */
+/* ---- between round.c (rounds), accounts.c and turn.c (one turn after the other) ---- */
 #define MS 1000000ull
+static inline int64_t lesser(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static inline int64_t share_of(uint64_t ns, uint32_t share)
+{
+    return (int64_t)(ns * share / SHARE_WHOLE);
+}
 /* Shorter turns are all switching; who is owed less is given it with what the next rounds add. */
 #define TURN_LEAST_NS (2 * MS)
 
@@ -102,7 +114,10 @@ int seat_arrived(const struct seat *s); /* wants the GPU, but has no share in th
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now);
 void round_begin(struct round *r, uint64_t now);
 int round_over(const struct round *r, uint64_t now);
+uint32_t seat_most(const struct round *r, const struct seat *s); /* by its limit and the ceiling */
 void round_charge(struct round *r, struct seat *s, uint64_t until);
+/* Close the accounts of the round that ends now. */
+void round_settle(struct round *r, uint64_t now);
 /* It wants the GPU again, after `paused_ns`. */
 void turn_learn_pause(struct seat *s);
 uint64_t turn_advance(struct round *r, uint64_t now);

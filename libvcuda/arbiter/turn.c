@@ -138,7 +138,9 @@ static uint64_t grant(struct round *r, int k, int bonus, uint64_t now)
         length += bonus_of(r, s, now);
     else if (!others_want(r, k, now) && most > length)
         length = most;
-    s->bonus_ns = length - seat_main_left(s);
+    if (r->is_cut)
+        length = lesser(length, (int64_t)(r->began_ns + r->span_ns - now));
+    s->bonus_ns = length > seat_main_left(s) ? length - seat_main_left(s) : 0;
     if (k != r->first)
         r->next = (k + 1) % r->n;
     r->first = NOBODY;
@@ -155,12 +157,11 @@ static uint64_t grant(struct round *r, int k, int bonus, uint64_t now)
 
 uint64_t turn_advance(struct round *r, uint64_t now)
 {
-    int bonus;
+    int bonus, anew = r->is_cut && round_over(r, now);
     for (int i = 0; i < r->n; i++)
-        if (seat_arrived(&r->seat[i])) {
-            round_begin(r, now);
-            break;
-        }
+        anew |= seat_arrived(&r->seat[i]);
+    if (anew)
+        round_begin(r, now);
     int k = r->phase == ROUND_FREE ? NOBODY : pick(r, now, &bonus);
     if (k == NOBODY && r->phase != ROUND_FREE && round_over(r, now)) {
         round_begin(r, now);

@@ -156,7 +156,7 @@ static int makes_child(const char *when, const char *how, const char *what)
     uint64_t before = own_bytes(getpid());
     pid_t pid = make_child(how, &child);
     waitpid(pid, &status, 0);
-    say("child", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    say("child", WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
     say("kept", child.after ? before == 32 * MIB && own_bytes(getpid()) == before : 1);
     CUdeviceptr p;
     int works = child.after || !begin();

@@ -27,6 +27,20 @@ static const char *meaning(int found)
                          : "ends in peace";
 }
 
+/* How a child that uses its parent's context ends without us: some real drivers crash it, instead of refusing. */
+static int without_the_library(size_t i)
+{
+    struct claim claim;
+    struct player p;
+    if (!on_real_gpu)
+        return 22;
+    claim_make(&claim, 2 * GIB, 100);
+    play(&p, &claim, BARE, "makes_child", children[i].when, children[i].how, children[i].what, NULL);
+    int ended = finish_within(&p, 20);
+    claim_end(&claim);
+    return ended ? (int)said(&p, "child") : 22;
+}
+
 static void test_children(void)
 {
     struct claim claim;
@@ -34,8 +48,10 @@ static void test_children(void)
     claim_make(&claim, 2 * GIB + 3 * context_cost, 100);
     for (size_t i = 0; i < sizeof children / sizeof *children; i++) {
         play(&p, &claim, PRELOADED, "makes_child", children[i].when, children[i].how, children[i].what, NULL);
-        int ended = finish_within(&p, 20);
-        expect(ended && said(&p, "child") == children[i].found && said(&p, "kept") == 1 && said(&p, "works") == 1,
+        int ended = finish_within(&p, 20), found = children[i].found;
+        if (found == 22)
+            found = without_the_library(i);
+        expect(ended && said(&p, "child") == found && said(&p, "kept") == 1 && said(&p, "works") == 1,
                "%s (%s) %s its parent began: %s (%.0f); the parent's account stays (%.0f) and works on (%.0f)",
                children[i].how, children[i].what, children[i].when, meaning(children[i].found), said(&p, "child"),
                said(&p, "kept"), said(&p, "works"));

@@ -63,6 +63,32 @@ static void test_steadiness(void)
     expect(deviation < 0.5, "rounds keep time: 40 windows of half a second deviate by %.2f points", deviation);
 }
 
+/* Each switch costs: where nobody pauses, rounds are twice as long, and are cut short when somebody's terms change. */
+static void test_long_rounds(void)
+{
+    virtual_begin(v, 50);
+    struct tenant *one = flood(30, 100, 1600000), *two = flood(70, 100, 1600000);
+    run(10);
+    expect(v->switches < 22 * 10, "steady tenants switch %.1f times a second", (double)v->switches / 10);
+    double worst = 0;
+    for (int i = 0; i < 10; i++) {
+        uint64_t changed = v->now;
+        one->limit.core_request = i % 2 ? 30 : 70;
+        two->limit.core_request = i % 2 ? 70 : 30;
+        while (v->round.began_ns <= changed && v->now < changed + 200 * MS)
+            virtual_run(v, 0.001);
+        worst = fmax(worst, (double)(v->round.began_ns - changed) / 1e6);
+        virtual_run(v, 2 + 0.013 * i);
+    }
+    expect(worst < 55, "terms that change amid a long round: the next round begins after %.1f ms at most", worst);
+    struct tenant *bursts = flood(50, 100, 1600000);
+    bursts->burst_ns = 5 * MS;
+    bursts->pause_ns = 50 * MS;
+    run(10);
+    expect(v->switches > 35 * 10, "beside one that pauses, rounds are short: %.1f switches a second",
+           (double)v->switches / 10);
+}
+
 static void test_long_kernels(void)
 {
     virtual_begin(v, 50);
@@ -194,93 +220,6 @@ static void test_left_over(void)
            "who is alone again gets everything, without turns: %.2f %%", virtual_share(v, 0));
 }
 
-static void test_light(void)
-{
-    virtual_begin(v, 50);
-    struct tenant *a = flood(50, 100, 1000000), *b = flood(50, 100, 1000000);
-    a->burst_ns = 5 * MS;
-    a->pause_ns = 20 * MS;
-    b->burst_ns = 2 * MS;
-    b->pause_ns = 9 * MS;
-    run(10);
-    expect(v->turns_ns == 0, "claims that need %.0f %% together are left alone",
-           virtual_share(v, 0) + virtual_share(v, 1));
-    expect(v->steps < 1100, "and looked at a hundred times a second");
-    b->burst_ns = 0;
-    virtual_run(v, 0.3);
-    virtual_count(v);
-    virtual_run(v, 3);
-    expect(v->turns_ns > 2900000000, "until one of them wants everything");
-    b->burst_ns = 2 * MS;
-    virtual_run(v, 1.5);
-    virtual_count(v);
-    virtual_run(v, 3);
-    expect(v->turns_ns == 0, "and again a second after that");
-}
-
-/* Two claims that are told to use 21 % each, at once or in turn, for a second. */
-static int clash_begins_turns(int at_once)
-{
-    struct round r;
-    round_init(&r, 50 * MS);
-    struct seat *seats[2] = {round_sit(&r, NULL), round_sit(&r, NULL)};
-    for (int i = 0; i < 2; i++)
-        seats[i]->terms = (struct share_terms){.guarantee = 5000, .limit = 10000, .weight = 1, .demand = 10000};
-    for (uint64_t step = 1, now = MS; step < 100 && r.phase == ROUND_FREE; step++, now += 10 * MS) {
-        for (uint64_t i = 0; i < 2; i++)
-            seats[i]->reading = (struct reading){.inflight_ns = 100000,
-                                                 .syncing = at_once || step % 2 == i,
-                                                 .last_launch_ns = now,
-                                                 .gpu_time_ns = step * 2100000};
-        round_step(&r, now);
-    }
-    return r.phase != ROUND_FREE;
-}
-
-/* Two claims that always want to launch, and use so much of each turn; the share of ten seconds in which turns are given. */
-static double turns_given(int percent_used)
-{
-    struct round r;
-    uint64_t now = MS, before, given = 0, used[2] = {0, 0};
-    round_init(&r, 50 * MS);
-    struct seat *seats[2] = {round_sit(&r, NULL), round_sit(&r, NULL)};
-    for (int i = 0; i < 2; i++)
-        seats[i]->terms = (struct share_terms){.guarantee = 5000, .limit = 10000, .weight = 1, .demand = 10000};
-    while (now < 10000 * MS) {
-        for (int i = 0; i < 2; i++) {
-            int open = seats[i]->ends_ns > now;
-            seats[i]->reading = (struct reading){.inflight_ns = open ? 100000 : 0,
-                                                 .waiting = r.phase != ROUND_FREE && !open,
-                                                 .last_launch_ns = now,
-                                                 .gpu_time_ns = used[i]};
-        }
-        before = now;
-        now = round_step(&r, now);
-        now = now > before ? now : before + 1000;
-        given += r.phase == ROUND_FREE ? 0 : now - before;
-        /* Side by side both seem to use most of the GPU: each one's times are stretched by the other's. */
-        for (int i = 0; i < 2; i++)
-            used[i] += r.phase == ROUND_FREE        ? (now - before) / 2
-                       : seats[i]->ends_ns > before ? (now - before) * (uint64_t)percent_used / 100
-                                                    : 0;
-    }
-    return (double)given / (double)now;
-}
-
-static void test_sparse(void)
-{
-    double sparse = turns_given(40), dense = turns_given(95);
-    expect(sparse < 0.35, "turns that everyone leaves mostly idle are given up, and tried again: %.0f %% of the time",
-           sparse * 100);
-    expect(dense > 0.9, "turns that are used are not: %.0f %%", dense * 100);
-}
-
-static void test_clash(void)
-{
-    expect(clash_begins_turns(1), "claims that the driver keeps switching between get turns, though neither uses much");
-    expect(!clash_begins_turns(0), "claims that use as much one after the other do not");
-}
-
 static void test_lies(void)
 {
     virtual_begin(v, 50);
@@ -373,14 +312,13 @@ void test_rounds(void)
     v = malloc(sizeof *v);
     test_guarantees();
     test_steadiness();
+    test_long_rounds();
     test_long_kernels();
     test_limits();
     test_policies();
     test_preempt();
     test_left_over();
-    test_light();
-    test_clash();
-    test_sparse();
+    test_turns_wanted(v);
     test_lies();
     test_deep_queue();
     test_any();

@@ -88,6 +88,7 @@ static void run_gpu(struct virtual_gpu *v)
     if (busy == 1 && v->running != last) {
         v->switching_until = v->now + SWITCH_NS;
         v->running = last;
+        v->switches++;
     }
     if (v->now < v->switching_until)
         return;
@@ -105,7 +106,10 @@ static void arbitrate(struct virtual_gpu *v)
         struct seat *s = &r->seat[i];
         struct tenant *t = s->claim;
         uint32_t ceiling = t->limit.ceiling ? t->limit.ceiling * 100 : SHARE_WHOLE;
+        struct share_terms before = s->terms;
         share_terms_of(&t->limit, &s->terms);
+        if (memcmp(&before, &s->terms, sizeof before) != 0)
+            round_disturb(r, v->now);
         r->native |= t->limit.policy == VCUDA_POLICY_NATIVE;
         r->ceiling = ceiling < r->ceiling ? ceiling : r->ceiling;
         s->reading = (struct reading){.inflight_ns = t->stuck_ns ? t->stuck_ns : t->queued_ns,
@@ -135,7 +139,7 @@ void virtual_count(struct virtual_gpu *v)
 {
     for (int i = 0; i < v->n; i++)
         v->tenant[i].used_ns = v->tenant[i].longest_wait_ns = 0;
-    v->turns_ns = v->steps = 0;
+    v->turns_ns = v->steps = v->switches = 0;
     counted_since = v->now;
 }
 

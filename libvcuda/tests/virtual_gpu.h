@@ -29,7 +29,7 @@ struct virtual_gpu {
     struct tenant tenant[TENANTS_MOST];
     int n, running;
     uint64_t now, next, switching_until, turns_ns /* time in which turns were given */;
-    uint64_t steps;
+    uint64_t steps, switches; /* how often the GPU went from one tenant to another */
 };
 
 void virtual_begin(struct virtual_gpu *v, uint64_t round_ms);
@@ -39,6 +39,8 @@ struct tenant *virtual_tenant(struct virtual_gpu *v, uint32_t request, uint32_t 
 void virtual_run(struct virtual_gpu *v, double seconds);
 /* Forget what was counted, so that a beginning is not measured. */
 void virtual_count(struct virtual_gpu *v);
+/* A part of the chapter "rounds". */
+void test_turns_wanted(struct virtual_gpu *v);
 /* Percent of the GPU since it was last forgotten. */
 double virtual_share(const struct virtual_gpu *v, int tenant);
 

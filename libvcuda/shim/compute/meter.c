@@ -19,11 +19,12 @@
 #define BURST_LAUNCHES 64
 /* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
 #define BURST_TICKS 300000
-/* Without a limit nobody waits for the numbers: fewer events, and where launches come quickly, only a part of them is looked
- * at and stands for the rest, of at most a millisecond. */
+/* Without a limit nobody waits for the numbers: fewer events, and only a part of the launches is looked at and stands for the
+ * rest, of about a millisecond at most. How many are passed over is thrown, or a program that repeats itself in step with it
+ * would always be seen at the same place. */
 #define BURST_TICKS_UNLIMITED 500000
-#define SKIP_AFTER 32
-#define SKIP_MOST 8
+#define SKIP_AFTER 8
+#define SKIP_MOST 24
 #define SKIP_NS 1000000
 /* A launch that takes longer than this loads code, and most likely submits before it returns. */
 #define LAG_MAX_NS 20000
@@ -92,15 +93,22 @@ static void drop_burst(struct meter_lane *lane)
     lane_set_open(lane, 0);
 }
 
-/* The burst that ends was one of many short launches in a row. */
+/* From a half to one and a half of `most`, by what time it is. */
+static uint32_t thrown(uint32_t most, uint64_t ticks)
+{
+    return most / 2 + (uint32_t)((ticks * 0x9e3779b97f4a7c15ull >> 32) * most >> 32);
+}
+
+/* The burst that ends was one of short launches. */
 static void give_skips(struct meter_lane *lane, uint64_t ticks)
 {
     const struct meter_burst *burst = &lane->now;
-    if (burst->launches < SKIP_AFTER || !burst->predicted_ns || ticks - lane->opened_at > BURST_TICKS_UNLIMITED ||
-        lane->turn != VCUDA_TURN_FREE || !is_unlimited(lane->slot))
+    if (burst->launches < SKIP_AFTER || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE ||
+        !is_unlimited(lane->slot))
         return;
     uint64_t most = (uint64_t)SKIP_NS * burst->launches / burst->predicted_ns;
-    lane->skip_given = most < SKIP_MOST * burst->launches ? (uint32_t)most : SKIP_MOST * burst->launches;
+    most = most < SKIP_MOST * burst->launches ? most : SKIP_MOST * burst->launches;
+    lane->skip_given = thrown((uint32_t)most, ticks);
     __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
 }
 
