@@ -168,6 +168,11 @@ CELERY_BEAT_SCHEDULE = {
     # Two seconds: a push that got lost is repaired within 5 s + 2 s.
     "repair-pushes": {"task": "apps.scheduling.tasks.repair_pushes", "schedule": 2.0, "options": {"expires": 4}},
     "expire-claims": {"task": "apps.scheduling.tasks.expire_claims", "schedule": 5.0, "options": {"expires": 10}},
+    "release-lapsed-leases": {
+        "task": "apps.scheduling.tasks.release_lapsed_leases",
+        "schedule": 5.0,
+        "options": {"expires": 10},
+    },
     "drop-old-samples": {"task": "apps.nodes.tasks.drop_old_samples", "schedule": 600.0},
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},

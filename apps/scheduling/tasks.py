@@ -16,6 +16,7 @@ from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
+from apps.scheduling.services.leases import release_lapsed
 
 # An idle machine has a push in force within 100 ms; what takes 50 times as long got lost.
 UNOBSERVED = timedelta(seconds=5)
@@ -58,6 +59,12 @@ ROUNDS_KEPT = timedelta(days=7)
 def drop_old_rounds() -> int:
     """Drop rounds after a week; returns how many."""
     return Round.objects.filter(at__lt=timezone.now() - ROUNDS_KEPT).delete()[0]
+
+
+@shared_task
+def release_lapsed_leases() -> int:
+    """Release claims whose holder no longer renews their lease; returns how many."""
+    return release_lapsed(now=timezone.now())
 
 
 @shared_task

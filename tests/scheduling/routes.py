@@ -111,7 +111,7 @@ class Platform:
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
-    claim, assignment = placed(cast, machine)
+    claim, assignment = placed(cast, machine, lease_seconds=3600)
     lose(Machine("lost1", cast.pool, gpus=1))
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
@@ -132,6 +132,7 @@ def make_platform(cast: Cast) -> Platform:
         "gpus/<slug:uuid>/": f"gpus/{machine.gpu().uuid}/",
         "claims/<uuid:uid>/": f"claims/{claim.uid}/",
         "claims/<uuid:uid>/release/": f"claims/{claim.uid}/release/",
+        "claims/<uuid:uid>/renew/": f"claims/{claim.uid}/renew/",
         "claims/<uuid:uid>/env/": f"claims/{claim.uid}/env/",
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",

@@ -21,6 +21,7 @@ from apps.scheduling.api import serializers
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims import create_claim, release_claim
 from apps.scheduling.services.environment import claim_environment, shell_lines
+from apps.scheduling.services.leases import renew_claim
 from apps.scheduling.services.rehearsal import rehearse
 from apps.scheduling.services.resize import resize_claim
 from gpucloud.api import etags
@@ -162,6 +163,17 @@ class ClaimRelease(ClaimView):
         self.without_body(request)
         claim = release_claim(principal=self.principal, claim=self.named(uid))
         return self.shown(claim, status=200 if claim.state == "released" else 202)
+
+
+class ClaimRenew(ClaimView):
+    """A claim's lease."""
+
+    @extend_schema(request=None, responses={200: serializers.ClaimSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Say that the claim's holder lives: its lease runs anew from now."""
+        self.without_body(request)
+        return self.shown(renew_claim(principal=self.principal, claim=self.named(uid)))
 
 
 class ClaimEnv(ClaimView):

@@ -86,6 +86,13 @@ class ClaimSerializer(Strict):
     time_limit_seconds = StrictInteger(
         min_value=1, max_value=366 * 86400, allow_null=True, default=None, help_text="Released so long after placing."
     )
+    lease_seconds = StrictInteger(
+        min_value=10,
+        max_value=7 * 86400,
+        allow_null=True,
+        default=None,
+        help_text="Released so long after it was made or last renewed, placed or not.",
+    )
     when_over_quota = serializers.ChoiceField(choices=OverQuota.choices, default=OverQuota.REFUSE)
     affinity = serializers.JSONField(required=False, allow_null=True)
     anti_affinity = serializers.JSONField(required=False, allow_null=True)
@@ -100,6 +107,7 @@ class ClaimSerializer(Strict):
     created_by = serializers.CharField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
+    lease_until = serializers.DateTimeField(read_only=True, allow_null=True)
     assigned_at = serializers.DateTimeField(read_only=True, allow_null=True)
     released_at = serializers.DateTimeField(read_only=True, allow_null=True)
     version = serializers.IntegerField(read_only=True)

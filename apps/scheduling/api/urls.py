@@ -8,6 +8,7 @@ urlpatterns = [
     path("claims/", claims.ClaimList.as_view()),
     path("claims/<uuid:uid>/", claims.ClaimDetail.as_view()),
     path("claims/<uuid:uid>/release/", claims.ClaimRelease.as_view()),
+    path("claims/<uuid:uid>/renew/", claims.ClaimRenew.as_view()),
     path("claims/<uuid:uid>/env/", claims.ClaimEnv.as_view()),
     path("assignments/", claims.AssignmentList.as_view()),
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),

@@ -67,6 +67,9 @@ class Claim(Row):
     gpu_model = models.CharField(max_length=200, null=True)
     priority = models.SmallIntegerField(default=0)
     time_limit_seconds = models.PositiveIntegerField(null=True)
+    # With a lease the claim ends by itself at `lease_until` unless its holder renews it, placed or waiting.
+    lease_seconds = models.PositiveIntegerField(null=True)
+    lease_until = models.DateTimeField(null=True)
     when_over_quota = models.CharField(max_length=10, choices=OverQuota, default=OverQuota.REFUSE)
     state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
     reasons = models.JSONField(default=list)
@@ -92,6 +95,11 @@ class Claim(Row):
                 condition=Q(state__in=["pending", "queued"]),
             ),
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
+            models.Index(
+                fields=["lease_until"],
+                name="claim_lease",
+                condition=Q(lease_until__isnull=False) & ~Q(state__in=["releasing", "released"]),
+            ),
         ]
         constraints = [
             models.CheckConstraint(condition=Q(state__in=ClaimState.values), name="claim_state_known"),
@@ -101,6 +109,11 @@ class Claim(Row):
             ),
             models.CheckConstraint(condition=Q(weight__gte=1, weight__lte=MOST_WEIGHT), name="claim_weight_in_range"),
             models.CheckConstraint(condition=Q(memory_mib__gte=1), name="claim_memory_positive"),
+            models.CheckConstraint(
+                condition=Q(lease_seconds__isnull=True, lease_until__isnull=True)
+                | Q(lease_seconds__gte=1, lease_until__isnull=False),
+                name="claim_lease_whole",
+            ),
             models.CheckConstraint(
                 condition=~Q(state="released")
                 | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0),

@@ -1,6 +1,7 @@
 """Making and releasing claims."""
 
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
@@ -55,6 +56,8 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     """
     principal.require_role(tenant, "member")
     claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, **asked)
+    if claim.lease_seconds is not None:
+        claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     refuse_impossible(claim)
     try:
         with transaction.atomic():
