@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi bench-resize bench-gpu bench-shim clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-gpu bench-shim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ format: ## rewrite Python and templates in the house's format
 
 openapi: ## write docs/openapi.yaml anew from the views
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check --write-openapi
+
+roles: ## write docs/roles.md anew: what each route answers to each role, by asking
+	@$(BOOTSTRAP) --dev && WRITE_ROLES=1 exec $(RUN) -m pytest tests/scheduling/test_role_table.py -q
 
 bench-resize: ## the time from PATCH to in force in the running process, p50 and p99
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.resize

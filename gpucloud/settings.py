@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+from celery.schedules import crontab
+
 from gpucloud import environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 SECRET_KEY = environment.text("SECRET_KEY")
+# Keys that came before it: what they signed or digested stays valid until they are taken out.
+SECRET_KEY_FALLBACKS = environment.words("SECRET_KEY_FALLBACKS")
 DEBUG = environment.flag("DEBUG", default=False)
 ALLOWED_HOSTS = environment.words("ALLOWED_HOSTS", "127.0.0.1,localhost")
 CSRF_TRUSTED_ORIGINS = environment.words("CSRF_TRUSTED_ORIGINS")
@@ -175,6 +179,9 @@ CELERY_BEAT_SCHEDULE = {
     },
     "drop-old-samples": {"task": "apps.nodes.tasks.drop_old_samples", "schedule": 600.0},
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
+    # Two seconds: until it is sealed, an audit event could be removed without a trace.
+    "seal-audit": {"task": "apps.quotas.tasks.seal_audit", "schedule": 2.0, "options": {"expires": 4}},
+    "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }
 

@@ -6,6 +6,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from apps.quotas.models import IdempotencyRecord
+from apps.quotas.services import audit_chain
 
 # A client that retries after a day has lost track of what it did.
 KEPT = timedelta(days=1)
@@ -15,3 +16,15 @@ KEPT = timedelta(days=1)
 def forget_idempotency() -> int:
     """Drop remembered answers after a day; returns how many."""
     return IdempotencyRecord.objects.filter(created_at__lt=timezone.now() - KEPT).delete()[0]
+
+
+@shared_task
+def seal_audit() -> int:
+    """Chain the audit events that were committed since the last time; returns how many."""
+    return audit_chain.seal()
+
+
+@shared_task
+def verify_audit() -> int:
+    """The nightly check; what is wrong is in the log. Returns how many faults there are."""
+    return len(audit_chain.verify().faults)

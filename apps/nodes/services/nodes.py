@@ -1,7 +1,6 @@
 """Making nodes, enrolling their agents, and what an agent says of its machine."""
 
 import hashlib
-import hmac
 import secrets
 import uuid
 from datetime import timedelta
@@ -16,7 +15,7 @@ from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.tenants import InUse, NameTaken
-from apps.quotas.services.tokens import keyed_digest
+from apps.quotas.services.tokens import is_digest_of, keyed_digest, keyed_digests
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
 
@@ -83,15 +82,14 @@ def enrol(*, token: str, key_digest: str) -> Node:
 
     The same token with the same key may come again: the first answer may have been lost. Raises EnrolmentRefused.
     """
-    node = Node.objects.select_for_update().filter(enrolment_digest=keyed_digest(token)).first()
-    kept = keyed_digest(key_digest)
+    node = Node.objects.select_for_update().filter(enrolment_digest__in=keyed_digests(token)).first()
     if node is None or (node.enrolment_expires_at or timezone.now()) <= timezone.now():
         raise EnrolmentRefused("This enrolment token is wrong or has expired: ask an operator for a new one.")
     if node.enrolled_at and node.enrolled_at >= node.enrolment_expires_at - ENROLMENT_LASTS:  # type: ignore[operator]
-        if node.key_digest != kept:
+        if not is_digest_of(node.key_digest or "", key_digest):
             raise EnrolmentRefused("This enrolment token was used already: ask an operator for a new one.")
         return node
-    node.change(key_digest=kept, enrolled_at=timezone.now())
+    node.change(key_digest=keyed_digest(key_digest), enrolled_at=timezone.now())
     agent = Principal(name=f"agent:{node.name}")
     audit.record(principal=agent, action="node.enrol", object_type="node", object_id=node.name)
     return node
@@ -107,8 +105,14 @@ def authenticate(*, credential: str) -> Node | None:
     node = Node.objects.filter(uid=uid).first()
     if not credential.startswith(KEY_PREFIX) or not dot or node is None or node.key_digest is None:
         return None
-    shown = keyed_digest(hashlib.sha256(secret.encode()).hexdigest())
-    return node if hmac.compare_digest(node.key_digest, shown) else None
+    shown = hashlib.sha256(secret.encode()).hexdigest()
+    if not is_digest_of(node.key_digest, shown):
+        return None
+    if node.key_digest != (kept := keyed_digest(shown)):
+        # Kept anew: an agent that came back under a new SECRET_KEY no longer needs the one before it.
+        Node.objects.filter(pk=node.pk, key_digest=node.key_digest).update(key_digest=kept)
+        node.key_digest = kept
+    return node
 
 
 @transaction.atomic

@@ -165,6 +165,14 @@ class NewTokenSerializer(TokenSerializer):
     token = serializers.CharField(read_only=True)
 
 
+class RotationSerializer(Strict):
+    """How a token is followed by another."""
+
+    overlap_seconds = StrictInteger(
+        min_value=0, max_value=30 * 86400, default=86400, help_text="How long the old token still works; 0: not at all."
+    )
+
+
 class AuditSerializer(Strict):
     """An audit event."""
 
@@ -174,9 +182,16 @@ class AuditSerializer(Strict):
     action = serializers.CharField(read_only=True)
     object_type = serializers.CharField(read_only=True)
     object_id = serializers.CharField(read_only=True)
+    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None, allow_null=True)
     before = serializers.JSONField(read_only=True, allow_null=True)
     after = serializers.JSONField(read_only=True, allow_null=True)
     source_ip = serializers.IPAddressField(read_only=True, allow_null=True)
+    position = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="Place in the chain; null for about a second, until it is sealed."
+    )
+    digest = serializers.CharField(
+        read_only=True, allow_null=True, help_text="SHA-256 of this event and the digest of the one before it."
+    )
 
 
 class MeSerializer(Strict):

@@ -11,6 +11,7 @@ from apps.quotas.api import serializers
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import AuditEvent, Token, User
+from apps.quotas.principals import Principal
 from apps.quotas.services import tokens
 
 
@@ -32,10 +33,8 @@ class TokenList(ListMixin):
     @idempotent
     def post(self, request: Request) -> Response:
         """Make a token. The answer is the only time that its text is shown."""
-        user = User.objects.filter(pk=self.principal.user_id).first() if self.principal.user_id else None
-        token, text = tokens.create(principal=self.principal, user=user, **self.parsed(request))
-        body = {**self.get_serializer(token).data, "token": text}
-        return Response(body, status=201, headers={"Cache-Control": "no-store"})
+        token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parsed(request))
+        return _shown_once(token, text)
 
 
 class TokenDetail(ApiView):
@@ -60,6 +59,38 @@ class TokenDetail(ApiView):
         return Response(status=204)
 
 
+class TokenRotation(ApiView):
+    """A token's successor."""
+
+    serializer_class = serializers.RotationSerializer
+    lookup_key = "key"
+    write_scope = "tokens:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return Token.objects.visible_to(self.principal)
+
+    @extend_schema(responses={201: serializers.NewTokenSerializer})
+    @idempotent
+    def post(self, request: Request, key: str) -> Response:
+        """Make a token like this one, and let this one end after the overlap. The new text is shown once."""
+        old = self.find(key)
+        token, text = tokens.rotate(
+            principal=self.principal, token=old, user=_maker(self.principal), **self.parsed(request)
+        )
+        return _shown_once(token, text)
+
+
+def _maker(principal: Principal) -> User | None:
+    """The person for whom a new token speaks."""
+    return User.objects.filter(pk=principal.user_id).first() if principal.user_id else None
+
+
+def _shown_once(token: Token, text: str) -> Response:
+    body = {**serializers.TokenSerializer(token).data, "token": text}
+    return Response(body, status=201, headers={"Cache-Control": "no-store"})
+
+
 class AuditFilter(filters.FilterSet):
     """Audit events by whose, what and when."""
 
@@ -81,7 +112,7 @@ class AuditList(ListMixin):
 
     def get_queryset(self) -> Any:
         """Visible to the caller."""
-        return AuditEvent.objects.visible_to(self.principal)
+        return AuditEvent.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request) -> Response:
         """List who changed what, newest first."""

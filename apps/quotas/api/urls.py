@@ -16,5 +16,6 @@ urlpatterns = [
     path("quotas/<int:pk>/ledger/", quotas.QuotaLedger.as_view()),
     path("tokens/", tokens.TokenList.as_view()),
     path("tokens/<slug:key>/", tokens.TokenDetail.as_view()),
+    path("tokens/<slug:key>/rotate/", tokens.TokenRotation.as_view()),
     path("audit/", tokens.AuditList.as_view()),
 ]

@@ -31,12 +31,18 @@ class AuditEvent(models.Model):
     before = models.JSONField(null=True)
     after = models.JSONField(null=True)
     source_ip = models.GenericIPAddressField(null=True)
+    # The chain, written once by the sealer a moment after the commit: the database refuses any other change.
+    position = models.BigIntegerField(null=True, unique=True)
+    digest = models.CharField(max_length=64, null=True)
 
     objects = AuditEventQuerySet.as_manager()
 
     class Meta:
         ordering = ["pk"]
-        indexes = [models.Index(fields=["object_type", "object_id"], name="audit_of_object")]
+        indexes = [
+            models.Index(fields=["object_type", "object_id"], name="audit_of_object"),
+            models.Index(fields=["id"], condition=models.Q(position=None), name="audit_unsealed"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.actor} {self.action} {self.object_id}"

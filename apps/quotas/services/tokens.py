@@ -14,11 +14,18 @@ from django.utils import timezone
 from apps.quotas.models import Role, Tenant, Token, User
 from apps.quotas.principals import RANK, SCOPES, Principal, RoleMissing, ScopeMissing
 from apps.quotas.services import audit
-from gpucloud.errors import Denied
+from gpucloud.errors import Conflict, Denied
 
 PREFIX = "gpc_"
 # `last_used_at` tells an unused token from a used one; a write per request would tell no more.
 LAST_USED_RESOLUTION = timedelta(minutes=1)
+
+
+class TokenEnded(Conflict):
+    """It was revoked, or its time is over."""
+
+    code = "token-ended"
+    title = "The token has ended"
 
 
 class TokenLimited(Denied):
@@ -28,9 +35,19 @@ class TokenLimited(Denied):
     title = "This token cannot make tokens"
 
 
-def keyed_digest(secret: str) -> str:
+def keyed_digest(secret: str, *, key: str | None = None) -> str:
     """What is kept of a secret: without SECRET_KEY a stolen table proves nothing."""
-    return hmac.new(settings.SECRET_KEY.encode(), b"token:" + secret.encode(), hashlib.sha256).hexdigest()
+    return hmac.new((key or settings.SECRET_KEY).encode(), b"token:" + secret.encode(), hashlib.sha256).hexdigest()
+
+
+def keyed_digests(secret: str) -> list[str]:
+    """What may be kept of a secret: under the present key first, then under those that came before it."""
+    return [keyed_digest(secret, key=key) for key in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)]
+
+
+def is_digest_of(kept: str, secret: str) -> bool:
+    """Whether this was kept of the secret, under the present key or one before it; in constant time."""
+    return any(hmac.compare_digest(kept, digest) for digest in keyed_digests(secret))
 
 
 @transaction.atomic
@@ -80,7 +97,7 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
     if not text.startswith(PREFIX) or not dot or not key.isalnum() or not secret.isascii():
         return None
     token = Token.objects.select_related("tenant", "user").filter(key=key).first()
-    if token is None or not hmac.compare_digest(token.digest, keyed_digest(secret)):
+    if token is None or not is_digest_of(token.digest, secret):
         return None
     now = timezone.now()
     if token.revoked_at or (token.expires_at and token.expires_at <= now):
@@ -93,9 +110,46 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
         return None
     if token.cidrs and not _inside(source_ip, token.cidrs):
         return None
-    if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION:
-        Token.objects.filter(pk=token.pk).update(last_used_at=now)
+    kept = keyed_digest(secret)
+    if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION or token.digest != kept:
+        # Kept anew as well: what is used under a new SECRET_KEY no longer needs the one before it.
+        Token.objects.filter(pk=token.pk).update(last_used_at=now, digest=kept)
     return token
+
+
+@transaction.atomic
+def rotate(*, principal: Principal, token: Token, overlap_seconds: int, user: User | None = None) -> tuple[Token, str]:
+    """A new token like this one, which ends after the overlap: time to carry the new text to where the old one is.
+
+    An end that the token has already stays, for both. Raises Denied as `create` does, TokenEnded.
+    """
+    token = Token.objects.select_for_update(of=["self"]).select_related("tenant").get(pk=token.pk)
+    now = timezone.now()
+    if token.revoked_at or (token.expires_at and token.expires_at <= now):
+        raise TokenEnded("This token has ended: make a new one.", key=token.key)
+    made = create(
+        principal=principal,
+        name=token.name,
+        tenant=token.tenant,
+        role=token.role,
+        scopes=token.scopes,
+        cidrs=token.cidrs,
+        expires_at=token.expires_at,
+        user=user,
+    )
+    end = now + timedelta(seconds=overlap_seconds)
+    before = {"expires_at": token.expires_at and token.expires_at.isoformat()}
+    token.change(expires_at=min(end, token.expires_at or end))
+    audit.record(
+        principal=principal,
+        action="token.rotate",
+        object_type="token",
+        object_id=token.key,
+        tenant=token.tenant,
+        before=before,
+        after={"expires_at": token.expires_at.isoformat(), "replaced_by": made[0].key},  # type: ignore[union-attr]
+    )
+    return made
 
 
 @transaction.atomic

@@ -1,0 +1,166 @@
+"""The audit log as a chain: who removes or alters an event that is sealed leaves a break that `verify` finds.
+
+Every event gets a place (1, 2, 3 …, without gaps) and a digest of its content and of the digest before it. That is done
+by a sealer a moment after the commit, not at the insert: chaining at the insert needs a lock that each transaction
+would hold until it commits, so all writers would wait for one another. The order of places is the order of sealing; an
+event that was committed late comes later, whatever its key is.
+
+What it shows: a sealed event that was changed, removed, inserted or moved. What it cannot show by itself: an event that
+was removed before it was sealed, and a tail that was cut off or a chain that was written anew by somebody with the
+database's full rights. For these the head (place and digest) is logged at each sealing, to be kept where the database's
+owner cannot reach; `verify(heads=…)` asks whether the chain still goes through them.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection, transaction
+from django.db.backends.utils import CursorWrapper
+from django.utils import timezone
+
+from apps.quotas.models import AuditEvent
+
+logger = logging.getLogger(__name__)
+
+LOCK = int.from_bytes(b"gpcaudit", signed=True)
+BATCH = 1000
+START = "0" * 64
+# The sealer comes every two seconds; so far behind, nobody is sealing.
+BEHIND = timedelta(minutes=5)
+# A chain that was cut in two shows here once; a table that was swapped would fill the terminal.
+MOST_FAULTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A place in the chain and the digest there; written `PLACE:DIGEST`."""
+
+    position: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.position}:{self.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `verify` found; without faults the chain is whole."""
+
+    head: Head
+    unsealed: int
+    faults: Sequence[str]
+
+
+def digest_of(event: AuditEvent, *, position: int, previous: str) -> str:
+    """SHA-256 of the event's content, its place and the digest before it, in one form for all times."""
+    content = [
+        previous,
+        position,
+        event.pk,
+        event.at.astimezone(UTC).isoformat(timespec="microseconds"),
+        event.actor,
+        event.action,
+        event.object_type,
+        event.object_id,
+        event.tenant_id,
+        event.before,
+        event.after,
+        event.source_ip,
+    ]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def head() -> Head:
+    """Where the chain ends now."""
+    last = AuditEvent.objects.exclude(position=None).order_by("-position").values_list("position", "digest").first()
+    return Head(*last) if last else Head(0, START)  # type: ignore[arg-type]
+
+
+def seal() -> int:
+    """Chain all events that are committed and not sealed; returns how many. One sealer at a time, others leave."""
+    total = 0
+    while sealed := _seal_batch():
+        total += sealed
+    if total:
+        logger.info("audit log sealed to %s", head())
+    return total
+
+
+@transaction.atomic
+def _seal_batch() -> int:
+    with connection.cursor() as cursor:
+        if not _alone(cursor):
+            return 0
+        events = list(AuditEvent.objects.filter(position=None).order_by("pk")[:BATCH])
+        if not events:
+            return 0
+        at = head()
+        heads = []
+        for event in events:
+            at = Head(at.position + 1, digest_of(event, position=at.position + 1, previous=at.digest))
+            heads.append(at)
+        cursor.execute(
+            "UPDATE quotas_auditevent AS event SET position = seal.position, digest = seal.digest "
+            "FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS seal (id, position, digest) "
+            "WHERE event.id = seal.id",
+            [[event.pk for event in events], [at.position for at in heads], [at.digest for at in heads]],
+        )
+    return len(events)
+
+
+def _alone(cursor: CursorWrapper) -> bool:
+    """Until the transaction's end; a sealer that dies leaves no lock behind."""
+    cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
+    return bool(cursor.fetchone()[0])
+
+
+def verify(*, heads: Iterable[Head] = ()) -> Verdict:
+    """Walk the whole chain. `heads` are some that were kept elsewhere: the chain must go through each."""
+    wanted: dict[int, set[str]] = {}
+    for kept in heads:
+        wanted.setdefault(kept.position, set()).add(kept.digest)
+    faults: list[str] = []
+    at = Head(0, START)
+    for at, fault in _walk():
+        if fault:
+            faults.append(fault)
+        others = wanted.pop(at.position, set()) - {at.digest}
+        faults += [f"place {at.position} has the digest {at.digest}, and had {had}: written anew" for had in others]
+        if len(faults) >= MOST_FAULTS:
+            break
+    else:
+        faults += [
+            f"the chain ends at {at.position}, but reached {place} once: its end is gone" for place in sorted(wanted)
+        ]
+    unsealed = AuditEvent.objects.filter(position=None)
+    faults += _behind(unsealed.order_by("at").values_list("at", flat=True).first())
+    for fault in faults:
+        logger.error("audit log: %s", fault)
+    logger.info("audit log verified to %s: %s", at, "broken" if faults else "whole")
+    return Verdict(head=at, unsealed=unsealed.count(), faults=faults)
+
+
+def _walk() -> Iterator[tuple[Head, str]]:
+    """Each sealed event's head as it is stored, and what is wrong there. After a fault the walk goes on from it."""
+    at = Head(0, START)
+    events = AuditEvent.objects.exclude(position=None).order_by("position")
+    for event in events.iterator(chunk_size=BATCH):
+        position, digest = event.position or 0, event.digest or ""
+        fault = ""
+        if position != at.position + 1:
+            fault = f"event(s) removed: places {at.position + 1} to {position - 1} are missing before event {event.pk}"
+        elif digest != digest_of(event, position=position, previous=at.digest):
+            fault = f"event {event.pk} at place {position} ({event.actor} {event.action} {event.object_id}) was altered"
+        at = Head(position, digest)
+        yield at, fault
+
+
+def _behind(oldest: datetime | None) -> list[str]:
+    if oldest is None or timezone.now() - oldest < BEHIND:
+        return []
+    return [f"events since {oldest.isoformat(timespec='seconds')} are not sealed: is the Celery beat running?"]

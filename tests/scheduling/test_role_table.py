@@ -1,0 +1,123 @@
+"""docs/roles.md: what each route answers to each role, found out by asking. `make roles` writes it anew.
+
+A new route is asked by itself, because the routes come from the URL resolver; the committed table then differs and the
+test fails until `make roles` was run and its answers were looked at. Where the route needs an object or a body, give it
+one in `routes.py` (`make_platform`, `BODIES`); a query that it cannot do without stands in `QUERIES` below. A new role
+is a line in `askers`.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import transaction
+
+from tests.cast import Api, token_for
+from tests.scheduling.routes import OPERATIONS, OPERATORS, SHARED, WITHOUT_TOKEN, Platform, Route
+
+TABLE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
+QUERIES = {"utilization/": "?tenant=acme"}
+ROLES = ("nobody", "viewer", "member", "admin", "foreign admin", "operator", "no scope")
+# Without any scope one may still ask who one is.
+NO_SCOPE_NEEDED = {"me/"}
+HEAD = """# Who may do what
+
+What a real request gets, by role and route, below `/api/v1/`. Made by `make roles`, never by hand; a test fails where
+it is not current.
+
+The object behind each route is acme's, or the platform's. *nobody* shows no token; *viewer*, *member* and *admin* have
+that role in acme; *foreign admin* is the admin of another tenant; *operator* runs the platform; *no scope* is an
+operator's token without scopes. 401: say who you are. 403: you may not. 404: not there, or not yours. A list (200)
+holds what the asker may see, which may be nothing.
+
+"""
+
+
+def askers(platform: Platform) -> dict[str, Api]:
+    """Somebody for each role."""
+    cast = platform.cast
+    unable = Api(token_for(None, scopes=[]))
+    return dict(zip(ROLES, (cast.nobody, cast.vera, cast.max, cast.anna, cast.gus, cast.olga, unable), strict=True))
+
+
+Answers = dict[tuple[str, str], dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def answers(module_platform: Platform, django_db_blocker: pytest.FixtureRequest) -> Iterator[Answers]:
+    """The status of every operation for every role; each request is undone before the next."""
+    with django_db_blocker.unblock(), transaction.atomic():  # type: ignore[attr-defined]
+        who = askers(module_platform)
+        yield {
+            (method, route.pattern): {role: asked(module_platform, api, route, method) for role, api in who.items()}
+            for route, method in OPERATIONS
+        }
+        transaction.set_rollback(True)
+
+
+def asked(platform: Platform, api: Api, route: Route, method: str) -> int:
+    query = QUERIES.get(route.pattern, "") if method == "GET" else ""
+    with transaction.atomic():
+        answer = api.call(method, platform.path(route) + query, route.body(method), If_Match="*")
+        transaction.set_rollback(True)
+    return answer.status
+
+
+def table(answers: Answers) -> str:
+    """The page."""
+    lines = ["| method | route | " + " | ".join(ROLES) + " |", "| --- | --- |" + " --- |" * len(ROLES)]
+    for (method, pattern), statuses in sorted(answers.items(), key=lambda item: (item[0][1], item[0][0])):
+        cells = " | ".join(str(statuses[role]) for role in ROLES)
+        lines.append(f"| {method} | `{pattern}` | {cells} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def test_the_committed_table_is_what_the_routes_answer(answers: Answers) -> None:
+    made = table(answers)
+    if os.environ.get("WRITE_ROLES"):
+        TABLE.write_text(made)
+    assert TABLE.read_text() == made, "run `make roles`, and look at what changed"
+
+
+def test_the_table_has_every_operation(answers: Answers) -> None:
+    assert set(answers) == {(method, route.pattern) for route, method in OPERATIONS}
+
+
+def test_nobody_gets_in_anywhere(answers: Answers) -> None:
+    let_in = {pattern for (_, pattern), statuses in answers.items() if statuses["nobody"] != 401}
+    assert let_in == WITHOUT_TOKEN
+
+
+def test_a_foreign_tenant_learns_nothing_of_an_object(answers: Answers) -> None:
+    for (method, pattern), statuses in answers.items():
+        if "<" in pattern and pattern not in SHARED | OPERATORS:
+            assert statuses["foreign admin"] == 404, (method, pattern)
+        elif method != "GET" and pattern in SHARED | OPERATORS:
+            assert statuses["foreign admin"] == 403, (method, pattern)
+
+
+def test_without_a_scope_a_token_does_nothing(answers: Answers) -> None:
+    for (method, pattern), statuses in answers.items():
+        if pattern not in NO_SCOPE_NEEDED | WITHOUT_TOKEN:
+            assert statuses["no scope"] == 403, (method, pattern)
+
+
+def test_an_operator_is_refused_nothing_for_their_role(answers: Answers) -> None:
+    for (method, pattern), statuses in answers.items():
+        if pattern not in WITHOUT_TOKEN:
+            assert statuses["operator"] not in (401, 403, 404), (method, pattern)
+            assert statuses["operator"] != 400, f"{method} {pattern} needs a body in routes.py or a query in QUERIES"
+
+
+def test_a_viewer_changes_nothing(answers: Answers) -> None:
+    for (method, pattern), statuses in answers.items():
+        if method != "GET" and pattern not in WITHOUT_TOKEN:
+            assert statuses["viewer"] in (403, 404), (method, pattern)
+
+
+def test_a_higher_role_is_refused_nothing_that_a_lower_one_may(answers: Answers) -> None:
+    ladder = ("viewer", "member", "admin", "operator")
+    for operation, statuses in answers.items():
+        allowed = [statuses[role] not in (401, 403, 404) for role in ladder]
+        assert allowed == sorted(allowed), (operation, statuses)
