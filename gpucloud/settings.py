@@ -41,7 +41,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "gpucloud.web.middleware.security_headers",
-    "gpucloud.api.middleware.limit_body",
+    "gpucloud.api.middleware.bare_form",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -99,11 +99,16 @@ WHITENOISE_AUTOREFRESH = False
 # No API body is larger than a few kilobytes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 
+# Requests of one token, person or address to the API; 0 a second: no limit.
+THROTTLE_PER_SECOND = environment.number("THROTTLE_PER_SECOND", 600)
+THROTTLE_BURST = environment.number("THROTTLE_BURST", 1000)
+
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "apps.quotas.authentication.BearerToken",
         "apps.quotas.authentication.Session",
     ],
+    "DEFAULT_THROTTLE_CLASSES": ["gpucloud.api.throttles.PerCaller"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_PARSER_CLASSES": ["gpucloud.api.parsers.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
@@ -125,6 +130,7 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "gpucloud.api.schema.add_problems",
+        "gpucloud.api.schema.refuse_what_cannot_be_set",
     ],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",

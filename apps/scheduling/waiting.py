@@ -16,6 +16,7 @@ from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 
 from apps.scheduling.events import channel_layer, claim_group
 from gpucloud.api.problems import problem
+from gpucloud.api.throttles import COUNTED
 
 CLAIMS = re.compile(r"^/api/v1/claims(/[0-9a-f-]{36}(/release)?)?/?$")
 MAX_SECONDS = 300
@@ -84,6 +85,7 @@ class WaitingDoor:
             "raw_path": path.encode(),
             "query_string": b"",
             "headers": headers,
+            COUNTED: True,
         }
         return await self._ask(get, _nothing_more())
 

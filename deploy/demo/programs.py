@@ -34,6 +34,8 @@ CONTROL_PLANE = frozenset(
         "REDIS_URL",
         "SECRET_KEY",
         "STATIC_ROOT",
+        "THROTTLE_BURST",
+        "THROTTLE_PER_SECOND",
     }
 )
 

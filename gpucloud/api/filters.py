@@ -3,12 +3,18 @@
 from typing import Any
 
 from django.db.models import QuerySet
-from django_filters.rest_framework import BooleanFilter, DjangoFilterBackend
+from django_filters.rest_framework import BooleanFilter, DjangoFilterBackend, FilterSet, IsoDateTimeFilter
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 ALWAYS = {"cursor", "limit", "format"}
+
+
+class Changed(FilterSet):
+    """For lists of rows that know when they were last changed."""
+
+    updated_since = IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
 
 
 class StrictFilterBackend(DjangoFilterBackend):

@@ -22,6 +22,7 @@ READS = {
     "401": "No valid token or session",
     "403": "Not allowed",
     "404": "Not found, or not yours",
+    "429": "Too many requests: wait as long as Retry-After says",
 }
 WRITES = READS | {
     "400": "Fields are wrong",
@@ -42,6 +43,16 @@ def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
         for method, operation in operations.items():
             for status, text in (READS if method == "get" else WRITES).items():
                 operation["responses"].setdefault(status, {"description": text, "content": content})
+    return result
+
+
+def refuse_what_cannot_be_set(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Postprocessing hook of drf-spectacular: bodies are strict, and a PATCH names something."""
+    for name, schema in result["components"]["schemas"].items():
+        if name.endswith("Request") and schema.get("type") == "object":
+            schema["additionalProperties"] = False
+            if name.startswith("Patched"):
+                schema["minProperties"] = 1
     return result
 
 

@@ -6,13 +6,17 @@ from rest_framework import serializers
 
 
 class Strict(serializers.Serializer[Any]):
-    """An unknown field is an error: a misspelt limit must not be silently no limit."""
+    """What cannot be set is an error: a misspelt limit must not be silently no limit."""
 
     def to_internal_value(self, data: Any) -> Any:
-        if isinstance(data, dict) and (unknown := set(data) - set(self.fields)):
-            known = ", ".join(name for name, field in self.fields.items() if not field.read_only)
+        known = [name for name, field in self.fields.items() if not field.read_only]
+        if isinstance(data, dict) and (wrong := set(data).difference(known)):
+            hint = f"known are: {', '.join(known)}."
             raise serializers.ValidationError(
-                {name: [f"Unknown field; known are: {known}."] for name in sorted(unknown)}
+                {
+                    name: [f"Cannot be set; {hint}" if name in self.fields else f"Unknown field; {hint}"]
+                    for name in sorted(wrong)
+                }
             )
         return super().to_internal_value(data)
 

@@ -211,6 +211,72 @@ def test_what_a_route_offers_can_be_asked(platform: Platform, route: Route) -> N
     assert answer.status == 200
 
 
+CHANGES = [(route, method) for route, method in OPERATIONS if method != "GET"]
+every_change = pytest.mark.parametrize(("route", "method"), CHANGES, ids=name_of)
+
+
+@every_change
+def test_another_version_than_the_present_one_changes_nothing(platform: Platform, route: Route, method: str) -> None:
+    before = stored()
+    path, body = platform.path(route), route.body(method)
+    answer = platform.cast.olga.call(method, path, body, If_Match='"99999"')
+    assert (answer.status, answer.code) == (412, "stale-version")
+    assert stored() == before
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if "PATCH" in route.methods], ids=name_of)
+def test_what_was_read_can_be_changed_by_its_tag(platform: Platform, route: Route) -> None:
+    tag = platform.cast.olga.get(platform.path(route)).headers["ETag"]
+    assert tag.startswith('"'), "strong"
+    changed = platform.cast.olga.patch(platform.path(route), route.body("PATCH"), If_Match=tag)
+    assert changed.status == 200, changed.body
+    assert changed.headers["ETag"] != tag
+    assert platform.cast.olga.get(platform.path(route)).headers["ETag"] == changed.headers["ETag"]
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if "PATCH" in route.methods], ids=name_of)
+def test_a_patch_that_names_nothing_to_change_is_refused(platform: Platform, route: Route) -> None:
+    before = stored()
+    path = platform.path(route)
+    assert platform.cast.olga.patch(path, {}, If_Match="*").code == "invalid-fields"
+    fixed = {"version": 1, "created_at": "2026-01-01T00:00:00Z"}
+    answer = platform.cast.olga.patch(path, {**route.body("PATCH"), **fixed}, If_Match="*")
+    assert set(answer.body["errors"]) == set(fixed)
+    assert stored() == before
+
+
+@every_operation
+def test_every_answer_says_how_much_more_may_come(platform: Platform, route: Route, method: str) -> None:
+    answer = platform.cast.olga.call(method, platform.path(route), route.body(method), If_Match="*")
+    assert answer.headers["RateLimit"].startswith('"caller";r=')
+
+
+@pytest.mark.parametrize("route", LISTS, ids=name_of)
+def test_a_list_can_be_asked_for_what_is_new(platform: Platform, route: Route) -> None:
+    path = platform.path(route)
+    rows = platform.cast.olga.get(path).body["results"]
+    moment = next((name for name in ("updated_at", "at") if name in rows[0]), None)
+    if moment is None:
+        assert route.pattern in WITHOUT_TIMES
+        return
+    name = {"updated_at": "updated_since", "at": "since"}[moment]
+    newest = max(row[moment] for row in rows)
+    found = platform.cast.olga.get(f"{path}?{name}={newest}").body["results"]
+    assert {row[moment] for row in found} == {newest}
+    assert platform.cast.olga.get(f"{path}?{name}=2999-01-01T00:00:00Z").body["results"] == []
+
+
+# A membership is a fact without a history of its own: the audit log has it.
+WITHOUT_TIMES = {"tenants/<slug:slug>/members/"}
+
+
+def test_the_interactive_reference_is_served_from_here(platform: Platform) -> None:
+    page = platform.cast.nobody.call("GET", "/api/docs/")
+    assert page.status == 200
+    assert b"/static/drf_spectacular_sidecar/" in page.raw
+    assert b"//cdn" not in page.raw
+
+
 def test_a_host_that_is_not_ours_is_a_problem_too(platform: Platform) -> None:
     answer = platform.cast.olga.get("claims/?limit=1", Host="evil.example")
     assert (answer.status, answer.code) == (400, "bad-request")

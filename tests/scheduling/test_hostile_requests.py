@@ -76,12 +76,6 @@ def test_a_preview_changes_nothing_or_is_refused(platform: Platform, route: Rout
     assert stored() == before
 
 
-@pytest.mark.parametrize(("route", "method"), WRITES, ids=name_of)
-def test_a_body_of_ten_megabytes_is_refused(platform: Platform, route: Route, method: str) -> None:
-    body = json.dumps({"name": "x" * 10_000_000}).encode()
-    refused(platform.cast.olga.call(method, platform.path(route), raw=body), 413, "body-too-large")
-
-
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
 def test_a_body_of_another_kind_is_refused(platform: Platform, kind: str) -> None:
     before = stored()

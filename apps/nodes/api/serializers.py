@@ -27,6 +27,7 @@ class NodeSerializer(Strict):
     last_seen_at = serializers.DateTimeField(read_only=True, allow_null=True)
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
 
 
 class NewNodeSerializer(NodeSerializer):
@@ -81,3 +82,5 @@ class GpuSerializer(Strict):
     core_used = serializers.IntegerField(read_only=True, help_text="Percent promised to assignments.")
     core_free = serializers.IntegerField(read_only=True)
     version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)

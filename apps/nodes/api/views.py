@@ -15,6 +15,7 @@ from apps.nodes.services import nodes
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from gpucloud.api import etags
+from gpucloud.api.filters import Changed
 
 
 def enrolment_command(request: HttpRequest | Request, token: str) -> str:
@@ -23,14 +24,14 @@ def enrolment_command(request: HttpRequest | Request, token: str) -> str:
     return f"GPUCLOUD_ENROL_TOKEN={token} python -m agent run --server {server}"
 
 
-class NodeFilter(filters.FilterSet):
+class NodeFilter(Changed):
     """Nodes by name and pool."""
 
     pool = filters.CharFilter(field_name="pool__name")
 
     class Meta:
         model = Node
-        fields = ["name", "pool", "cordoned"]
+        fields = ["name", "pool", "cordoned", "updated_since"]
 
 
 class NodeView(ApiView):
@@ -99,7 +100,8 @@ class NodeEnrolment(NodeView):
     def post(self, request: Request, name: str) -> Response:
         """Make a new one-time token; the agent that enrols with it replaces the present one."""
         self.without_body(request)
-        node, token = nodes.renew_enrolment(principal=self.principal, node=self.find(name))
+        versions = etags.if_match(request)
+        node, token = nodes.renew_enrolment(principal=self.principal, node=self.find(name), versions=versions)
         return self.with_enrolment(node, token)
 
 
@@ -107,6 +109,7 @@ class Enrol(ApiView):
     """Where an agent gives its one-time token for a lasting key."""
 
     serializer_class = serializers.EnrolSerializer
+    tagged = False
     authentication_classes: list[Any] = []
     permission_classes = [AllowAny]
 
@@ -116,7 +119,7 @@ class Enrol(ApiView):
         return Response(self.get_serializer(nodes.enrol(**self.parsed(request))).data)
 
 
-class GpuFilter(filters.FilterSet):
+class GpuFilter(Changed):
     """GPUs by where and what."""
 
     node = filters.CharFilter(field_name="node__name")
@@ -124,7 +127,7 @@ class GpuFilter(filters.FilterSet):
 
     class Meta:
         model = Gpu
-        fields = ["node", "pool", "model", "present"]
+        fields = ["node", "pool", "model", "present", "updated_since"]
 
 
 class GpuList(ListMixin):

@@ -62,10 +62,11 @@ def create_node(*, principal: Principal, name: str, pool: Pool) -> tuple[Node, s
 
 
 @transaction.atomic
-def renew_enrolment(*, principal: Principal, node: Node) -> tuple[Node, str]:
+def renew_enrolment(*, principal: Principal, node: Node, versions: etags.Versions = None) -> tuple[Node, str]:
     """A new one-time token: the next enrolment replaces the agent's key, so the old agent is shut out."""
     principal.require_operator()
     node = Node.objects.select_for_update().get(pk=node.pk)
+    etags.check(node.version, versions)
     audit.record(principal=principal, action="node.renew_enrolment", object_type="node", object_id=node.name)
     return node, _new_enrolment(node)
 

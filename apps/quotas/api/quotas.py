@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
@@ -13,18 +14,30 @@ from apps.quotas.idempotency import idempotent
 from apps.quotas.models import LedgerEntry, ResourceQuota
 from apps.quotas.services import quotas
 from gpucloud.api import etags
+from gpucloud.api.filters import Changed
 
 
-class QuotaFilter(filters.FilterSet):
+class QuotaFilter(Changed):
     """Quotas by whose, where and of what."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     pool = filters.CharFilter(field_name="pool__name")
-    updated_since = filters.IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
 
     class Meta:
         model = ResourceQuota
         fields = ["tenant", "pool", "resource", "updated_since"]
+
+
+class LedgerFilter(filters.FilterSet):
+    """Entries by why, for which claim and when."""
+
+    claim = filters.UUIDFilter(field_name="claim_uid")
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
+    until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
+
+    class Meta:
+        model = LedgerEntry
+        fields = ["kind", "claim", "since", "until"]
 
 
 class QuotaView(ApiView):
@@ -83,8 +96,15 @@ class QuotaLedger(QuotaView, ListMixin):
     """The changes under a quota's numbers."""
 
     serializer_class = serializers.LedgerSerializer
+    filterset_class = LedgerFilter
+
+    def get_queryset(self) -> Any:
+        """Entries of the quota in the URL; 404 where the caller may not see it."""
+        if getattr(self, "swagger_fake_view", False):
+            return LedgerEntry.objects.none()
+        quota = get_object_or_404(super().get_queryset(), pk=self.kwargs["pk"])
+        return LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource)
 
     def get(self, request: Request, pk: int) -> Response:
         """List what changed this quota, newest first."""
-        quota = self.find(pk)
-        return self.listed(LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource))
+        return self.listed(self.get_queryset())

@@ -83,6 +83,8 @@ class PoolSerializer(Strict):
         min_value=1, max_value=MOST_PARTS, default=1, help_text="`average` only: into how many each GPU is divided."
     )
     version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
 
 
 class PoolChangeSerializer(PoolSerializer):
@@ -150,7 +152,9 @@ class TokenSerializer(Strict):
     expires_at = serializers.DateTimeField(allow_null=True, default=None)
     revoked_at = serializers.DateTimeField(read_only=True, allow_null=True)
     last_used_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
 
     def validate_expires_at(self, value: Any) -> Any:
         """A token that has expired already is a mistake."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.shortcuts import get_object_or_404
+from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -13,13 +14,40 @@ from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Membership, Pool, Tenant
 from apps.quotas.services import tenants
 from gpucloud.api import etags
+from gpucloud.api.filters import Changed
+
+
+class TenantFilter(Changed):
+    """Tenants by name and cohort."""
+
+    class Meta:
+        model = Tenant
+        fields = ["slug", "cohort", "updated_since"]
+
+
+class MemberFilter(filters.FilterSet):
+    """Members by name and role."""
+
+    username = filters.CharFilter(field_name="user__username")
+
+    class Meta:
+        model = Membership
+        fields = ["username", "role"]
+
+
+class PoolFilter(Changed):
+    """Pools by name."""
+
+    class Meta:
+        model = Pool
+        fields = ["name", "updated_since"]
 
 
 class TenantList(ListMixin):
     """Tenants: who is charged."""
 
     serializer_class = serializers.TenantSerializer
-    filterset_fields = {"slug": ["exact"], "cohort": ["exact"]}
+    filterset_class = TenantFilter
     read_scope, write_scope = "tenants:read", "tenants:write"
 
     def get_queryset(self) -> Any:
@@ -72,6 +100,7 @@ class MemberList(ListMixin):
     """People in a tenant."""
 
     serializer_class = serializers.MemberSerializer
+    filterset_class = MemberFilter
     read_scope, write_scope = "tenants:read", "tenants:write"
 
     def get_queryset(self) -> Any:
@@ -97,6 +126,7 @@ class MemberDetail(ApiView):
     serializer_class = serializers.MemberSerializer
     lookup_key = "user__username"
     write_scope = "tenants:write"
+    tagged = False
 
     def get_queryset(self) -> Any:
         """Members of the tenant in the URL."""
@@ -117,7 +147,7 @@ class PoolList(ListMixin):
 
     serializer_class = serializers.PoolSerializer
     queryset = Pool.objects.all()
-    filterset_fields = {"name": ["exact"]}
+    filterset_class = PoolFilter
     read_scope, write_scope = "nodes:read", "nodes:write"
 
     def get(self, request: Request) -> Response:

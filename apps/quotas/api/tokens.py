@@ -13,12 +13,25 @@ from apps.quotas.idempotency import idempotent
 from apps.quotas.models import AuditEvent, Token, User
 from apps.quotas.principals import Principal
 from apps.quotas.services import tokens
+from gpucloud.api import etags
+from gpucloud.api.filters import Changed
+
+
+class TokenFilter(Changed):
+    """Tokens by whose and their name."""
+
+    tenant = filters.CharFilter(field_name="tenant__slug")
+
+    class Meta:
+        model = Token
+        fields = ["tenant", "name", "role", "updated_since"]
 
 
 class TokenList(ListMixin):
     """API tokens."""
 
     serializer_class = serializers.TokenSerializer
+    filterset_class = TokenFilter
     read_scope, write_scope = "tokens:read", "tokens:write"
 
     def get_queryset(self) -> Any:
@@ -55,7 +68,7 @@ class TokenDetail(ApiView):
     @extend_schema(responses={204: None})
     def delete(self, request: Request, key: str) -> Response:
         """Revoke a token, at once."""
-        tokens.revoke(principal=self.principal, token=self.find(key))
+        tokens.revoke(principal=self.principal, token=self.find(key), versions=etags.if_match(request))
         return Response(status=204)
 
 
@@ -76,7 +89,11 @@ class TokenRotation(ApiView):
         """Make a token like this one, and let this one end after the overlap. The new text is shown once."""
         old = self.find(key)
         token, text = tokens.rotate(
-            principal=self.principal, token=old, user=_maker(self.principal), **self.parsed(request)
+            principal=self.principal,
+            token=old,
+            user=_maker(self.principal),
+            versions=etags.if_match(request),
+            **self.parsed(request),
         )
         return _shown_once(token, text)
 
@@ -88,7 +105,7 @@ def _maker(principal: Principal) -> User | None:
 
 def _shown_once(token: Token, text: str) -> Response:
     body = {**serializers.TokenSerializer(token).data, "token": text}
-    return Response(body, status=201, headers={"Cache-Control": "no-store"})
+    return Response(body, status=201, headers={"ETag": etags.etag(token.version), "Cache-Control": "no-store"})
 
 
 class AuditFilter(filters.FilterSet):

@@ -12,6 +12,7 @@ from rest_framework.response import Response
 
 from apps.quotas.principals import SYSTEM, Principal
 from gpucloud.api import etags
+from gpucloud.errors import PreconditionFailed
 
 
 class ApiView(GenericAPIView[Any]):
@@ -20,12 +21,14 @@ class ApiView(GenericAPIView[Any]):
     read_scope: ClassVar[str | None] = None
     write_scope: ClassVar[str | None] = None
     lookup_key: ClassVar[str] = "pk"
+    # Whether its changes look at If-Match themselves; where nothing has an entity tag, no tag matches.
+    tagged: ClassVar[bool] = True
     # Query parameters that a change may carry, by method. Others are refused: a route that does not know `?dry_run=`
     # must not take it for an order.
     change_parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """After authentication: the scope. Raises ScopeMissing (403), ValidationError (400)."""
+        """After authentication: scope, parameters, tag. Raises ScopeMissing, ValidationError, PreconditionFailed."""
         super().initial(request, *args, **kwargs)
         reads = request.method in ("GET", "HEAD", "OPTIONS")
         if scope := self.read_scope if reads else self.write_scope:
@@ -33,6 +36,16 @@ class ApiView(GenericAPIView[Any]):
         known = self.change_parameters.get(request.method or "", frozenset())
         if not reads and (unknown := set(request.query_params) - known):
             raise ValidationError({name: ["Unknown parameter."] for name in sorted(unknown)})
+        if not (reads or self.tagged) and etags.if_match(request) is not None:
+            raise PreconditionFailed("Nothing here has an entity tag: leave If-Match out.", current=None)
+
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every counted answer says what is left of the caller's bucket."""
+        response = super().finalize_response(request, response, *args, **kwargs)
+        if bucket := getattr(self.request, "bucket", None):
+            for name, value in bucket.headers().items():
+                response.headers[name] = value
+        return response
 
     @property
     def principal(self) -> Principal:
@@ -51,6 +64,8 @@ class ApiView(GenericAPIView[Any]):
         serializer = self.get_serializer(data=request.data, partial=partial)
         serializer.is_valid(raise_exception=True)
         values: dict[str, Any] = serializer.validated_data
+        if partial and not values:
+            raise ValidationError({"non_field_errors": ["Name at least one field: nothing would change."]})
         return values
 
     def without_body(self, request: Request) -> None:
@@ -69,6 +84,7 @@ class ListMixin(ApiView):
     """GET of a collection: filtered, paged."""
 
     lists: ClassVar[bool] = True
+    tagged: ClassVar[bool] = False
 
     def listed(self, queryset: QuerySet[Any]) -> Response:
         """One page, newest first."""

@@ -14,6 +14,7 @@ from django.utils import timezone
 from apps.quotas.models import Role, Tenant, Token, User
 from apps.quotas.principals import RANK, SCOPES, Principal, RoleMissing, ScopeMissing
 from apps.quotas.services import audit
+from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
 
 PREFIX = "gpc_"
@@ -118,12 +119,20 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
 
 
 @transaction.atomic
-def rotate(*, principal: Principal, token: Token, overlap_seconds: int, user: User | None = None) -> tuple[Token, str]:
+def rotate(
+    *,
+    principal: Principal,
+    token: Token,
+    overlap_seconds: int,
+    user: User | None = None,
+    versions: etags.Versions = None,
+) -> tuple[Token, str]:
     """A new token like this one, which ends after the overlap: time to carry the new text to where the old one is.
 
-    An end that the token has already stays, for both. Raises Denied as `create` does, TokenEnded.
+    An end that the token has already stays, for both. Raises Denied as `create` does, TokenEnded, PreconditionFailed.
     """
     token = Token.objects.select_for_update(of=["self"]).select_related("tenant").get(pk=token.pk)
+    etags.check(token.version, versions)
     now = timezone.now()
     if token.revoked_at or (token.expires_at and token.expires_at <= now):
         raise TokenEnded("This token has ended: make a new one.", key=token.key)
@@ -153,9 +162,10 @@ def rotate(*, principal: Principal, token: Token, overlap_seconds: int, user: Us
 
 
 @transaction.atomic
-def revoke(*, principal: Principal, token: Token) -> Token:
-    """End a token at once; doing it twice is the same as once. Raises RoleMissing."""
+def revoke(*, principal: Principal, token: Token, versions: etags.Versions = None) -> Token:
+    """End a token at once; doing it twice is the same as once. Raises RoleMissing, PreconditionFailed."""
     token = Token.objects.select_for_update().get(pk=token.pk)
+    etags.check(token.version, versions)
     if not principal.is_operator and token.tenant_id not in principal.with_role(Role.ADMIN):
         raise RoleMissing("Revoking this token needs the role admin in its tenant.", role=str(Role.ADMIN))
     if token.revoked_at is None:

@@ -25,6 +25,7 @@ from apps.scheduling.services.leases import renew_claim
 from apps.scheduling.services.rehearsal import rehearse
 from apps.scheduling.services.resize import resize_claim
 from gpucloud.api import etags
+from gpucloud.api.filters import Changed
 
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
@@ -36,13 +37,12 @@ DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what w
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
 
 
-class ClaimFilter(filters.FilterSet):
+class ClaimFilter(Changed):
     """Claims by whose, where, in which state."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     pool = filters.CharFilter(field_name="pool__name")
     node = filters.CharFilter(field_name="assignments__gpu__node__name", distinct=True)
-    updated_since = filters.IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
 
     class Meta:
         model = Claim
@@ -161,7 +161,7 @@ class ClaimRelease(ClaimView):
     def post(self, request: Request, uid: str) -> Response:
         """Give the claim back. 202 while its processes end, 200 once it is released; may be repeated."""
         self.without_body(request)
-        claim = release_claim(principal=self.principal, claim=self.named(uid))
+        claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
         return self.shown(claim, status=200 if claim.state == "released" else 202)
 
 
@@ -173,7 +173,8 @@ class ClaimRenew(ClaimView):
     def post(self, request: Request, uid: str) -> Response:
         """Say that the claim's holder lives: its lease runs anew from now."""
         self.without_body(request)
-        return self.shown(renew_claim(principal=self.principal, claim=self.named(uid)))
+        versions = etags.if_match(request)
+        return self.shown(renew_claim(principal=self.principal, claim=self.named(uid), versions=versions))
 
 
 class ClaimEnv(ClaimView):
@@ -194,7 +195,7 @@ class ClaimEnv(ClaimView):
         return Response(self.get_serializer(facts).data, headers={"Cache-Control": "no-store"})
 
 
-class AssignmentFilter(filters.FilterSet):
+class AssignmentFilter(Changed):
     """Assignments by where and whose."""
 
     claim = filters.UUIDFilter(field_name="claim__uid")
@@ -204,7 +205,7 @@ class AssignmentFilter(filters.FilterSet):
 
     class Meta:
         model = Assignment
-        fields = ["claim", "tenant", "node", "gpu", "state"]
+        fields = ["claim", "tenant", "node", "gpu", "state", "updated_since"]
 
 
 class AssignmentView(ApiView):

@@ -7,6 +7,7 @@ from rest_framework.response import Response
 from apps.nodes.api.views import NodeView
 from apps.quotas.idempotency import idempotent
 from apps.scheduling.services.forgetting import forget_node
+from gpucloud.api import etags
 
 
 class NodeForget(NodeView):
@@ -17,4 +18,5 @@ class NodeForget(NodeView):
     def post(self, request: Request, name: str) -> Response:
         """Release everything that a lost node carries, and shut its agent out until it is enrolled anew."""
         self.without_body(request)
-        return self.answer(forget_node(principal=self.principal, node=self.find(name)))
+        versions = etags.if_match(request)
+        return self.answer(forget_node(principal=self.principal, node=self.find(name), versions=versions))

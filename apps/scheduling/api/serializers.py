@@ -65,6 +65,8 @@ class AssignmentSerializer(Strict):
     state = serializers.ChoiceField(choices=AssignmentState.choices, read_only=True)
     reason = serializers.CharField(read_only=True, allow_null=True)
     in_force_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
 
 
 class ClaimSerializer(Strict):

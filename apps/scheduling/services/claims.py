@@ -19,7 +19,7 @@ from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services import states
-from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.services.fleet import could_carry, read_fleet
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
@@ -91,6 +91,8 @@ def _refuse_endless_queue(tenant: Tenant) -> None:
 
 def refuse_impossible(claim: Claim) -> None:
     """Raises ImpossibleClaim where the pool has GPUs and none could carry it even when empty."""
+    if could_carry(claim.pool, request_of(claim)):
+        return
     fleet = read_fleet(claim.pool)
     if fleet and (reasons := never_fits(fleet, request_of(claim))):
         raise ImpossibleClaim(

@@ -10,6 +10,7 @@ from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services import states
 from apps.scheduling.services.claims import locked
+from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
 
@@ -21,11 +22,11 @@ class NodeOnline(Conflict):
 
 
 @transaction.atomic
-def forget_node(*, principal: Principal, node: Node) -> Node:
+def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
     """Give back everything that a lost node holds, and shut its agent out until it is enrolled again.
 
     Only a node that nothing has been heard of can be forgotten: processes on it may still be running, and the operator
-    answers for that. Raises NodeOnline.
+    answers for that. Raises NodeOnline, PreconditionFailed.
     """
     principal.require_operator()
     _refuse_online(node)
@@ -41,6 +42,7 @@ def forget_node(*, principal: Principal, node: Node) -> Node:
         states.move(claim, ClaimState.RELEASED)
         events.wake_scheduler(claim.pool)
     node = Node.objects.select_for_update().get(pk=node.pk)
+    etags.check(node.version, versions)
     _refuse_online(node)  # it may have come back meanwhile; then nothing of this happened
     node.gpus.update(present=False)
     node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)

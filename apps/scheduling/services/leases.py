@@ -13,6 +13,7 @@ from django.utils import timezone
 from apps.quotas.principals import SYSTEM, Principal
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.claims import WrongState, locked, release_claim
+from gpucloud.api import etags
 from gpucloud.errors import Conflict, PreconditionFailed
 
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
@@ -26,10 +27,10 @@ class NoLease(Conflict):
 
 
 @transaction.atomic
-def renew_claim(*, principal: Principal, claim: Claim) -> Claim:
-    """Let the lease run anew from now. Raises NoLease, WrongState once the claim is being released, RoleMissing."""
+def renew_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None) -> Claim:
+    """Let the lease run anew from now. Raises NoLease, WrongState once the claim is released, RoleMissing."""
     principal.require_role(claim.tenant, "member")
-    claim = locked(claim)
+    claim = locked(claim, versions)
     if claim.state in ENDED:
         raise WrongState(f"The claim is {claim.state}: make a new one.", state=claim.state)
     if claim.lease_seconds is None:
