@@ -8,6 +8,7 @@ A Redis that is away lets everybody pass: a throttle protects the others from on
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -105,7 +106,8 @@ def _caller(request: Request) -> str:
 class Buckets:
     """The way to Redis, and whether it is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._script = Redis.from_url(
             settings.REDIS_URL,
             socket_timeout=ANSWER_SECONDS,
@@ -116,14 +118,14 @@ class Buckets:
 
     def take(self, caller: str, *, per_second: int, burst: int) -> tuple[int, int] | None:
         """How many are left (below zero: refused) and how many microseconds to wait; None where Redis is away."""
-        if time.monotonic() < self._away_until:
+        if self._clock() < self._away_until:
             return None
         try:
             left, wait_us = self._script(
                 keys=[f"{settings.REDIS_PREFIX}:throttle:{caller}"], args=[1e6 / per_second, burst]
             )
         except (RedisError, OSError) as error:
-            self._away_until = time.monotonic() + AWAY_SECONDS
+            self._away_until = self._clock() + AWAY_SECONDS
             logger.warning("nobody is throttled, Redis does not answer: %s", error)
             return None
         return int(left), int(wait_us)
