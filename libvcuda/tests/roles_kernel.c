@@ -30,6 +30,9 @@ static CUresult take_graph(int i, size_t bytes)
     error = error ? error : cuda.cuStreamEndCapture(tenant.stream, &graph);
     error = error ? error : cuda.cuGraphInstantiateWithFlags(&held[i].exec, graph, 0);
     error = error ? error : cuda.cuGraphLaunch(held[i].exec, tenant.stream);
+    /* A real driver keeps the memory of all graphs for as long as one that was refused is there. */
+    if (error && held[i].exec)
+        cuda.cuGraphExecDestroy(held[i].exec);
     return error ? error : cuda.cuStreamSynchronize(tenant.stream);
 }
 
