@@ -18,7 +18,7 @@ from django.utils import timezone
 from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import nodes
-from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Tenant, User
+from apps.quotas.models import CohortShare, LedgerEntry, Pool, Resource, ResourceQuota, Tenant, User
 from apps.quotas.principals import SCOPES, SYSTEM, Principal, of_token
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.models import Assignment, Claim
@@ -256,9 +256,22 @@ def assert_ledger_agrees() -> None:
         assert sum(entries.values_list("amount", flat=True)) == quota.used
 
 
+def assert_shares_agree() -> None:
+    """No cohort uses more than it is given, and each share is what its quotas add up to."""
+    for share in CohortShare.objects.all():
+        rows = list(share.quotas.all())
+        assert share.lendable == sum(row.lendable for row in rows)
+        assert share.taken == sum(row.taken() for row in rows)
+        limited = [(row.used, row.hard) for row in rows if row.hard is not None]
+        assert sum(used for used, _ in limited) <= sum(hard for _, hard in limited) + share.excess
+    for row in ResourceQuota.objects.all():
+        assert row.borrowed == (0 if row.hard is None else max(0, row.used - row.hard))
+    assert_ledger_agrees()
+
+
 def assert_books_agree() -> None:
     """Quotas, ledger, claims, assignments and GPUs tell one story."""
-    assert_ledger_agrees()
+    assert_shares_agree()
     for gpu in Gpu.objects.all():
         live = gpu.assignments.exclude(state="released")
         assert sum(live.values_list("held_core", flat=True)) == gpu.core_used

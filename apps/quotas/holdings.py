@@ -19,5 +19,5 @@ def register(provider: Provider) -> None:
 
 
 def held(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
-    """By claim. Ask under `charging.lock_tenant(…, alone=True)`, or a claim under way is missed."""
+    """By claim. Ask under `charging.lock_tenants(…, alone=True)`, or a claim under way is missed."""
     return _providers[0](tenant, pool, resource)

@@ -12,6 +12,7 @@ from apps.nodes.models import Gpu, Node, Sample
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import (
     AuditEvent,
+    CohortShare,
     IdempotencyRecord,
     LedgerEntry,
     Membership,
@@ -161,7 +162,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 
 STORED = [
-    Assignment, AuditEvent, Claim, Gpu, IdempotencyRecord, LedgerEntry, Membership, Node, Pool, ResourceQuota, Round,
+    Assignment, AuditEvent, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry, Membership, Node, Pool, ResourceQuota, Round,
     Sample, Tenant, Token,
 ]  # fmt: skip
 

@@ -47,7 +47,7 @@ class QuotaView(ApiView):
 
     def get_queryset(self) -> Any:
         """Visible to the caller."""
-        return ResourceQuota.objects.visible_to(self.principal).select_related("tenant", "pool")
+        return ResourceQuota.objects.visible_to(self.principal).select_related("tenant", "pool", "share")
 
 
 class QuotaList(QuotaView, ListMixin):
@@ -76,12 +76,11 @@ class QuotaDetail(QuotaView):
         return self.answer(self.find(pk))
 
     def patch(self, request: Request, pk: int) -> Response:
-        """Set `hard`; needs If-Match. Below what is used nothing is taken away and nothing new is granted."""
+        """Set `hard` or a limit; needs If-Match. Below what is used nothing is taken away, nothing new is granted."""
         quota = self.find(pk)
         values = self.parsed(request, partial=True)
         versions = etags.if_match(request, required=True)
-        hard = values.get("hard", quota.hard)
-        return self.answer(quotas.change_quota(principal=self.principal, quota=quota, hard=hard, versions=versions))
+        return self.answer(quotas.change_quota(principal=self.principal, quota=quota, versions=versions, **values))
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:

@@ -101,8 +101,26 @@ class QuotaSerializer(Strict):
     pool = PoolByName(allow_null=True, default=None, help_text="Null: all pools together.")
     resource = serializers.ChoiceField(choices=Resource.choices)
     hard = StrictInteger(min_value=0, max_value=MAX_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
+    borrowing_limit = StrictInteger(
+        min_value=0,
+        max_value=MAX_AMOUNT,
+        allow_null=True,
+        default=None,
+        help_text="Above `hard`, of what the cohort's other tenants do not use. Null: all that they lend.",
+    )
+    lending_limit = StrictInteger(
+        min_value=0,
+        max_value=MAX_AMOUNT,
+        allow_null=True,
+        default=None,
+        help_text="What others of the cohort may use of `hard` while it is idle. Null: all of it.",
+    )
     used = serializers.IntegerField(read_only=True)
-    borrowed = serializers.IntegerField(read_only=True)
+    borrowed = serializers.IntegerField(read_only=True, help_text="Used above `hard`.")
+    lent = serializers.IntegerField(read_only=True, help_text="Missing of the idle part of `hard`: others use it.")
+    free = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="What can still be charged here. Null: no bound."
+    )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)

@@ -1,14 +1,17 @@
 """The facts of this app, a module per noun."""
 
 from apps.quotas.models.audit import AuditEvent
+from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.idempotency import IdempotencyRecord
 from apps.quotas.models.pool import Pool, SharingPolicy
-from apps.quotas.models.quota import LedgerEntry, Resource, ResourceQuota
+from apps.quotas.models.quota import LedgerEntry, ResourceQuota
+from apps.quotas.models.resource import Resource
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
 from apps.quotas.models.token import Token
 
 __all__ = [
     "AuditEvent",
+    "CohortShare",
     "IdempotencyRecord",
     "LedgerEntry",
     "Membership",

@@ -1,34 +1,26 @@
 """Quotas and their ledger.
 
 `used` is written only by conditional UPDATEs (`apps.quotas.services.charging`): the WHERE clause is the check. The
-constraint below stands behind it. `excess` is what a tenant already held above `hard` when `hard` was lowered: it only
-ever falls, so a lowered quota admits nothing new and takes nothing away by itself.
+constraint below stands behind it. `excess` is what a tenant already held above what it may when that was lowered: it
+only ever falls, so a lowered quota admits nothing new and takes nothing away by itself.
+
+A quota whose tenant is in a cohort has a `share` (`apps.quotas.models.cohort`): it may then be used above `hard`, by
+`borrowing_limit` at most, as far as the others leave room. Unlimited quotas neither borrow nor lend.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import models
 from django.db.models import F, Q
 
+from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.pool import Pool
+from apps.quotas.models.resource import Resource
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import Tenant
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
-
-
-class Resource(models.TextChoices):
-    """What can be limited."""
-
-    CORE_PERCENT = "core_percent"
-    MEMORY_MIB = "memory_mib"
-    VGPUS = "vgpus"
-    GPUS = "gpus"
-
-
-# Without a row for one of these a tenant holds none of it; without a row for the others it is not limited separately.
-ZERO_WITHOUT_ROW = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
 
 
 class ResourceQuotaQuerySet(models.QuerySet["ResourceQuota"]):
@@ -39,6 +31,14 @@ class ResourceQuotaQuerySet(models.QuerySet["ResourceQuota"]):
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
+def within(more: Any) -> Q:
+    """The condition that `used` is within `hard`, what may be borrowed above it, and `more`."""
+    borrowing = Q(share__isnull=False) & (
+        Q(borrowing_limit__isnull=True) | Q(used__lte=F("hard") + F("borrowing_limit") + more)
+    )
+    return Q(hard__isnull=True) | Q(used__lte=F("hard") + more) | borrowing
+
+
 class ResourceQuota(Row):
     """What one tenant may hold of one resource, in one pool or (pool null) in all pools together."""
 
@@ -47,8 +47,11 @@ class ResourceQuota(Row):
     resource = models.CharField(max_length=20, choices=Resource)
     hard = models.BigIntegerField(null=True, help_text="Null: unlimited. Zero: none.")
     used = models.BigIntegerField(default=0)
-    borrowed = models.BigIntegerField(default=0)
-    excess = models.BigIntegerField(default=0, help_text="Held above `hard` when it was lowered.")
+    borrowed = models.BigIntegerField(default=0, help_text="Used above `hard`.")
+    excess = models.BigIntegerField(default=0, help_text="Held above what it may when that was lowered.")
+    borrowing_limit = models.BigIntegerField(null=True, help_text="Null: all that the cohort leaves.")
+    lending_limit = models.BigIntegerField(null=True, help_text="Null: all of `hard`.")
+    share = models.ForeignKey(CohortShare, on_delete=models.PROTECT, related_name="quotas", null=True)
 
     objects = ResourceQuotaQuerySet.as_manager()
 
@@ -62,12 +65,54 @@ class ResourceQuota(Row):
                 condition=Q(used__gte=0, borrowed__gte=0, excess__gte=0), name="quota_amounts_not_negative"
             ),
             models.CheckConstraint(
-                condition=Q(hard__isnull=True) | Q(used__lte=F("hard") + F("excess")), name="quota_never_exceeded"
+                condition=Q(borrowing_limit__gte=0) | Q(borrowing_limit__isnull=True),
+                name="quota_borrowing_limit_not_negative",
             ),
+            models.CheckConstraint(
+                condition=Q(lending_limit__gte=0) | Q(lending_limit__isnull=True),
+                name="quota_lending_limit_not_negative",
+            ),
+            models.CheckConstraint(condition=within(F("excess")), name="quota_never_exceeded"),
         ]
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.pool or '*'}/{self.resource}"
+
+    @property
+    def most(self) -> int | None:
+        """What may be used at most, with all that may be borrowed; None where nothing of its own bounds it."""
+        if self.hard is None or self.share_id is None:
+            return self.hard
+        return None if self.borrowing_limit is None else self.hard + self.borrowing_limit
+
+    @property
+    def lendable(self) -> int:
+        """What of `hard` others may use while it is idle."""
+        if self.hard is None:
+            return 0
+        return self.hard if self.lending_limit is None else min(self.hard, self.lending_limit)
+
+    def taken(self, used: int | None = None) -> int:
+        """What the tenant takes of its cohort's share, now or at another `used`: all above what it keeps to itself."""
+        if self.hard is None:
+            return 0
+        return max(0, (self.used if used is None else used) - (self.hard - self.lendable))
+
+    @property
+    def free(self) -> int | None:
+        """What can still be charged here; None: no bound. Reads the share."""
+        bounds = [] if self.most is None else [self.most - self.used]
+        if self.share is not None and self.hard is not None:
+            kept = max(0, self.hard - self.lendable - self.used)
+            bounds.append(kept + max(0, self.share.lendable - self.share.taken))
+        return max(0, min(bounds)) if bounds else None
+
+    @property
+    def lent(self) -> int:
+        """What is missing of the unused part of `hard`, because others of the cohort use it. Reads the share."""
+        if self.hard is None or self.free is None:
+            return 0
+        return max(0, self.hard - self.used - self.free)
 
 
 class LedgerEntry(models.Model):

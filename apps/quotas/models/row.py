@@ -3,7 +3,6 @@
 from typing import Any, Self
 
 from django.db import models
-from django.db.models import F
 
 
 class Row(models.Model):
@@ -23,8 +22,3 @@ class Row(models.Model):
         self.version += 1
         self.save(update_fields=[*values, "version", "updated_at"])
         return self
-
-
-def unlimited_or_room(amount: int) -> models.Q:
-    """The condition under which `amount` more fits below `hard` (null: unlimited)."""
-    return models.Q(hard__isnull=True) | models.Q(used__lte=F("hard") - amount)

@@ -5,22 +5,27 @@ take the last gigabyte; a CHECK constraint stands behind it. Rows are visited in
 cannot hold each other's. A charge is all or nothing: the first quota without room raises, and the transaction of the
 caller takes back what was taken before it. The row's version is left alone: it is the entity tag of what admins set,
 and would be stale all the time in a busy tenant.
+
+A tenant in a cohort takes from its quota and, above what it keeps to itself, from the cohort's share, in the same way
+(`apps.quotas.services.cohorts`).
 """
 
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from apps.quotas import holdings
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
-from apps.quotas.models.quota import ZERO_WITHOUT_ROW
-from apps.quotas.models.row import unlimited_or_room
+from apps.quotas.models.quota import within
+from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
+from apps.quotas.services import cohorts
 from gpucloud.errors import Conflict
 
 # What a claim takes of each resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
@@ -43,36 +48,53 @@ class QuotaExceeded(Conflict):
     code = "quota-exceeded"
     title = "Quota exceeded"
 
-    def __init__(self, *, resource: str, pool: str | None, hard: int, used: int, requested: int) -> None:
+    def __init__(self, *, resource: str, pool: str | None, hard: int, used: int, requested: int, **facts: Any) -> None:
         where = f"in pool {pool}" if pool else "over all pools"
-        free = max(0, hard - used)
+        free = facts.get("free", max(0, hard - used))
+        lent = f" {facts['lent']} of it are lent to other tenants of its cohort." if facts.get("lent") else ""
         super().__init__(
-            f"{requested} of {resource} were asked for; {free} of {hard} are free {where}.",
+            f"{requested} of {resource} were asked for; {free} of {hard} are free {where}.{lent}",
             resource=resource,
             pool=pool,
             hard=hard,
             used=used,
             requested=requested,
+            **facts,
         )
 
 
-def lock_tenant(tenant: Tenant, *, alone: bool = False) -> None:
-    """Keep the set of the tenant's quotas as it is: shared by charges and refunds, `alone` for whoever makes one.
+def lock_tenants(*tenants: Tenant, alone: bool = False) -> bool:
+    """Keep the tenants' sets of quotas as they are: shared by charges and refunds, `alone` for whoever makes a quota.
 
     Without it a claim under way while a quota is made would be charged to the quotas of before, never to the new one.
+    True where one of them is in a cohort.
     """
+    # Django has no FOR KEY SHARE.
     strength = "UPDATE" if alone else "KEY SHARE"
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT 1 FROM quotas_tenant WHERE id = %s FOR {strength}", [tenant.pk])  # noqa: S608
+        cursor.execute(
+            f"SELECT cohort FROM quotas_tenant WHERE id = ANY(%s) ORDER BY id FOR {strength}",  # noqa: S608
+            [[tenant.pk for tenant in tenants]],
+        )
+        return any(cohort is not None for (cohort,) in cursor.fetchall())
+
+
+def lock(*tenants: Tenant) -> None:
+    """Lock all that charges and refunds of these tenants lock before quotas.
+
+    For a transaction that concerns several tenants: each charge keeps the order of locks, several in a row do not.
+    """
+    if lock_tenants(*tenants):
+        cohorts.lock(ResourceQuota.objects.filter(tenant__in=tenants).values_list("share_id", flat=True))
 
 
 def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
-    """Charge a quota just made with what the tenant's claims hold already; above `hard` it is `excess`."""
+    """Charge a quota just made with what the tenant's claims hold already; above what it may it is `excess`."""
     total = 0
     for claim_uid, amount in holdings.held(quota.tenant, quota.pool, quota.resource).items():
         total += amount
-        excess = 0 if quota.hard is None else max(0, total - quota.hard)
-        ResourceQuota.objects.filter(pk=quota.pk).update(used=total, excess=excess)
+        excess = 0 if quota.most is None else max(0, total - quota.most)
+        ResourceQuota.objects.filter(pk=quota.pk).update(used=total, borrowed=_above_hard(total), excess=excess)
         _enter(quota, LedgerEntry.Kind.CHARGE, amount, claim_uid, principal)
     quota.refresh_from_db()
 
@@ -81,23 +103,15 @@ def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
 def charge(whose: Whose, *, amounts: Amounts) -> None:
     """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded."""
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    lock_tenant(whose.tenant)
-    quotas = list(_covering(whose, wanted))
+    quotas = _covering(whose, wanted)
     covered = {quota.resource for quota in quotas}
     for resource in ZERO_WITHOUT_ROW:
         if resource in wanted and resource not in covered:
             raise QuotaExceeded(resource=resource, pool=whose.pool.name, hard=0, used=0, requested=wanted[resource])
     for quota in quotas:
         amount = wanted[quota.resource]
-        if not _take(quota, amount):
-            quota.refresh_from_db(fields=["hard", "used"])
-            raise QuotaExceeded(
-                resource=quota.resource,
-                pool=quota.pool.name if quota.pool else None,
-                hard=quota.hard or 0,
-                used=quota.used,
-                requested=amount,
-            )
+        if not (_take(quota, amount) and cohorts.take(quota, amount)):
+            raise _exceeded(quota, amount, whose.principal)
         _enter(quota, LedgerEntry.Kind.CHARGE, amount, whose.claim_uid, whose.principal)
 
 
@@ -108,43 +122,69 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
     A quota that was made after the claim took nothing from it, and gets nothing back.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    lock_tenant(whose.tenant)
     for quota in _covering(whose, wanted):
         held = _held(quota, whose.claim_uid)
         if amount := min(wanted[quota.resource], held):
+            cohorts.give_back(quota, amount)
             ResourceQuota.objects.filter(pk=quota.pk).update(
                 used=F("used") - amount,
+                borrowed=_above_hard(F("used") - amount),
                 excess=Greatest(F("excess") - amount, 0),
                 updated_at=timezone.now(),
             )
             _enter(quota, LedgerEntry.Kind.REFUND, -amount, whose.claim_uid, whose.principal)
 
 
-def lock(whose: Whose, *, amounts: Amounts) -> None:
+def lock_quotas(whose: Whose, *, amounts: Amounts) -> None:
     """Lock every quota that covers these resources, in primary-key order.
 
     For a transaction that charges some and refunds others: each pass is in order, the two together are not.
     """
-    list(
-        ResourceQuota.objects.select_for_update()
-        .filter(Q(pool=whose.pool) | Q(pool=None), tenant=whose.tenant, resource__in=amounts)
-        .order_by("pk")
-        .values_list("pk")
-    )
+    lock(whose.tenant)
+    list(_rows(whose, amounts).select_for_update(of=("self",)).order_by("pk").values_list("pk"))
+
+
+def _rows(whose: Whose, amounts: Amounts) -> QuerySet[ResourceQuota]:
+    return ResourceQuota.objects.filter(Q(pool=whose.pool) | Q(pool=None), tenant=whose.tenant, resource__in=amounts)
 
 
 def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
-    """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order."""
-    return list(
-        ResourceQuota.objects.filter(Q(pool=whose.pool) | Q(pool=None), tenant=whose.tenant, resource__in=amounts)
-        .select_related("pool")
-        .order_by("pk")
-    )
+    """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order.
+
+    Those with a share are read under its lock, so their numbers are the present ones.
+    """
+    if lock_tenants(whose.tenant):
+        cohorts.lock(_rows(whose, amounts).values_list("share_id", flat=True))
+    return list(_rows(whose, amounts).select_related("pool", "share").order_by("pk"))
 
 
 def _take(quota: ResourceQuota, amount: int) -> bool:
-    room = ResourceQuota.objects.filter(unlimited_or_room(amount), pk=quota.pk)
-    return bool(room.update(used=F("used") + amount, updated_at=timezone.now()))
+    room = ResourceQuota.objects.filter(within(-amount), pk=quota.pk)
+    used = F("used") + amount
+    return bool(room.update(used=used, borrowed=_above_hard(used), updated_at=timezone.now()))
+
+
+def _above_hard(used: Any) -> Greatest:
+    """What of `used` is borrowed; none of an unlimited quota, as PostgreSQL's GREATEST passes over null."""
+    return Greatest(used - F("hard"), 0)
+
+
+def _exceeded(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:
+    facts: dict[str, Any] = {}
+    if quota.share is None:
+        quota.refresh_from_db(fields=["hard", "used"])
+    else:  # read under its lock, before this charge
+        lent = quota.lent
+        facts = {"cohort": quota.share.cohort, "free": quota.free, "borrowed": quota.borrowed, "lent": lent}
+        facts["borrowers"] = cohorts.borrowers(quota, principal=principal) if lent else []
+    return QuotaExceeded(
+        resource=quota.resource,
+        pool=quota.pool.name if quota.pool else None,
+        hard=quota.hard or 0,
+        used=quota.used,
+        requested=requested,
+        **facts,
+    )
 
 
 def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:

@@ -4,24 +4,39 @@ from django.db import IntegrityError, transaction
 
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit, charging
+from apps.quotas.services import audit, charging, cohorts
 from apps.quotas.services.tenants import InUse, NameTaken
 from gpucloud.api import etags
+
+# What an admin sets of a quota.
+SETTABLE = ("hard", "borrowing_limit", "lending_limit")
 
 
 @transaction.atomic
 def create_quota(
-    *, principal: Principal, tenant: Tenant, pool: Pool | None, resource: str, hard: int | None
+    *,
+    principal: Principal,
+    tenant: Tenant,
+    pool: Pool | None,
+    resource: str,
+    hard: int | None,
+    borrowing_limit: int | None = None,
+    lending_limit: int | None = None,
 ) -> ResourceQuota:
     """Give a tenant a quota; what its claims hold already counts, and stays theirs.
 
     Raises NameTaken where it has one for this pool and resource: change that one.
     """
     principal.require_operator()
-    charging.lock_tenant(tenant, alone=True)
+    charging.lock_tenants(tenant, alone=True)
+    tenant.refresh_from_db(fields=["cohort"])
+    quota = ResourceQuota(tenant=tenant, pool=pool, resource=resource, hard=hard)
+    quota.borrowing_limit, quota.lending_limit = borrowing_limit, lending_limit
+    quota.share = cohorts.share_for(quota, tenant.cohort)
+    cohorts.lock([quota.share_id])
     try:
         with transaction.atomic():
-            quota = ResourceQuota.objects.create(tenant=tenant, pool=pool, resource=resource, hard=hard)
+            quota.save()
     except IntegrityError as error:
         taken = ResourceQuota.objects.get(tenant=tenant, pool=pool, resource=resource)
         raise NameTaken(
@@ -30,36 +45,56 @@ def create_quota(
         ) from error
     _note(quota, principal=principal, action="quota.create", before=None)
     charging.count_held(quota, principal=principal)
+    cohorts.recount([quota.share_id], may_exceed=True)
     return quota
 
 
 @transaction.atomic
 def change_quota(
-    *, principal: Principal, quota: ResourceQuota, hard: int | None, versions: etags.Versions = None
+    *, principal: Principal, quota: ResourceQuota, versions: etags.Versions = None, **values: int | None
 ) -> ResourceQuota:
-    """Set `hard`. Below what is used nothing is taken away and nothing new is granted. Raises PreconditionFailed."""
+    """Set `hard` and the two limits. Below what is used nothing is taken away and nothing new is granted.
+
+    Raises PreconditionFailed, and CohortInUse where less would be lent than others have borrowed: what the tenant then
+    kept to itself would be promised twice.
+    """
     principal.require_operator()
-    quota = ResourceQuota.objects.select_for_update().get(pk=quota.pk)
-    etags.check(quota.version, versions)
-    before = {"hard": quota.hard}
-    excess = 0 if hard is None else max(0, quota.used - hard)
-    quota.change(hard=hard, excess=excess)
+    assert values.keys() <= set(SETTABLE), values
+    quota = _locked(quota, versions)
+    before = {name: getattr(quota, name) for name in values}
+    for name, value in values.items():
+        setattr(quota, name, value)
+    excess = 0 if quota.most is None else max(0, quota.used - quota.most)
+    borrowed = 0 if quota.hard is None else max(0, quota.used - quota.hard)
+    quota.change(**values, excess=excess, borrowed=borrowed)
+    cohorts.recount([quota.share_id], may_exceed=values.get("lending_limit", 0) == before.get("lending_limit", 0))
     _note(quota, principal=principal, action="quota.set", before=before)
     return quota
 
 
 @transaction.atomic
 def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.Versions = None) -> None:
-    """Remove a quota that nobody uses. Raises InUse, PreconditionFailed."""
+    """Remove a quota that nobody uses, and that nobody needs for what they borrow.
+
+    Raises InUse, CohortInUse, PreconditionFailed.
+    """
     principal.require_operator()
-    quota = ResourceQuota.objects.select_for_update().get(pk=quota.pk)
-    etags.check(quota.version, versions)
+    quota = _locked(quota, versions)
     if quota.used:
         raise InUse(f"{quota.used} of {quota.resource} are in use: release the claims first.", used=quota.used)
-    before = {"hard": quota.hard}
+    before = {name: getattr(quota, name) for name in SETTABLE}
     quota.hard = 0
     _note(quota, principal=principal, action="quota.delete", before=before)
     quota.delete()
+    cohorts.recount([quota.share_id], may_exceed=False)
+
+
+def _locked(quota: ResourceQuota, versions: etags.Versions) -> ResourceQuota:
+    """The quota under its own lock and those that stand before it. Raises PreconditionFailed."""
+    charging.lock(quota.tenant)
+    quota = ResourceQuota.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=quota.pk)
+    etags.check(quota.version, versions)
+    return quota
 
 
 def _note(quota: ResourceQuota, *, principal: Principal, action: str, before: dict[str, int | None] | None) -> None:
@@ -80,5 +115,9 @@ def _note(quota: ResourceQuota, *, principal: Principal, action: str, before: di
         object_id=quota.pk,
         tenant=quota.tenant,
         before=before,
-        after={"pool": quota.pool and quota.pool.name, "resource": quota.resource, "hard": quota.hard},
+        after={
+            "pool": quota.pool and quota.pool.name,
+            "resource": quota.resource,
+            **{name: getattr(quota, name) for name in SETTABLE},
+        },
     )

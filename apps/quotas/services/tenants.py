@@ -7,7 +7,7 @@ from django.db.models import ProtectedError
 
 from apps.quotas.models import Membership, Pool, SharingPolicy, Tenant, User
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit
+from apps.quotas.services import audit, cohorts
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
@@ -55,11 +55,13 @@ def create_tenant(*, principal: Principal, slug: str, name: str, weight: int = 1
 
 @transaction.atomic
 def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versions = None, **values: Any) -> Tenant:
-    """Change name, weight or cohort. Raises PreconditionFailed."""
+    """Change name, weight or cohort. Raises PreconditionFailed, CohortInUse."""
     principal.require_operator()
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     etags.check(tenant.version, versions)
     before = {name: getattr(tenant, name) for name in values}
+    if "cohort" in values and values["cohort"] != tenant.cohort:
+        cohorts.move(tenant, values["cohort"])
     tenant.change(**values)
     audit.record(
         principal=principal,

@@ -5,7 +5,7 @@ from django.db import transaction
 from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit
+from apps.quotas.services import audit, charging
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services import states
@@ -33,6 +33,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
     # All claims before all quotas before all GPUs before the node: the order of locks.
     claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
+    charging.lock(*{claim.tenant for claim in claims})
     for claim in sorted(claims, key=lambda claim: claim.tenant_id):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
     for item in live.select_related("gpu").order_by("gpu_id", "pk"):

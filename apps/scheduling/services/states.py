@@ -41,7 +41,7 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
     taken = {resource: amount for resource, amount in more.items() if amount > 0}
     returned = {resource: -amount for resource, amount in more.items() if amount < 0}
     if taken and returned:
-        charging.lock(whose, amounts=taken | returned)
+        charging.lock_quotas(whose, amounts=taken | returned)
     if taken:
         charging.charge(whose, amounts=taken)
     if returned:
