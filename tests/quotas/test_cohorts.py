@@ -38,7 +38,7 @@ def fresh(quota: ResourceQuota) -> ResourceQuota:
     return ResourceQuota.objects.select_related("share").get(pk=quota.pk)
 
 
-def change(quota: ResourceQuota, **values: int | None) -> None:
+def change(quota: ResourceQuota, **values: Any) -> None:
     quotas.change_quota(principal=SYSTEM, quota=quota, **values)
 
 
