@@ -162,8 +162,8 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 
 STORED = [
-    Assignment, AuditEvent, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry, Membership, Node, Pool, ResourceQuota,
-    Round, Sample, Tenant, Token,
+    Assignment, AuditEvent, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry, Membership, Node, Pool,
+    ResourceQuota, Round, Sample, Tenant, Token,
 ]  # fmt: skip
 
 
