@@ -36,6 +36,14 @@ def number(name: str, default: int) -> int:
     return int(value)
 
 
+def currency(name: str, default: str) -> str:
+    """Three capital letters, as ISO 4217 has them."""
+    value = os.environ.get(name, default)
+    if not (len(value) == 3 and value.isascii() and value.isalpha() and value.isupper()):
+        raise ImproperlyConfigured(f"{name}={value!r} is no currency: use its three letters, like EUR.")
+    return value
+
+
 def words(name: str, default: str = "") -> list[str]:
     """A list separated by commas."""
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]

@@ -17,6 +17,8 @@ CSRF_TRUSTED_ORIGINS = environment.words("CSRF_TRUSTED_ORIGINS")
 LOG_LEVEL = environment.text("LOG_LEVEL", "INFO").upper()
 # Set where the server is reached by TLS only: cookies are then never sent in the clear.
 HTTPS_ONLY = environment.flag("HTTPS_ONLY", default=False)
+# ISO 4217. Prices and costs are in it; they are not converted when it changes.
+CURRENCY = environment.currency("CURRENCY", "EUR")
 REDIS_URL = environment.text("REDIS_URL")
 # Keeps two installations (or two test runs) on one Redis apart.
 REDIS_PREFIX = environment.text("REDIS_PREFIX", "gpucloud")
@@ -188,6 +190,7 @@ CELERY_BEAT_SCHEDULE = {
     # Two seconds: until it is sealed, an audit event could be removed without a trace.
     "seal-audit": {"task": "apps.quotas.tasks.seal_audit", "schedule": 2.0, "options": {"expires": 4}},
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
+    "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": 600.0, "options": {"expires": 600}},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }
 

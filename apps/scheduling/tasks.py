@@ -17,6 +17,7 @@ from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.leases import release_lapsed
+from apps.scheduling.services.rollups import roll_up
 
 # An idle machine has a push in force within 100 ms; what takes 50 times as long got lost.
 UNOBSERVED = timedelta(seconds=5)
@@ -78,3 +79,9 @@ def expire_claims() -> int:
     for claim in expired:
         release_claim(principal=SYSTEM, claim=claim, why=f"its time limit of {claim.time_limit_seconds} s has passed")
     return len(expired)
+
+
+@shared_task
+def roll_up_usage() -> int:
+    """Keep what samples say of each hour before they are dropped; returns how many rows were written."""
+    return roll_up()

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -17,15 +19,16 @@ from apps.quotas.models import (
     LedgerEntry,
     Membership,
     Pool,
+    Price,
     ResourceQuota,
     Tenant,
     Token,
     User,
 )
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import tokens
+from apps.quotas.services import prices, tokens
 from apps.scheduling.models import Assignment, Claim, Round
-from tests.cast import Cast, Machine, give_plenty, lose, make_cast, placed
+from tests.cast import MODEL, Cast, Machine, give_plenty, lose, make_cast, placed
 
 # Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.
 SHARED = {
@@ -34,6 +37,7 @@ SHARED = {
     "nodes/<slug:name>/enrolment/",
     "nodes/<slug:name>/forget/",
     "gpus/<slug:uuid>/",
+    "prices/<int:pk>/",
 }
 OPERATORS = {"rounds/<int:pk>/"}
 # Its token is its idempotency: the same token with the same key may come again.
@@ -46,6 +50,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tenants/<slug:slug>/members/"): {"username": "max", "role": "viewer"},
     ("POST", "pools/"): {"name": "shared"},
     ("PATCH", "pools/<slug:name>/"): {"core_ceiling": 90},
+    ("POST", "prices/"): {"gpu_model": "NVIDIA A10", "valid_from": "2027-01-01", "per_gpu_hour": "2.50"},
     ("POST", "quotas/"): {"tenant": "acme", "resource": "vgpus", "hard": 10},
     ("PATCH", "quotas/<int:pk>/"): {"hard": 10},
     ("POST", "tokens/"): {"name": "ci", "tenant": "acme"},
@@ -117,6 +122,9 @@ def make_platform(cast: Cast) -> Platform:
     lose(Machine("lost1", cast.pool, gpus=1))
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
+    price = prices.set_price(
+        principal=SYSTEM, gpu_model=MODEL, pool=None, valid_from=date(2026, 1, 1), per_gpu_hour=Decimal(2)
+    )
     done = Round.objects.first()
     assert quota is not None
     assert done is not None
@@ -125,6 +133,7 @@ def make_platform(cast: Cast) -> Platform:
         "tenants/<slug:slug>/members/": "tenants/acme/members/",
         "tenants/<slug:slug>/members/<str:username>/": "tenants/acme/members/max/",
         "pools/<slug:name>/": "pools/default/",
+        "prices/<int:pk>/": f"prices/{price.pk}/",
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
@@ -163,7 +172,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 STORED = [
     Assignment, AuditEvent, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry, Membership, Node, Pool,
-    ResourceQuota, Round, Sample, Tenant, Token,
+    Price, ResourceQuota, Round, Sample, Tenant, Token,
 ]  # fmt: skip
 
 

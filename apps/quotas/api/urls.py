@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.quotas.api import quotas, tenants, tokens
+from apps.quotas.api import prices, quotas, tenants, tokens
 
 urlpatterns = [
     path("me/", tenants.Me.as_view()),
@@ -11,6 +11,8 @@ urlpatterns = [
     path("tenants/<slug:slug>/members/", tenants.MemberList.as_view()),
     path("tenants/<slug:slug>/members/<str:username>/", tenants.MemberDetail.as_view()),
     path("pools/", tenants.PoolList.as_view()),
+    path("prices/", prices.PriceList.as_view()),
+    path("prices/<int:pk>/", prices.PriceDetail.as_view()),
     path("quotas/", quotas.QuotaList.as_view()),
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quotas/<int:pk>/ledger/", quotas.QuotaLedger.as_view()),

@@ -4,6 +4,7 @@ from apps.quotas.models.audit import AuditEvent
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.idempotency import IdempotencyRecord
 from apps.quotas.models.pool import Pool, SharingPolicy
+from apps.quotas.models.price import Price
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
 from apps.quotas.models.resource import Resource
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
@@ -16,6 +17,7 @@ __all__ = [
     "LedgerEntry",
     "Membership",
     "Pool",
+    "Price",
     "Resource",
     "ResourceQuota",
     "Role",

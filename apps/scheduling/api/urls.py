@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.scheduling.api import claims, nodes, pools, rounds
+from apps.scheduling.api import claims, nodes, pools, reports, rounds
 
 urlpatterns = [
     path("claims/", claims.ClaimList.as_view()),
@@ -14,6 +14,7 @@ urlpatterns = [
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
     path("nodes/<slug:name>/forget/", nodes.NodeForget.as_view()),
     path("pools/<slug:name>/", pools.PoolDetail.as_view()),
+    path("reports/usage/", reports.UsageReport.as_view()),
     path("rounds/", rounds.RoundList.as_view()),
     path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),
     path("utilization/", rounds.Utilization.as_view()),

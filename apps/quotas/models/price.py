@@ -1,0 +1,34 @@
+"""The price book: what an hour of a whole GPU costs, by model, from a day on."""
+
+from django.db import models
+from django.db.models import Q
+
+from apps.quotas.models.pool import Pool
+from apps.quotas.models.row import Row
+
+# Money is decimal, to millionths of the installation's currency; it is never a float.
+PRICE_PLACES = 6
+
+
+class Price(Row):
+    """What a GPU-hour of one model costs from a day (UTC) on, until the next row. A pool's own price goes first.
+
+    A share costs its part: 30 percent of a GPU for an hour is 0.3 GPU-hours.
+    """
+
+    gpu_model = models.CharField(max_length=200)
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="prices", null=True)
+    valid_from = models.DateField()
+    per_gpu_hour = models.DecimalField(max_digits=12, decimal_places=PRICE_PLACES)
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["gpu_model", "pool", "valid_from"], name="price_once_a_day", nulls_distinct=False
+            ),
+            models.CheckConstraint(condition=Q(per_gpu_hour__gte=0), name="price_not_negative"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.gpu_model} in {self.pool or 'all pools'} from {self.valid_from}"

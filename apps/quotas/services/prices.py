@@ -1,0 +1,56 @@
+"""Setting prices. A row is never changed: a new price is a new row, so the old one stays true for its days."""
+
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from apps.quotas.models import Pool, Price
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.tenants import NameTaken
+from gpucloud.api import etags
+
+
+@transaction.atomic
+def set_price(
+    *, principal: Principal, gpu_model: str, pool: Pool | None, valid_from: date, per_gpu_hour: Decimal
+) -> Price:
+    """From that day on a GPU-hour of this model costs so much. Raises NameTaken where the day has a price."""
+    principal.require_operator()
+    try:
+        with transaction.atomic():
+            price = Price.objects.create(
+                gpu_model=gpu_model, pool=pool, valid_from=valid_from, per_gpu_hour=per_gpu_hour
+            )
+    except IntegrityError as error:
+        taken = Price.objects.get(gpu_model=gpu_model, pool=pool, valid_from=valid_from)
+        raise NameTaken(
+            f"{gpu_model} has a price in {pool or 'all pools'} from {valid_from} on: "
+            f"DELETE /api/v1/prices/{taken.pk}/ first, or choose another day.",
+            price=taken.pk,
+        ) from error
+    audit.record(principal=principal, action="price.set", object_type="price", object_id=price.pk, after=_facts(price))
+    return price
+
+
+@transaction.atomic
+def remove_price(*, principal: Principal, price: Price, versions: etags.Versions = None) -> None:
+    """Take a price back: the one before it holds again, in reports of the past too. Raises PreconditionFailed."""
+    principal.require_operator()
+    price = Price.objects.select_for_update(of=("self",)).select_related("pool").get(pk=price.pk)
+    etags.check(price.version, versions)
+    audit.record(
+        principal=principal, action="price.remove", object_type="price", object_id=price.pk, before=_facts(price)
+    )
+    price.delete()
+
+
+def _facts(price: Price) -> dict[str, Any]:
+    return {
+        "gpu_model": price.gpu_model,
+        "pool": price.pool and price.pool.name,
+        "valid_from": price.valid_from.isoformat(),
+        "per_gpu_hour": str(price.per_gpu_hour),
+    }

@@ -1,0 +1,144 @@
+"""/reports/usage/: GPU-hours and their cost, as JSON or, asked by `Accept: text/csv`, as CSV."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.http import Http404
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api.views import ApiView
+from apps.quotas.models import Tenant
+from apps.scheduling.services.reports import usage_report
+from gpucloud.api.serializers import Strict
+
+
+class ReportRowSerializer(Strict):
+    """What one tenant had on GPUs of one model in one pool (or what one claim had there)."""
+
+    tenant = serializers.CharField(read_only=True)
+    pool = serializers.CharField(read_only=True)
+    gpu_model = serializers.CharField(read_only=True)
+    claim = serializers.UUIDField(read_only=True, allow_null=True, help_text="With `by=claim` only.")
+    name = serializers.CharField(read_only=True, allow_null=True, help_text="The claim's, with `by=claim` only.")
+    gpu_hours_reserved = serializers.CharField(read_only=True, help_text="core_request × GPUs × time on them.")
+    gpu_hours_used = serializers.CharField(read_only=True, help_text="Measured, by whole hours; not by claim.")
+    cost_reserved = serializers.CharField(read_only=True)
+    cost_used = serializers.CharField(read_only=True)
+    gpu_hours_unpriced = serializers.CharField(read_only=True, help_text="Of those reserved, those without a price.")
+
+
+class ReportTotalSerializer(ReportRowSerializer):
+    """The sums of all rows."""
+
+    tenant = pool = gpu_model = claim = name = None  # type: ignore[assignment]
+
+
+class ReportSerializer(Strict):
+    """GPU-hours and costs of a period. Numbers are decimal text: nothing is lost to floats."""
+
+    start = serializers.DateTimeField(read_only=True)
+    to = serializers.DateTimeField(read_only=True)
+    currency = serializers.CharField(read_only=True)
+    rows = ReportRowSerializer(many=True, read_only=True)
+    total = ReportTotalSerializer(read_only=True)
+
+    def get_fields(self) -> dict[str, Any]:
+        """`from` is a word of Python's own, so it cannot be declared above."""
+        fields = super().get_fields()
+        fields.pop("start")
+        return {"from": serializers.DateTimeField(read_only=True), **fields}
+
+
+class CsvRenderer(BaseRenderer):
+    """The rows of a report, a line each; times and currency in every line, so that a line can stand alone."""
+
+    media_type = "text/csv"
+    format = "csv"
+    charset = "utf-8"
+
+    def render(
+        self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """A refusal stays what it is everywhere: problem details."""
+        if "rows" not in data:
+            return json.dumps(data).encode()
+        text = io.StringIO()
+        shared = {name: data[name] for name in ("from", "to", "currency")}
+        writer = csv.DictWriter(text, [*shared, *ReportRowSerializer().fields])
+        writer.writeheader()
+        writer.writerows({name: _inert(value) for name, value in {**shared, **row}.items()} for row in data["rows"])
+        return text.getvalue().encode()
+
+
+def _inert(value: Any) -> Any:
+    """Spreadsheets run text that begins like a formula; a claim's name is anybody's."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+class PeriodSerializer(Strict):
+    """The question."""
+
+    start = serializers.DateTimeField(required=False)
+    end = serializers.DateTimeField(required=False)
+    tenant = serializers.CharField(required=False)
+    by = serializers.ChoiceField(choices=["model", "claim"], default="model")
+
+
+PARAMETERS = [
+    OpenApiParameter("from", OpenApiTypes.DATETIME, description="The beginning of this month, UTC, unless given."),
+    OpenApiParameter("to", OpenApiTypes.DATETIME, description="Now, unless given; 366 days after `from` at most."),
+    OpenApiParameter("tenant", OpenApiTypes.STR, description="All that you may see, unless given."),
+    OpenApiParameter("by", OpenApiTypes.STR, enum=["model", "claim"], description="A row for each claim, to trace it."),
+]
+
+
+class UsageReport(ApiView):
+    """What was had and what it cost."""
+
+    serializer_class: Any = ReportSerializer
+    renderer_classes = [JSONRenderer, CsvRenderer]
+    read_scope = "quotas:read"
+    filter_backends = []
+    pagination_class = None
+
+    @extend_schema(
+        parameters=PARAMETERS,
+        responses={(200, "application/json"): ReportSerializer, (200, "text/csv"): OpenApiTypes.STR},
+    )
+    def get(self, request: Request) -> Response:
+        """GPU-hours reserved and used, and their cost, of a period."""
+        asked = dict(request.query_params.items())
+        for name, ours in {"from": "start", "to": "end"}.items():
+            asked |= {ours: asked.pop(name)} if name in asked else {}
+        question = PeriodSerializer(data=asked)
+        question.is_valid(raise_exception=True)
+        values = question.validated_data
+        now = timezone.now()
+        report = usage_report(
+            tenants=self._tenants(values.get("tenant")),
+            begin=values.get("start") or _month(now),
+            end=values.get("end") or now,
+            by_claim=values["by"] == "claim",
+        )
+        return Response(self.get_serializer(report).data)
+
+    def _tenants(self, slug: str | None) -> list[Tenant]:
+        visible = Tenant.objects.visible_to(self.principal)
+        tenants = list(visible if slug is None else visible.filter(slug=slug))
+        if slug is not None and not tenants:
+            raise Http404
+        return tenants
+
+
+def _month(now: datetime) -> datetime:
+    return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

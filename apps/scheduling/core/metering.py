@@ -1,0 +1,106 @@
+"""How long shares of GPUs were held, and what that costs: whole numbers up to the last division.
+
+Time is in microseconds and a share in percent of one GPU, so what was held is a number of percent-microseconds
+(`core_us`). A price is in millionths of the currency for a GPU-hour.
+
+A claim is charged to every quota that covers it, the pool's and the overall one, and a quota that is made later is
+charged from then on only. So a claim's level at a moment is the most that any of its quotas bore for it. It counts
+while the claim is on a GPU: what waits in the queue holds a quota and no GPU.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+PER_GPU_HOUR = 100 * 3600 * 10**6
+MILLIONTHS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the ledger for one claim: from `at_us` on the quota of this pool (None: all pools) bears more."""
+
+    at_us: int
+    pool: int | None
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """While an assignment of the claim was on a GPU of this model; `end_us` None: it still is."""
+
+    model: str
+    begin_us: int
+    end_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`core` percent of a GPU of this model, held from `begin_us` to `end_us`."""
+
+    model: str
+    core: int
+    begin_us: int
+    end_us: int
+
+    @property
+    def core_us(self) -> int:
+        """Percent-microseconds."""
+        return self.core * (self.end_us - self.begin_us)
+
+
+# From when (microseconds) which price (millionths of the currency a GPU-hour) holds, ascending.
+Tariff = Sequence[tuple[int, int]]
+
+
+def held(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end_us: int) -> Iterator[Piece]:
+    """What one claim held between two moments, piece by piece."""
+    spans = list(spans)
+    moves: list[tuple[int, Entry | Span, bool]] = [(entry.at_us, entry, True) for entry in entries]
+    moves += [(span.begin_us, span, True) for span in spans]
+    moves += [(span.end_us, span, False) for span in spans if span.end_us is not None]
+    moves.sort(key=itemgetter(0))
+    borne: dict[int | None, int] = {}
+    live: list[Span] = []
+    last = begin_us
+    for at_us, move, begins in [*moves, (end_us, None, True)]:
+        now = min(max(at_us, begin_us), end_us)
+        if now > last:
+            yield from _shared(max(borne.values(), default=0), live, last, now)
+            last = now
+        if isinstance(move, Entry):
+            borne[move.pool] = borne.get(move.pool, 0) + move.amount
+        elif move is not None:
+            live.append(move) if begins else live.remove(move)
+
+
+def _shared(level: int, live: list[Span], begin_us: int, end_us: int) -> Iterator[Piece]:
+    """The level over the GPUs that carry it: equal parts, which add up to it exactly."""
+    if not live:
+        return
+    part, rest = divmod(level, len(live))
+    for number, span in enumerate(live):
+        if core := part + (number < rest):
+            yield Piece(span.model, core, begin_us, end_us)
+
+
+def tariff(*, general: Tariff, of_pool: Tariff) -> Tariff:
+    """What holds in a pool: its own price from its first on, before that the general one."""
+    first = of_pool[0][0] if of_pool else None
+    return [*(item for item in general if first is None or item[0] < first), *of_pool]
+
+
+def cost(piece: Piece, prices: Tariff) -> tuple[int, int]:
+    """(percent-microseconds × millionths of the currency, percent-microseconds for which there is no price)."""
+    unpriced_until = min(max(prices[0][0] if prices else piece.end_us, piece.begin_us), piece.end_us)
+    total = 0
+    for number, (from_us, price) in enumerate(prices):
+        until = prices[number + 1][0] if number + 1 < len(prices) else piece.end_us
+        lasted = min(until, piece.end_us) - max(from_us, piece.begin_us)
+        total += piece.core * max(lasted, 0) * price
+    return total, piece.core * (unpriced_until - piece.begin_us)
+
+
+def price_at(prices: Tariff, at_us: int) -> int:
+    """What holds at a moment; zero where there is no price."""
+    return next((price for from_us, price in reversed(prices) if from_us <= at_us), 0)

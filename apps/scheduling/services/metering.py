@@ -1,0 +1,89 @@
+"""Reading what claims held from the ledger: every number of a report or a budget comes from here.
+
+The ledger says how much a claim was charged from which moment on, its assignments say on which GPUs it was. Both are
+kept for ever, so a period that is over has the same numbers whenever it is asked for.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
+from uuid import UUID
+
+from django.db.models import Q, QuerySet
+
+from apps.quotas.models import LedgerEntry, Price, Resource
+from apps.scheduling.core.metering import MILLIONTHS, Entry, Piece, Span, Tariff, held, tariff
+from apps.scheduling.models import Assignment, AssignmentState, Claim
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """What one claim held within the period."""
+
+    uid: UUID
+    name: str
+    tenant: str
+    pool_id: int
+    pool: str
+    pieces: list[Piece]
+
+
+def microseconds(moment: datetime) -> int:
+    """Since 1970, exactly."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:
+    """What these claims held between two moments. Claims that held nothing are left out."""
+    inside = claims.filter(Q(released_at=None) | Q(released_at__gt=begin), created_at__lt=end)
+    facts = {row[0]: row for row in inside.values_list("uid", "name", "tenant__slug", "pool_id", "pool__name")}
+    spans = _spans(inside)
+    window = {"begin_us": microseconds(begin), "end_us": microseconds(end)}
+    for uid, entries in _entries(inside, end):
+        if uid in facts and (pieces := list(held(entries, spans[uid], **window))):
+            yield Metered(*facts[uid], pieces)
+
+
+def _entries(claims: QuerySet[Claim], end: datetime) -> Iterator[tuple[UUID, Iterator[Entry]]]:
+    rows = LedgerEntry.objects.filter(
+        resource=Resource.CORE_PERCENT, claim_uid__in=claims.order_by().values("uid"), at__lt=end
+    )
+    ordered = rows.order_by("claim_uid", "pk").values_list("claim_uid", "at", "pool_id", "amount")
+    for uid, group in groupby(ordered.iterator(chunk_size=5000), key=itemgetter(0)):
+        yield uid, (Entry(microseconds(at), pool, amount) for _, at, pool, amount in group)
+
+
+def _spans(claims: QuerySet[Claim]) -> dict[UUID, list[Span]]:
+    """By claim. Nothing is written to an assignment after its release, so that is when it was changed last."""
+    spans: dict[UUID, list[Span]] = defaultdict(list)
+    rows = Assignment.objects.filter(claim__in=claims.order_by().values("pk"))
+    for uid, model, begun, state, changed in rows.values_list(
+        "claim__uid", "gpu__model", "created_at", "state", "updated_at"
+    ):
+        ended = microseconds(changed) if state == AssignmentState.RELEASED else None
+        spans[uid].append(Span(model, microseconds(begun), ended))
+    return spans
+
+
+class PriceBook:
+    """The prices as they stand, by model and pool: one query."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int | None], list[tuple[int, int]]] = defaultdict(list)
+        for price in Price.objects.order_by("valid_from"):
+            line = (_midnight(price.valid_from), int(price.per_gpu_hour * MILLIONTHS))
+            self._rows[price.gpu_model, price.pool_id].append(line)
+
+    def tariff(self, model: str, pool_id: int) -> Tariff:
+        """What a GPU-hour of this model costs in this pool, by time."""
+        return tariff(general=self._rows.get((model, None), []), of_pool=self._rows.get((model, pool_id), []))
+
+
+def _midnight(day: date) -> int:
+    return microseconds(datetime(day.year, day.month, day.day, tzinfo=UTC))

@@ -1,0 +1,239 @@
+"""Reports: GPU-hours from the ledger, measured hours from samples, costs from the price book."""
+
+import csv
+import io
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from apps.nodes.models import Sample
+from apps.quotas.models import LedgerEntry, Price
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services.prices import set_price
+from apps.scheduling import tasks
+from apps.scheduling.models import Claim, UsedHour
+from apps.scheduling.services.claims import release_claim
+from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.rounds import run_round
+from tests.cast import MODEL, Api, Cast, Machine, ask, give, give_plenty, placed
+from tests.scheduling.clock import START, Clock
+
+DAY = START.date()
+
+
+@pytest.fixture
+def machine(clock: Clock, cast: Cast) -> Machine:
+    give_plenty(cast.acme, cast.globex)
+    return Machine("gpu1", cast.pool)
+
+
+def price(per_gpu_hour: str, valid_from: date = DAY, **facts: Any) -> Price:
+    facts = {"gpu_model": MODEL, "pool": None, **facts}
+    return set_price(principal=SYSTEM, valid_from=valid_from, per_gpu_hour=Decimal(per_gpu_hour), **facts)
+
+
+def report(who: Api, query: str = "") -> dict[str, Any]:
+    answer = who.get(f"reports/usage/?from=2026-06-01T00:00:00Z{query}")
+    assert answer.status == 200, answer.body
+    body: dict[str, Any] = answer.body
+    return body
+
+
+def reserved(who: Api, query: str = "") -> Decimal:
+    return Decimal(report(who, query)["total"]["gpu_hours_reserved"])
+
+
+def end(claim: Claim, machine: Machine) -> None:
+    release_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+
+
+def test_a_resize_counts_from_its_moment(cast: Cast, machine: Machine, clock: Clock) -> None:
+    price("2.50")
+    claim, _ = placed(cast, machine, core_request=30, gpu_count=2)
+    clock.advance(hours=10)
+    resize_claim(principal=SYSTEM, claim=claim, core_request=50)
+    clock.advance(hours=1)
+    end(claim, machine)
+    clock.advance(hours=5)
+    (row,) = report(cast.vera)["rows"]
+    # 2 × 30 % for ten hours, then 2 × 50 % for one.
+    assert row == {
+        "tenant": "acme", "pool": "default", "gpu_model": MODEL, "claim": None, "name": None,
+        "gpu_hours_reserved": "7.000000", "gpu_hours_used": "0.000000",
+        "cost_reserved": "17.5000", "cost_used": "0.0000", "gpu_hours_unpriced": "0.000000",
+    }  # fmt: skip
+
+
+def test_what_shrinks_counts_until_the_agent_has_confirmed(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=80)
+    clock.advance(hours=1)
+    resize_claim(principal=SYSTEM, claim=claim, core_request=20)
+    clock.advance(hours=1)
+    machine.obey()
+    clock.advance(hours=1)
+    assert reserved(cast.vera) == Decimal("1.8")
+
+
+def test_time_in_the_queue_costs_nothing(cast: Cast, machine: Machine, clock: Clock) -> None:
+    ask(cast, core_request=100)
+    clock.advance(hours=3)
+    assert report(cast.vera)["rows"] == []
+    run_round(cast.pool)
+    clock.advance(minutes=30)
+    assert reserved(cast.vera) == Decimal("0.5")
+
+
+def test_a_claim_under_two_quotas_and_one_made_later_counts_once(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=40)
+    clock.advance(hours=1)
+    give(cast.acme, pool=cast.pool, core_percent=100)
+    clock.advance(hours=1)
+    end(claim, machine)
+    assert LedgerEntry.objects.filter(claim_uid=claim.uid, resource="core_percent", amount__gt=0).count() == 2
+    assert reserved(cast.vera) == Decimal("0.8")
+
+
+def test_a_period_takes_its_part_of_claims_that_reach_beyond_it(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=100)
+    clock.advance(hours=48)
+    end(claim, machine)
+    whole = reserved(cast.vera)
+    parts = [reserved(cast.vera, f"&to={end_}") for end_ in ("2026-06-15T20:00:00Z", "2026-06-16T20:00:00%2B02:00")]
+    assert [*parts, whole] == [Decimal(8), Decimal(30), Decimal(48)]
+
+
+def test_prices_change_at_midnight_and_a_pools_own_goes_first(cast: Cast, machine: Machine, clock: Clock) -> None:
+    price("1.00")
+    price("2.00", DAY + timedelta(days=1))
+    placed(cast, machine, core_request=100)
+    clock.advance(hours=24)  # twelve hours before midnight, twelve after
+    assert report(cast.vera)["total"]["cost_reserved"] == "36.0000"
+    price("10.00", DAY + timedelta(days=1), pool=cast.pool)
+    assert report(cast.vera)["total"]["cost_reserved"] == "132.0000"
+
+
+def test_hours_without_a_price_are_told(cast: Cast, machine: Machine, clock: Clock) -> None:
+    price("3.00", DAY + timedelta(days=1))
+    price("9.00", DAY, gpu_model="another")
+    placed(cast, machine, core_request=50)
+    clock.advance(hours=14)
+    total = report(cast.vera)["total"]
+    assert (total["gpu_hours_unpriced"], total["cost_reserved"]) == ("6.000000", "3.0000")
+
+
+def test_each_number_can_be_traced_to_claims_and_from_there_to_the_ledger(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    claims = [placed(cast, machine, core_request=core, name=f"c{core}")[0] for core in (10, 20)]
+    clock.advance(hours=2)
+    body = report(cast.vera, "&by=claim")
+    assert {(row["claim"], row["name"], row["gpu_hours_reserved"]) for row in body["rows"]} == {
+        (str(claims[0].uid), "c10", "0.200000"),
+        (str(claims[1].uid), "c20", "0.400000"),
+    }
+    assert body["total"] == report(cast.vera)["total"]
+
+
+def test_everyone_sees_their_own_tenants_and_an_operator_all(cast: Cast, machine: Machine, clock: Clock) -> None:
+    placed(cast, machine, core_request=10)
+    placed(cast, machine, core_request=20, tenant=cast.globex)
+    clock.advance(hours=1)
+    tenants = {name: [row["tenant"] for row in report(getattr(cast, name))["rows"]] for name in ("olga", "vera", "gus")}
+    assert tenants == {"olga": ["acme", "globex"], "vera": ["acme"], "gus": ["globex"]}
+    assert cast.gus.get("reports/usage/?tenant=acme").code == "not-found"
+    assert reserved(cast.olga, "&tenant=globex") == Decimal("0.2")
+
+
+def test_a_report_as_csv_has_a_line_for_each_row(cast: Cast, machine: Machine, clock: Clock) -> None:
+    placed(cast, machine, core_request=10, name="=cmd()")
+    clock.advance(hours=1)
+    answer = cast.vera.get("reports/usage/?by=claim", Accept="text/csv")
+    assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
+    (line,) = csv.DictReader(io.StringIO(answer.raw.decode()))
+    assert (line["tenant"], line["name"], line["gpu_hours_reserved"], line["currency"]) == (
+        "acme", "'=cmd()", "0.100000", "EUR",
+    )  # fmt: skip
+    assert line["from"] == "2026-06-01T00:00:00Z"
+
+
+def test_a_refusal_is_the_same_to_those_who_ask_for_csv(cast: Cast, machine: Machine) -> None:
+    answer = cast.vera.get("reports/usage/?tenant=nowhere", Accept="text/csv")
+    assert answer.code == "not-found"
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("from=2026-06-02T00:00:00Z&to=2026-06-01T00:00:00Z", "period-invalid"),
+        ("from=2020-01-01T00:00:00Z", "period-invalid"),
+        ("from=yesterday", "invalid-fields"),
+        ("by=colour", "invalid-fields"),
+        ("tennant=acme", "invalid-fields"),
+    ],
+)
+def test_a_senseless_question_is_refused(cast: Cast, machine: Machine, query: str, code: str) -> None:
+    assert cast.vera.get(f"reports/usage/?{query}").code == code
+
+
+def measure(assignment: UUID, begin: datetime, *, seconds: int, core_percent: float, every: float = 1.0) -> None:
+    count = int(seconds / every)
+    Sample.objects.bulk_create(
+        Sample(
+            assignment_uid=assignment, at=begin + timedelta(seconds=number * every), core_percent=core_percent,
+            memory_bytes=0,
+        )
+        for number in range(count + 1)
+    )  # fmt: skip
+
+
+def test_measured_time_is_kept_by_the_hour_and_counted_once_however_often(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    price("4.00")
+    _, assignment = placed(cast, machine, core_request=50)
+    measure(assignment.uid, clock.now, seconds=900, core_percent=40)
+    clock.advance(hours=1)
+    for _ in range(3):
+        tasks.roll_up_usage()
+    assert list(UsedHour.objects.values_list("hour", "gpu_time_ms")) == [(START, 360_000)]
+    (row,) = report(cast.vera)["rows"]
+    assert (row["gpu_hours_used"], row["cost_used"]) == ("0.100000", "0.4000")
+
+
+def test_a_sample_counts_for_the_time_since_the_one_before_it(cast: Cast, machine: Machine, clock: Clock) -> None:
+    _, assignment = placed(cast, machine)
+    # Twice as many samples in the same time, then a silence of ten minutes, of which five seconds count.
+    measure(assignment.uid, clock.now, seconds=100, core_percent=50, every=0.5)
+    measure(assignment.uid, clock.now + timedelta(seconds=700), seconds=100, core_percent=50)
+    clock.advance(hours=1)
+    tasks.roll_up_usage()
+    assert UsedHour.objects.get().gpu_time_ms == (100 + 5 + 100) * 500
+
+
+def test_late_frames_are_made_up_for_and_dropped_samples_take_nothing_away(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    _, assignment = placed(cast, machine)
+    measure(assignment.uid, clock.now, seconds=100, core_percent=100)
+    clock.advance(minutes=90)
+    tasks.roll_up_usage()
+    measure(assignment.uid, START + timedelta(minutes=20), seconds=100, core_percent=100)
+    tasks.roll_up_usage()
+    late = UsedHour.objects.get().gpu_time_ms
+    assert late == (100 + 5 + 100) * 1000
+    clock.advance(hours=23)
+    measure(assignment.uid, clock.now, seconds=10, core_percent=100)
+    Sample.objects.filter(at__lt=START + timedelta(minutes=10)).delete()
+    tasks.roll_up_usage()
+    assert UsedHour.objects.order_by("hour").values_list("gpu_time_ms", flat=True)[0] == late
+
+
+def test_nobody_uses_more_than_the_whole_gpu_whatever_a_page_says(cast: Cast, machine: Machine, clock: Clock) -> None:
+    _, assignment = placed(cast, machine)
+    measure(assignment.uid, clock.now, seconds=10, core_percent=1000)
+    tasks.roll_up_usage()
+    assert UsedHour.objects.get().gpu_time_ms == 10_000
