@@ -35,6 +35,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "gpucloud-installed"
 LIBRARY = ROOT / "libvcuda"
+CLI = ROOT / "cli"
 
 # pip itself, for a Python without ensurepip (Debian splits it off into python3-venv). Any pip can install the pins;
 # this one was tried.
@@ -190,7 +191,7 @@ def install(progress: Progress, *, dev: bool) -> None:
     """Install the pins, unless exactly these are installed already."""
     files = [ROOT / "requirements.txt", *([ROOT / "requirements-dev.txt"] if dev else [])]
     progress.next("packages: " + ", ".join(file.name for file in files))
-    wanted = [fingerprint(file) for file in files]
+    wanted = [fingerprint(file) for file in [*files, CLI / "pyproject.toml"]]
     have = STAMP.read_text().split() if STAMP.exists() else []
     if set(wanted) <= set(have):
         progress.done("unchanged")
@@ -199,6 +200,9 @@ def install(progress: Progress, *, dev: bool) -> None:
     for file in files:
         command += ["-r", str(file)]
     count = follow_pip(command, progress)
+    # The command `gpucloud`, as it stands in this checkout; what builds it is among the pins.
+    no_index = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    run([str(PYTHON), "-m", "pip", "install", "-q", *no_index, "-e", str(CLI)], "`gpucloud` could not be installed")
     STAMP.write_text("\n".join(wanted) + "\n")
     progress.done(f"{count} installed" if count else "complete")
 

@@ -25,6 +25,8 @@ ENVIRONMENT = {
     "REDIS_URL": "unix:///nonexistent/valkey.sock",
     "DEBUG": "0",
     "ALLOWED_HOSTS": "127.0.0.1,localhost",
+    # This checkout's command line, not one that the environment may have installed.
+    "PYTHONPATH": str(ROOT / "cli"),
 }
 
 

@@ -78,6 +78,8 @@ def announce(launch: Launch) -> None:
     say(f"  logs       {launch.state.root / 'logs'}")
     first = launch.nodes[0].name
     say(f"  a node     GPUCLOUD_RUN_DIR={launch.state.run_directory(first)} .venv/bin/python -m agent status")
+    say(f"  commands   export GPUCLOUD_URL={address} GPUCLOUD_TOKEN_FILE={launch.state.root / 'operator.token'}")
+    say("             .venv/bin/gpucloud top")
     say("")
     say(f"ready: {address}")
 

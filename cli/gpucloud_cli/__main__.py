@@ -1,0 +1,7 @@
+"""`python -m gpucloud_cli`."""
+
+import sys
+
+from gpucloud_cli.main import main
+
+sys.exit(main())

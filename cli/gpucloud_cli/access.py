@@ -1,0 +1,105 @@
+"""Where the server is and who asks: flags before environment before the config file.
+
+The config file holds a token, so it must be its owner's alone. Its token belongs to its server: for another address it
+is not used, or `--url` would send it to a stranger.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucloud_cli.failures import Failure, Usage
+
+
+class NotSignedIn(Failure):
+    """There is no token."""
+
+    exit = 4
+
+
+@dataclass(frozen=True)
+class Access:
+    """An address and a token for it."""
+
+    url: str
+    token: str
+
+
+def config_path(environment: Mapping[str, str]) -> Path:
+    """`$GPUCLOUD_CONFIG`, else `gpucloud/config.json` in the user's configuration directory."""
+    if named := environment.get("GPUCLOUD_CONFIG"):
+        return Path(named)
+    base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".config"
+    return Path(base) / "gpucloud" / "config.json"
+
+
+def resolve(*, url: str | None, token_file: str | None, environment: Mapping[str, str]) -> Access:
+    """The address and the token to use. Raises Usage, NotSignedIn, Failure for a file that others can read."""
+    path = config_path(environment)
+    saved = read(path)
+    address = checked_url(url or environment.get("GPUCLOUD_URL") or saved.get("url") or "")
+    token = _token(token_file, environment)
+    if token is None and saved.get("token"):
+        if saved.get("url") != address:
+            raise NotSignedIn(
+                f"The token in {path} is for {saved.get('url')}, not for {address}: run `gpucloud login`."
+            )
+        token = saved["token"]
+    if not token:
+        raise NotSignedIn("There is no token: run `gpucloud login`, or set GPUCLOUD_TOKEN or GPUCLOUD_TOKEN_FILE.")
+    return Access(address, token)
+
+
+def checked_url(text: str) -> str:
+    """An address without its last slash. Raises Usage."""
+    if not text:
+        raise Usage("Which server? Set GPUCLOUD_URL, give --url, or run `gpucloud login`.")
+    if not text.startswith(("http://", "https://")):
+        raise Usage(f"{text} is not an address like https://gpucloud.example.org.")
+    return text.rstrip("/")
+
+
+def read(path: Path) -> dict[str, str]:
+    """The config file; empty where there is none. Raises Failure where others can read it, or it is broken."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+                raise Failure(f"{path} holds a token and others can read it: chmod 600 {path} (and make a new token).")
+            content = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise Failure(f"{path} cannot be used: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+        raise Failure(f"{path} is not a config file of gpucloud's.")
+    return content
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all. Raises Failure."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        fresh.replace(path)
+    except OSError as error:
+        raise Failure(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _token(token_file: str | None, environment: Mapping[str, str]) -> str | None:
+    if token_file is None and (token := environment.get("GPUCLOUD_TOKEN")):
+        return token.strip()
+    path = token_file or environment.get("GPUCLOUD_TOKEN_FILE")
+    if not path:
+        return None
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise Usage(f"{path}: no token could be read: {error}") from error

@@ -1,0 +1,86 @@
+"""Sizes, durations and amounts as people write them; each is a type of a command's option."""
+
+import re
+from typing import Any, Final
+
+import click
+
+UNITS_MIB = {"": 1.0, "mib": 1.0, "mi": 1.0, "m": 1.0, "gib": 1024.0, "gi": 1024.0, "g": 1024.0, "tib": 1024.0**2}
+UNITS_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)")
+
+
+class Null:
+    """Said with a word (`none`, `unlimited`); an option that was not given is None."""
+
+    def __repr__(self) -> str:
+        return "none"
+
+
+NULL: Final = Null()
+
+
+def mib(text: str) -> int:
+    """`8GiB`, `8192MiB` or `8192` (MiB). Raises ValueError."""
+    match = NUMBER.fullmatch(text.strip().lower())
+    if match is None or match.group(2) not in UNITS_MIB:
+        raise ValueError(f"{text!r} is no size: write 8GiB, 8192MiB, or 8192 for MiB")
+    size = float(match.group(1)) * UNITS_MIB[match.group(2)]
+    if size != int(size):
+        raise ValueError(f"{text!r} is no whole number of MiB")
+    return int(size)
+
+
+def seconds(text: str) -> int:
+    """`90`, `90s`, `10m`, `1h30m`, `2d`. Raises ValueError."""
+    rest, total = text.strip().lower(), 0
+    if not rest:
+        raise ValueError("an empty text is no duration")
+    while rest:
+        match = re.match(r"(\d{1,9})([smhd]?)", rest)
+        if match is None or (not match.group(2) and match.end() != len(rest)):
+            raise ValueError(f"{text!r} is no duration: write 90s, 10m, 1h30m or 2d")
+        total += int(match.group(1)) * UNITS_SECONDS[match.group(2)]
+        rest = rest[match.end() :]
+    return total
+
+
+class Size(click.ParamType):
+    """A size, in MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Text to MiB."""
+        try:
+            return value if isinstance(value, int) else mib(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Duration(click.ParamType):
+    """A duration, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Text to seconds."""
+        try:
+            return value if isinstance(value, int) else seconds(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class OrNull(click.ParamType):
+    """Another type, or a word for null."""
+
+    def __init__(self, inner: click.ParamType, word: str = "none") -> None:
+        self.inner, self.word = inner, word
+        self.name = f"{inner.name}|{word}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """NULL for the word."""
+        return NULL if value in (self.word, "null", NULL) else self.inner.convert(value, param, ctx)
+
+
+SIZE, DURATION = Size(), Duration()

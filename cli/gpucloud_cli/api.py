@@ -1,0 +1,194 @@
+"""The REST API: one request at a time, its refusals as failures, its losses retried where that is safe.
+
+Safe is what cannot have an effect twice: GET and DELETE, a POST (each carries an Idempotency-Key, the same one on every
+try), and anything that never reached the server or that the server sent away (429, 503).
+"""
+
+import ipaddress
+import random
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from gpucloud_cli import __version__
+from gpucloud_cli.access import Access
+from gpucloud_cli.failures import Failure, Problem, Unreachable
+
+TIMEOUT_SECONDS = 30.0
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 3.0
+PAGE = 200
+# The server, or a proxy before it, did not do it.
+NOT_DONE = (429, 503)
+PERHAPS_DONE = (500, 502, 504)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server said."""
+
+    status: int
+    body: Any
+    etag: str | None
+
+
+class Lost(Exception):
+    """No answer that counts. `safe`: the server certainly did nothing."""
+
+    def __init__(self, words: str, *, safe: bool, pause_seconds: float | None = None) -> None:
+        super().__init__(words)
+        self.safe = safe
+        self.pause_seconds = pause_seconds
+
+
+class Api:
+    """Everything below /api/v1/ of one server, as one token may see it."""
+
+    def __init__(self, access: Access, *, patience_seconds: float, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.url = access.url
+        self.patience_seconds = patience_seconds
+        self._client = httpx.Client(
+            base_url=f"{access.url}/api/v1/",
+            headers={
+                "Authorization": f"Bearer {access.token}",
+                "Accept": "application/json",
+                "User-Agent": f"gpucloud/{__version__}",
+            },
+            timeout=timeout_seconds,
+            # No proxy reaches this machine's own addresses for us.
+            trust_env=not _is_loopback(access.url),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def get(self, path: str, **parameters: Any) -> Answer:
+        """Raises Problem or Unreachable, as everything here."""
+        return self.request("GET", path, parameters=parameters)
+
+    def post(self, path: str, body: Any, *, key: str | None = None, **parameters: Any) -> Answer:
+        """Make or do something, once."""
+        return self.request(
+            "POST", path, body=body, parameters=parameters, headers={"Idempotency-Key": key or new_key()}
+        )
+
+    def patch(self, path: str, body: Any, *, etag: str | None = None, **parameters: Any) -> Answer:
+        """Change something, if it is still at this version."""
+        return self.request("PATCH", path, body=body, parameters=parameters, headers=_if_match(etag))
+
+    def delete(self, path: str, *, etag: str | None = None, **parameters: Any) -> Answer:
+        """Take something away; where an earlier try has done it, that is well."""
+        return self.request("DELETE", path, parameters=parameters, headers=_if_match(etag))
+
+    def rows(self, path: str, *, most: int | None = None, **parameters: Any) -> Iterator[dict[str, Any]]:
+        """A list's rows, page by page; at most so many."""
+        wanted = {name: value for name, value in parameters.items() if value is not None}
+        limit = PAGE if most is None else min(PAGE, most)
+        answer = self.get(path, **wanted, limit=limit)
+        count = 0
+        while True:
+            for row in answer.body["results"]:
+                if count == most:
+                    return
+                count += 1
+                yield row
+            if not answer.body.get("next") or count == most:
+                return
+            # The address that the server gives is its own idea of its name; its query is what counts.
+            answer = self.get(path, **dict(httpx.URL(answer.body["next"]).params))
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request, tried again while that is safe and patience lasts."""
+        repeatable = method in ("GET", "DELETE") or "Idempotency-Key" in (headers or {})
+        deadline, pause, lost_before = time.monotonic() + self.patience_seconds, PAUSE_SECONDS, False
+        while True:
+            try:
+                return self._once(method, path, body, parameters, headers)
+            except Problem as problem:
+                if lost_before and method == "DELETE" and problem.status == 404:
+                    return Answer(204, None, None)
+                raise
+            except Lost as lost:
+                wait = lost.pause_seconds or pause * random.uniform(0.5, 1.0)  # noqa: S311 - only to spread the tries
+                if not (repeatable or lost.safe) or time.monotonic() + wait > deadline:
+                    raise Unreachable(str(lost)) from lost
+                lost_before = lost_before or not lost.safe
+                time.sleep(wait)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _once(self, method: str, path: str, body: Any, parameters: Any, headers: Any) -> Answer:
+        wanted = {name: _parameter(value) for name, value in (parameters or {}).items() if value is not None}
+        try:
+            answer = self._client.request(
+                method, path.lstrip("/"), json=body, params=wanted or None, headers=dict(headers or {})
+            )
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise Lost(f"{self.url} does not answer: {error}", safe=True) from error
+        except httpx.TransportError as error:
+            raise Lost(f"{self.url} was lost: {str(error) or type(error).__name__}", safe=False) from error
+        except (httpx.InvalidURL, httpx.DecodingError) as error:
+            raise Failure(f"{self.url}: {error}") from error
+        return self._judged(answer)
+
+    def _judged(self, answer: httpx.Response) -> Answer:
+        facts = _json(answer)
+        if answer.is_redirect:
+            raise Failure(
+                f"{self.url} is elsewhere: it points to {answer.headers.get('Location')}. Give that as the URL."
+            )
+        if answer.is_success:
+            if facts is None and answer.status_code != 204:
+                raise Failure(f"What answers at {self.url} is no gpucloud server: its answer is not JSON.")
+            return Answer(answer.status_code, facts, answer.headers.get("ETag"))
+        problem = Problem(answer.status_code, facts if isinstance(facts, dict) else {"title": answer.reason_phrase})
+        after = answer.headers.get("Retry-After", "")
+        pause = float(after) if after.isdecimal() else None
+        in_flight = problem.code == "idempotency-key-in-flight"
+        if answer.status_code in NOT_DONE or in_flight:
+            raise Lost(str(problem), safe=True, pause_seconds=pause)
+        if answer.status_code in PERHAPS_DONE:
+            raise Lost(str(problem), safe=False, pause_seconds=pause)
+        raise problem
+
+
+def new_key() -> str:
+    """An Idempotency-Key that nobody else has."""
+    return f"cli-{uuid.uuid4()}"
+
+
+def _if_match(etag: str | None) -> dict[str, str]:
+    return {} if etag is None else {"If-Match": etag}
+
+
+def _parameter(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json() if answer.content else None
+    except ValueError:
+        return None
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

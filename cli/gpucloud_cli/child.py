@@ -1,0 +1,174 @@
+"""The program that `gpucloud run` runs: in a process group of its own, with the terminal as a shell would give it.
+
+Ctrl-C reaches the foreground group, which is the child's, so it gets it once; what is sent to us is passed on to its
+whole group. Where Ctrl-Z stops it, we stop too, so that the shell gets its prompt back, and `fg` and `bg` go on with
+both.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+from gpucloud_cli import launch
+from gpucloud_cli.failures import Failure
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# Nobody's signal is needed to see the child's end; this only bounds what a lost one would cost.
+LOOK_SECONDS = 1.0
+
+
+class NotHere(Failure):
+    """This machine is not the claim's node."""
+
+    exit = 3
+
+
+def command_line(place: Mapping[str, Any], command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """What to start, and with which environment. Raises NotHere."""
+    path = Path(place["agent_socket"])
+    if not path.exists():
+        raise NotHere(f"The claim is on node {place['node']}, and its agent's socket {path} is not on this machine.")
+    given = {"GPUCLOUD_CLAIM_SECRET": place["secret"], "GPUCLOUD_AGENT_SOCKET": str(path)}
+    return [sys.executable, "-I", launch.__file__, place["claim"], *command], dict(os.environ) | given
+
+
+def become(place: Mapping[str, Any], command: Sequence[str]) -> NoReturn:
+    """Replace this process by the command under the claim. Raises NotHere."""
+    line, environment = command_line(place, command)
+    os.execve(line[0], line, environment)  # noqa: S606 - becoming the command is the purpose
+
+
+class Signals:
+    """What is sent to us, from now until the end: passed on to the child's group, and `caught` while there is none.
+
+    Use as a context manager, in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+        self.group: int | None = None
+        self.continued = False
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Self:
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (*PASSED_ON, signal.SIGCHLD, signal.SIGCONT):
+            # What was ignored when we were started (nohup, a script's `&`) stays so, for the child too.
+            if number in (signal.SIGCHLD, signal.SIGCONT) or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _value: object, _traceback: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def wait(self, seconds: float) -> None:
+        """Return when a signal comes, or after so long."""
+        if select.select([self._reader], [], [], seconds)[0]:
+            os.read(self._reader, 4096)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGCONT:
+            self.continued = True
+        elif number != signal.SIGCHLD and self.group is not None:
+            self.send(number)
+        elif number != signal.SIGCHLD:
+            self.caught.append(number)
+
+    def send(self, number: int) -> None:
+        """To every process of the child's group, where there is one."""
+        if self.group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group, number)
+
+
+class Child:
+    """A started program. `wait` is due."""
+
+    def __init__(self, line: Sequence[str], environment: Mapping[str, str], signals: Signals) -> None:
+        self._signals = signals
+        self._terminal = _controlling_terminal()
+        already = len(signals.caught)
+        self._process = subprocess.Popen(line, env=environment, process_group=0)
+        signals.group = self._process.pid
+        # What came while it was being started had no group to go to.
+        for number in signals.caught[already:]:
+            signals.send(number)
+        self._give_terminal()
+
+    def wait(self) -> int:
+        """Its exit code; 128 + n where signal n ended it."""
+        try:
+            while True:
+                status = self._look()
+                if status is not None:
+                    return status
+                if self._signals.continued:
+                    self._signals.continued = False
+                    self._give_terminal()
+                    self._signals.send(signal.SIGCONT)
+                self._signals.wait(LOOK_SECONDS)
+        finally:
+            self._signals.group = None
+            self._take_terminal()
+
+    def _look(self) -> int | None:
+        pid, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return None
+        if os.WIFSTOPPED(status):
+            self._stop_too()
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = code
+        return code if code >= 0 else 128 - code
+
+    def _stop_too(self) -> None:
+        """Give the shell its prompt; whoever continues us continues the child."""
+        if self._terminal is not None:
+            self._take_terminal()
+            os.killpg(os.getpgrp(), signal.SIGTSTP)
+
+    def _give_terminal(self) -> None:
+        if self._terminal is not None and _foreground(self._terminal) == os.getpgrp():
+            _set_foreground(self._terminal, self._process.pid)
+
+    def _take_terminal(self) -> None:
+        if self._terminal is not None and _foreground(self._terminal) == self._process.pid:
+            _set_foreground(self._terminal, os.getpgrp())
+
+
+def _controlling_terminal() -> int | None:
+    """The terminal that this session lives on, wherever our own stdin comes from; None in a pipeline."""
+    try:
+        return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return None
+
+
+def _foreground(terminal: int) -> int | None:
+    """The terminal's foreground group; None once the terminal is gone."""
+    try:
+        return os.tcgetpgrp(terminal)
+    except OSError:
+        return None
+
+
+def _set_foreground(terminal: int, group: int) -> None:
+    # A background process that does this is stopped, unless it does not listen. The terminal or the group may be gone.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    with contextlib.suppress(OSError):
+        os.tcsetpgrp(terminal, group)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,137 @@
+"""A claim's life as its client sees it: asked for, waited for, renewed, given back."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpucloud_cli import output
+from gpucloud_cli.api import Api
+from gpucloud_cli.failures import Failure, Problem, Unreachable, WaitRanOut
+
+Claim = dict[str, Any]
+# A claim that fits at once is in force within tenths of a second; one that waits is looked at every two seconds.
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
+# Who reads a pipeline's log wants to see that it still waits.
+REMIND_SECONDS = 60.0
+# Of a lease, between two renewals: four may fail before it lapses.
+RENEW_PART = 5
+
+
+class Ended(Failure):
+    """The claim came to its end while it was waited for."""
+
+
+def path_of(uid: str) -> str:
+    """The claim's place in the API."""
+    return f"claims/{uid}/"
+
+
+def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Claim:
+    """The claim once its limits are in force; says meanwhile why it waits. Raises WaitRanOut, Ended.
+
+    An unreachable server is waited for too: the claim keeps its place in the queue.
+    """
+    started = time.monotonic()
+    pause, watched = FIRST_LOOK_SECONDS, Watched()
+    while True:
+        if claim["state"] == "active" and claim["observed_generation"] >= claim["generation"]:
+            return claim
+        if claim["state"] in ("failed", "releasing", "released"):
+            raise Ended(f"Claim {claim['uid']} is {claim['state']}: {why(claim) or 'it was ended'}.")
+        waited = time.monotonic() - started
+        watched.tell(claim, waited)
+        if waited >= seconds:
+            raise WaitRanOut(f"Claim {claim['uid']} is still {claim['state']} after {waited:.0f} s: {why(claim)}.")
+        sleep(min(pause, max(seconds - waited, 0.01)))
+        pause = min(1.5 * pause, LONGEST_LOOK_SECONDS)
+        try:
+            claim = api.get(path_of(claim["uid"])).body
+        except Unreachable as lost:
+            watched.note(str(lost))
+
+
+class Watched:
+    """What was said of the wait last, so that nothing is said twice a second."""
+
+    def __init__(self) -> None:
+        self._said, self._at = "", 0.0
+
+    def tell(self, claim: Claim, waited: float) -> None:
+        """Say state, place, reasons and estimate when they change, and once a minute."""
+        if waited < 1:
+            return
+        words = [claim["state"]]
+        if place := claim.get("queue_place"):
+            words.append(f"place {place} in the queue of its pool")
+        if reasons := why(claim):
+            words.append(reasons)
+        if estimate := claim.get("estimated_start_at"):
+            words.append(f"expected at {estimate}")
+        self.note("waiting: " + " · ".join(words), waited=waited)
+
+    def note(self, words: str, *, waited: float | None = None) -> None:
+        """Say it unless that was the last thing said, less than a minute ago."""
+        now = time.monotonic()
+        if words == self._said and now - self._at < REMIND_SECONDS:
+            return
+        self._said, self._at = words, now
+        output.say(words if waited is None else f"{words} ({waited:.0f} s)")
+
+
+def why(claim: Claim) -> str:
+    """Why it waits or failed, in the server's words."""
+    reasons = [reason["detail"] for reason in claim["reasons"]]
+    reasons += [item["reason"] for item in claim["assignments"] if item.get("reason")]
+    return "; ".join(reasons) or "its turn has not come yet"
+
+
+def released(api: Api, uid: str, *, wait_seconds: int) -> str:
+    """Give it back, and wait so long for the node to confirm; the state that it came to. Raises Failure."""
+    try:
+        return str(api.delete(path_of(uid), wait=wait_seconds).body["state"])
+    except Problem as problem:
+        if problem.status == 404:
+            return "released"
+        raise
+
+
+class Lease(threading.Thread):
+    """Renews a claim's lease from the side, so that a slow server never holds up what the main thread does.
+
+    `lost` says why the claim is no longer ours, once it is not.
+    """
+
+    def __init__(self, api: Api, claim: Claim, *, on_lost: Callable[[str], None] = output.say) -> None:
+        super().__init__(name="lease", daemon=True)
+        self._api, self._uid = api, claim["uid"]
+        self._every_seconds = claim["lease_seconds"] / RENEW_PART
+        self._on_lost = on_lost
+        self._over = threading.Event()
+        self.lost: str | None = None
+
+    def run(self) -> None:
+        """Until `stop`, or until the claim is gone."""
+        failing = False
+        while not self._over.wait(self._every_seconds):
+            try:
+                self._api.post(f"{path_of(self._uid)}renew/", {})
+                if failing:
+                    output.say("the server answers again; the lease is renewed")
+                failing = False
+            except Problem as problem:
+                self._end(str(problem))
+                return
+            except Failure as failure:
+                if not failing and not self._over.is_set():
+                    output.say(f"the lease could not be renewed, trying on: {failure}")
+                failing = True
+
+    def stop(self) -> None:
+        """No renewal begins after this."""
+        self._over.set()
+
+    def _end(self, words: str) -> None:
+        if not self._over.is_set():
+            self.lost = words
+            self._on_lost(f"claim {self._uid} is no longer held: {words}")

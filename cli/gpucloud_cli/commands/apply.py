@@ -1,0 +1,7 @@
+"""`apply` and `export`."""
+
+import click
+
+
+def join(root: click.Group) -> None:
+    """Take part in the command tree."""

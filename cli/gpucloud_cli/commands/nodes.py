@@ -1,0 +1,88 @@
+"""`node add|enrol|cordon|uncordon|forget`."""
+
+from typing import Any
+
+import click
+
+from gpucloud_cli import output
+from gpucloud_cli.doors import Asked, answers, asked
+from gpucloud_cli.failures import Failure
+from gpucloud_cli.resources import BY_NAME
+from gpucloud_cli.verbs import path_of
+
+NODE = BY_NAME["node"]
+
+
+def join(root: click.Group) -> None:
+    """Take part in the command tree."""
+    group = root.commands["node"]
+    assert isinstance(group, click.Group)
+    for command in (add, enrol, cordon, uncordon, forget):
+        group.add_command(command)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--pool", default="default", show_default=True, help="a pool's name")
+@answers
+@asked
+def add(asked: Asked, name: str, pool: str) -> None:
+    """Make a node; prints the command to copy to the machine, with its one-time enrolment token."""
+    with asked.api() as api:
+        _enrolment(asked, api.post("nodes/", {"name": name, "pool": pool}).body)
+
+
+@click.command()
+@click.argument("name")
+@answers
+@asked
+def enrol(asked: Asked, name: str) -> None:
+    """Make a new one-time token; the agent that enrols with it replaces the present one."""
+    with asked.api() as api:
+        _enrolment(asked, api.post(f"{path_of(NODE, None, name)}enrolment/", {}).body)
+
+
+@click.command()
+@click.argument("name")
+@answers
+@asked
+def cordon(asked: Asked, name: str) -> None:
+    """Let it take no new claims; those on it stay."""
+    _cordon(asked, name, cordoned=True)
+
+
+@click.command()
+@click.argument("name")
+@answers
+@asked
+def uncordon(asked: Asked, name: str) -> None:
+    """Let it take new claims again."""
+    _cordon(asked, name, cordoned=False)
+
+
+@click.command()
+@click.argument("name")
+@answers
+@asked
+def forget(asked: Asked, name: str) -> None:
+    """Release what a lost node carried, and shut its agent out."""
+    with asked.api() as api:
+        asked.show(api.post(f"{path_of(NODE, None, name)}forget/", {}).body)
+
+
+def _cordon(asked: Asked, name: str, *, cordoned: bool) -> None:
+    with asked.api() as api:
+        asked.show(api.patch(path_of(NODE, None, name), {"cordoned": cordoned}).body)
+
+
+def _enrolment(asked: Asked, node: dict[str, Any]) -> None:
+    if node["enrolment_token"] is None:
+        # The answer was lost and the second one is without secrets.
+        raise Failure(
+            f"Node {node['name']} is made, but its token was lost on the way: `gpucloud node enrol` makes another."
+        )
+    if asked.json:
+        output.as_json(node)
+        return
+    output.say(f"node {node['name']} awaits its agent; run this there once, within 24 hours:")
+    click.echo(node["command"])

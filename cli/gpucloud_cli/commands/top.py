@@ -1,0 +1,91 @@
+"""`gpucloud top`: who uses how much of what it has, as measured just now."""
+
+import sys
+import time
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+
+from gpucloud_cli import output
+from gpucloud_cli.amounts import DURATION
+from gpucloud_cli.api import Api
+from gpucloud_cli.doors import Asked, answers, asked
+from gpucloud_cli.failures import Unreachable
+
+STATES = ("active", "assigned", "queued", "pending", "failed")
+COLUMNS = ("tenant", "name", "state", "where", "core", "throttled", "memory", "age", "uid")
+MOST_ROWS = 200
+
+
+def join(root: click.Group) -> None:
+    """Take part in the command tree."""
+    root.add_command(top)
+
+
+@click.command()
+@click.option("--tenant", help="only this tenant's claims")
+@click.option("--once", is_flag=True, help="show it once and end, as without a terminal")
+@click.option("--interval", type=DURATION, default="2s", show_default=True, help="between two looks")
+@answers
+@asked
+def top(asked: Asked, tenant: str | None, once: bool, interval: int) -> None:
+    """Show live claims with their use against their limits; Ctrl-C ends it."""
+    with asked.api() as api:
+        if asked.json:
+            output.as_json(look(api, tenant))
+        elif once or not sys.stdout.isatty():
+            output.table(look(api, tenant), COLUMNS)
+        else:
+            watch(api, tenant, interval)
+
+
+def watch(api: Api, tenant: str | None, interval: int) -> None:
+    """Until Ctrl-C; a server that is away is told and waited for."""
+    words, rows = "", look(api, tenant)
+    try:
+        with Live(console=output.console(), auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(Group(f"{api.url}  {time.strftime('%H:%M:%S')}  {words}", output.drawing(rows, COLUMNS)))
+                live.refresh()
+                time.sleep(max(interval, 1))
+                try:
+                    words, rows = "", look(api, tenant)
+                except Unreachable as lost:
+                    words = str(lost)
+    except KeyboardInterrupt:
+        pass
+
+
+def look(api: Api, tenant: str | None) -> list[dict[str, Any]]:
+    """A row for each live claim, the measured ones first."""
+    claims = [claim for state in STATES for claim in api.rows("claims/", most=MOST_ROWS, state=state, tenant=tenant)]
+    measured: dict[str, list[dict[str, Any]]] = {}
+    for slug in sorted({claim["tenant"] for claim in claims}):
+        for series in api.get("utilization/", tenant=slug).body["series"]:
+            measured.setdefault(series["claim"], []).append(series)
+    return [row(claim, measured.get(claim["uid"], [])) for claim in claims]
+
+
+def row(claim: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is shown of a claim: sums over its GPUs."""
+    ages = [one["age_seconds"] for one in series if one["age_seconds"] is not None]
+    return {
+        "tenant": claim["tenant"],
+        "name": claim["name"],
+        "state": claim["state"],
+        "where": ",".join(f"{item['node']}/{item['gpu_index']}" for item in claim["assignments"]) or None,
+        "core": _of(series, "core_percent", claim["core_limit"] * claim["gpu_count"], "%"),
+        "throttled": _of(series, "throttled_percent", None, "%"),
+        "memory": _of(series, "memory_mib", claim["memory_mib"] * claim["gpu_count"], "MiB"),
+        "age": f"{max(ages):.0f}s" if ages else None,
+        "uid": claim["uid"],
+    }
+
+
+def _of(series: list[dict[str, Any]], name: str, limit: int | None, unit: str) -> str | None:
+    latest = [one[name][-1] for one in series if one[name] and one[name][-1] is not None]
+    if not latest:
+        return None
+    return f"{sum(latest):.0f}{'' if limit is None else f'/{limit}'} {unit}"

@@ -1,0 +1,103 @@
+"""What can go wrong, and the exit code that says which kind it was."""
+
+from enum import IntEnum
+from typing import Any, ClassVar
+
+
+class Exit(IntEnum):
+    """Exit codes; pipelines decide by them, so they never change."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    NOT_ALLOWED = 4
+    WAIT_RAN_OUT = 5
+    TRY_AGAIN = 75
+    INTERRUPTED = 130
+
+
+MEANINGS = {
+    Exit.DONE: "done",
+    Exit.FAILED: "failed, or not found",
+    Exit.USAGE: "wrong usage: options, fields, files",
+    Exit.REFUSED: "refused by the present state: quota, conflict, changed meanwhile, can never fit",
+    Exit.NOT_ALLOWED: "not allowed: token, role, scope",
+    Exit.WAIT_RAN_OUT: "the wait ran out",
+    Exit.TRY_AGAIN: "try again: the server does not answer, or is busy",
+    Exit.INTERRUPTED: "interrupted (Ctrl-C)",
+}
+
+
+class Failure(Exception):
+    """The command failed; the message is for the person or the log that reads it."""
+
+    exit: ClassVar[int] = Exit.FAILED
+
+
+class Usage(Failure):
+    """It was asked for in a way that cannot be."""
+
+    exit = Exit.USAGE
+
+
+class WaitRanOut(Failure):
+    """What was waited for has not come."""
+
+    exit = Exit.WAIT_RAN_OUT
+
+
+class Unreachable(Failure):
+    """No answer, or none that counts: the same request may succeed later."""
+
+    exit = Exit.TRY_AGAIN
+
+
+class Interrupted(Failure):
+    """A signal ended the command."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("interrupted")
+        self.signal_number = signal_number
+
+
+class Problem(Failure):
+    """The server said no, with RFC 9457 problem details."""
+
+    def __init__(self, status: int, facts: dict[str, Any]) -> None:
+        self.status = status
+        self.facts = facts
+        super().__init__(_words(status, facts))
+
+    @property
+    def code(self) -> str:
+        """The stable name of the fact, like `quota-exceeded`."""
+        return str(self.facts.get("type", "")).rpartition("/")[2]
+
+
+def exit_code(failure: Failure) -> int:
+    """The process's exit code for this failure."""
+    if isinstance(failure, Interrupted):
+        return 128 + failure.signal_number
+    if isinstance(failure, Problem):
+        return _of_status(failure.status)
+    return failure.exit
+
+
+def _of_status(status: int) -> int:
+    if status in (401, 403):
+        return Exit.NOT_ALLOWED
+    if status in (409, 412, 422, 428):
+        return Exit.REFUSED
+    if status == 429 or status >= 500:
+        return Exit.TRY_AGAIN
+    return Exit.USAGE if status == 400 else Exit.FAILED
+
+
+def _words(status: int, facts: dict[str, Any]) -> str:
+    title, detail = facts.get("title"), facts.get("detail")
+    lines = [": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"]
+    fields = facts.get("errors")
+    for name, why in fields.items() if isinstance(fields, dict) else ():
+        lines.append(f"  {name}: {' '.join(map(str, why)) if isinstance(why, list) else why}")
+    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""The command tree, and the one place where failures become exit codes."""
+
+import os
+import signal
+import sys
+
+import click
+
+from gpucloud_cli import __version__, output
+from gpucloud_cli.commands import apply, claims, nodes, run, session, tokens, top
+from gpucloud_cli.failures import MEANINGS, Exit, Failure, Interrupted, exit_code
+from gpucloud_cli.resources import TABLE
+from gpucloud_cli.verbs import group
+
+CODES = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
+EPILOG = f"""\b
+Where the server is and who asks, the first that is given:
+  --url, --token-file
+  GPUCLOUD_URL; GPUCLOUD_TOKEN or GPUCLOUD_TOKEN_FILE
+  the config file that `gpucloud login` writes (GPUCLOUD_CONFIG)
+Also read: GPUCLOUD_TENANT, GPUCLOUD_PATIENCE (how long a lost request is tried again, 10s), NO_COLOR.
+
+\b
+Exit codes:
+{CODES}
+`run` and `claim exec` end with their program's own."""
+
+
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpucloud")
+def root() -> None:
+    """Shares of GPUs, for people and pipelines.
+
+    Data goes to stdout, words to stderr.
+    """
+
+
+def build() -> click.Group:
+    """Every command."""
+    for resource in TABLE:
+        root.add_command(group(resource), resource.name)
+    for part in (session, claims, nodes, tokens, run, top, apply):
+        part.join(root)
+    return root
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    try:
+        build().main(prog_name="gpucloud", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return Exit.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        output.say("interrupted")
+        return Exit.INTERRUPTED
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except Interrupted as failure:
+        return exit_code(failure)
+    except Failure as failure:
+        output.say(str(failure))
+        return exit_code(failure)
+    except BrokenPipeError:
+        # Whoever read has enough (`| head`); what Python would still flush has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return Exit.DONE

@@ -1,0 +1,201 @@
+"""What there is to list, show, make, change and remove: one table, from which the commands are built.
+
+A new resource of the API is a new entry here. A test compares every name with docs/openapi.yaml.
+"""
+
+from dataclasses import dataclass
+
+import click
+
+from gpucloud_cli.amounts import DURATION, SIZE, OrNull
+
+
+class Amount(click.ParamType):
+    """What a quota counts: a number, or a size where it is memory."""
+
+    name = "amount"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """`400`, or `64GiB` as MiB."""
+        return SIZE.convert(value, param, ctx)
+
+
+RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
+ROLES = click.Choice(["admin", "member", "viewer"])
+POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field that a caller gives: an option, or the argument that names the thing."""
+
+    name: str
+    kind: click.ParamType = click.STRING
+    help: str = ""
+    flag: str | None = None
+    argument: bool = False
+    required: bool = False
+    changes: bool = True
+    many: bool = False
+
+    @property
+    def option(self) -> str:
+        """`--core` for `core_request`, else the field's name with dashes."""
+        return self.flag or "--" + self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One collection of the API and its commands."""
+
+    name: str
+    path: str
+    key: str
+    columns: tuple[str, ...]
+    fields: tuple[Field, ...] = ()
+    filters: tuple[Field, ...] = ()
+    verbs: frozenset[str] = frozenset({"list", "show"})
+    # Named in the path, like a member's tenant.
+    parent: str | None = None
+    # What the API's list and its things are called, for help texts.
+    words: str = ""
+
+
+TENANT = Field("tenant", help="a tenant's slug")
+POOL = Field("pool", help="a pool's name")
+NODE = Field("node", help="a node's name")
+ALL = frozenset({"list", "show", "create", "change", "remove"})
+POOL_OR_ALL = Field("pool", OrNull(click.STRING, "all"), "a pool's name; all pools together without it", changes=False)
+
+TABLE = (
+    Resource(
+        "tenant",
+        "tenants/",
+        "slug",
+        ("slug", "name", "weight", "cohort"),
+        fields=(
+            Field("slug", argument=True, required=True, changes=False),
+            Field("name", help="for people"),
+            Field("weight", click.INT, "its part where tenants compete"),
+            Field("cohort", OrNull(click.STRING), "whose unused quota it may borrow, or none"),
+        ),
+        verbs=ALL,
+        words="tenants: who is charged",
+    ),
+    Resource(
+        "member",
+        "tenants/{parent}/members/",
+        "username",
+        ("username", "role"),
+        fields=(
+            Field("username", argument=True, required=True, changes=False),
+            Field("role", ROLES, "what they may do there", required=True),
+        ),
+        verbs=frozenset({"list", "create", "remove"}),
+        parent="tenant",
+        words="people in a tenant",
+    ),
+    Resource(
+        "quota",
+        "quotas/",
+        "id",
+        ("id", "tenant", "pool", "resource", "hard", "used", "borrowed"),
+        fields=(
+            Field("tenant", help="a tenant's slug", required=True, changes=False),
+            POOL_OR_ALL,
+            Field("resource", RESOURCES, "what is counted", required=True, changes=False),
+            Field("hard", OrNull(Amount(), "unlimited"), "how much; memory also as 64GiB", required=True),
+        ),
+        filters=(TENANT, POOL, Field("resource", RESOURCES, "of what")),
+        verbs=ALL,
+        words="what tenants may hold",
+    ),
+    Resource(
+        "pool",
+        "pools/",
+        "name",
+        ("name", "sharing_policy", "core_ceiling", "parts", "description"),
+        fields=(
+            Field("name", argument=True, required=True, changes=False),
+            Field("description", help="for people"),
+            Field("sharing_policy", POLICIES, "what claims get while others want the GPU too", flag="--policy"),
+            Field("core_ceiling", click.INT, "percent of each GPU that all its claims may use"),
+            Field("parts", click.INT, "for the policy average: parts of each GPU"),
+        ),
+        verbs=frozenset({"list", "show", "create", "change"}),
+        words="named sets of nodes",
+    ),
+    Resource(
+        "node",
+        "nodes/",
+        "name",
+        ("name", "pool", "state", "hostname", "agent_version", "last_seen_at"),
+        filters=(POOL,),
+        words="machines with an agent",
+    ),
+    Resource(
+        "gpu",
+        "gpus/",
+        "uuid",
+        ("uuid", "node", "index", "model", "core_used", "core_free", "memory_used_mib", "memory_mib"),
+        filters=(NODE, POOL, Field("model", help="as NVML calls it")),
+        words="GPUs and what is promised of them",
+    ),
+    Resource(
+        "claim",
+        "claims/",
+        "uid",
+        ("uid", "tenant", "name", "state", "assignments.node", "gpu_count", "core_request", "core_limit", "memory_mib"),
+        filters=(TENANT, POOL, NODE, Field("state", help="one state"), Field("name", help="exactly this name")),
+        words="pieces of GPUs that tenants asked for",
+    ),
+    Resource(
+        "assignment",
+        "assignments/",
+        "uid",
+        ("uid", "claim", "node", "gpu_index", "core_request", "core_limit", "memory_mib", "state"),
+        filters=(TENANT, NODE, Field("claim", help="a claim's uid"), Field("gpu", help="a GPU's uuid")),
+        words="claims' shares of single GPUs",
+    ),
+    Resource(
+        "token",
+        "tokens/",
+        "key",
+        ("key", "name", "tenant", "role", "expires_at", "last_used_at", "revoked_at"),
+        words="API tokens",
+    ),
+    Resource(
+        "audit",
+        "audit/",
+        "id",
+        ("at", "actor", "action", "object_type", "object_id"),
+        filters=(
+            TENANT,
+            Field("actor", help="who did it"),
+            Field("action", help="like claim.create"),
+            Field("object_type", help="like claim"),
+            Field("object_id", help="like a claim's uid"),
+            Field("since", help="a moment, ISO 8601"),
+            Field("until", help="a moment, ISO 8601"),
+        ),
+        verbs=frozenset({"list"}),
+        words="who changed what",
+    ),
+)
+BY_NAME = {resource.name: resource for resource in TABLE}
+
+# What a claim is asked for by, in `claim create` and in `run`; their names are the API's.
+CLAIM_FIELDS = (
+    Field("core_request", click.IntRange(1, 100), "percent of each GPU, guaranteed", flag="--core"),
+    Field("memory_mib", SIZE, "device memory on each GPU, like 8GiB", flag="--memory"),
+    Field("core_limit", click.IntRange(1, 100), "percent, the ceiling; as --core unless given", flag="--limit"),
+    Field("gpu_count", click.IntRange(1, 64), "how many GPUs of one node; 1 unless given", flag="--gpus"),
+    Field("tenant", help="who is charged; GPUCLOUD_TENANT, or the token's only tenant, unless given"),
+    Field("pool", help="a pool's name; `default` unless given"),
+    Field("gpu_model", help="only GPUs of this model"),
+    Field("class", click.Choice(["guaranteed", "best-effort"]), "for the policy preempt"),
+    Field("weight", click.INT, "for the policy weighted"),
+    Field("priority", click.INT, "higher goes first"),
+    Field("time_limit_seconds", DURATION, "released so long after it was placed", flag="--time-limit"),
+    Field("when_over_quota", click.Choice(["refuse", "wait"]), "wait: queue until the quota has room"),
+)

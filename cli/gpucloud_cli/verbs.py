@@ -1,0 +1,127 @@
+"""The commands of every resource, built from the table: list, show, create, change, remove."""
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from gpucloud_cli import output
+from gpucloud_cli.api import PAGE
+from gpucloud_cli.doors import Asked, answers, asked, body, connects, takes
+from gpucloud_cli.failures import Usage
+from gpucloud_cli.resources import Field, Resource
+
+
+def group(resource: Resource) -> click.Group:
+    """The resource's commands."""
+    made = click.Group(resource.name, help=f"{resource.words[0].upper()}{resource.words[1:]}.")
+    for verb, make in MAKERS.items():
+        if verb in resource.verbs:
+            made.add_command(make(resource), verb)
+    return made
+
+
+def path_of(resource: Resource, parent: str | None, key: object = None) -> str:
+    """Where the collection, or one thing in it, lies; what people give is quoted."""
+    path = resource.path.format(parent=quote(parent or "", safe=""))
+    if key is None:
+        return path
+    text = quote(str(key), safe="")
+    if text.strip(".") == "":
+        raise Usage(f"{key!r} names nothing.")
+    return f"{path}{text}/"
+
+
+def _parents(resource: Resource) -> tuple[Field, ...]:
+    if resource.parent is None:
+        return ()
+    return (Field(resource.parent, help=f"a {resource.parent}'s slug", required=True),)
+
+
+def _parent(resource: Resource, given: dict[str, Any]) -> str | None:
+    return None if resource.parent is None else given[f"{resource.parent}_"]
+
+
+def _list(resource: Resource) -> click.Command:
+    @click.command(help=f"List {resource.words}, newest first.")
+    @takes((*_parents(resource), *resource.filters))
+    @click.option("--all", "everything", is_flag=True, help=f"not only the first {PAGE}")
+    @answers
+    @asked
+    def command(asked: Asked, /, everything: bool, **given: Any) -> None:
+        with asked.api() as api:
+            path = path_of(resource, _parent(resource, given))
+            wanted = body(resource.filters, given)
+            rows = list(api.rows(path, most=None if everything else PAGE + 1, **wanted))
+        if not everything and len(rows) > PAGE:
+            del rows[PAGE:]
+            output.say(f"these are the first {PAGE}; --all lists the rest too")
+        asked.show(rows, columns=resource.columns)
+
+    return command
+
+
+def _show(resource: Resource) -> click.Command:
+    @click.command(help="Show one.")
+    @takes(_parents(resource))
+    @click.argument("key", metavar=resource.key.upper())
+    @answers
+    @asked
+    def command(asked: Asked, /, key: str, **given: Any) -> None:
+        with asked.api() as api:
+            asked.show(api.get(path_of(resource, _parent(resource, given), key)).body)
+
+    return command
+
+
+def _create(resource: Resource) -> click.Command:
+    @click.command(help="Give somebody a role, or change it." if resource.name == "member" else "Make one.")
+    @takes((*_parents(resource), *resource.fields))
+    @answers
+    @asked
+    def command(asked: Asked, /, **given: Any) -> None:
+        with asked.api() as api:
+            asked.show(api.post(path_of(resource, _parent(resource, given)), body(resource.fields, given)).body)
+
+    return command
+
+
+def _change(resource: Resource) -> click.Command:
+    fields = [field for field in resource.fields if field.changes]
+
+    @click.command(help="Change one: what is not given stays.")
+    @click.argument("key", metavar=resource.key.upper())
+    @takes(fields, required=False)
+    @click.option("--if-version", type=click.INT, help="refuse (exit 3) unless it is still at this version")
+    @answers
+    @asked
+    def command(asked: Asked, /, key: str, if_version: int | None, **given: Any) -> None:
+        wanted = body(fields, given)
+        if not wanted:
+            raise Usage("Nothing to change was given: see --help.")
+        with asked.api() as api:
+            path = path_of(resource, None, key)
+            etag = api.get(path).etag if if_version is None else f'"{if_version}"'
+            asked.show(api.patch(path, wanted, etag=etag).body)
+
+    return command
+
+
+def _remove(resource: Resource) -> click.Command:
+    @click.command(help="Take one away.")
+    @takes(_parents(resource))
+    @click.argument("key", metavar=resource.key.upper())
+    @connects
+    @asked
+    def command(asked: Asked, /, key: str, **given: Any) -> None:
+        with asked.api() as api:
+            path = path_of(resource, _parent(resource, given), key)
+            # A quota is removed at the version that was read; a member has none to read.
+            etag = None if "show" not in resource.verbs else api.get(path).etag
+            api.delete(path, etag=etag)
+        output.say(f"{resource.name} {key} is removed")
+
+    return command
+
+
+MAKERS = {"list": _list, "show": _show, "create": _create, "change": _change, "remove": _remove}

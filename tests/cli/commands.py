@@ -1,0 +1,84 @@
+"""`gpucloud` as a subprocess, against a whole platform."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.platform import ROOT, Platform
+
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """Its JSON."""
+        return json.loads(self.out)
+
+
+class Shell:
+    """Somebody's environment: an address, a token, a home of their own."""
+
+    def __init__(self, home: Path, **environment: str) -> None:
+        self.home = home
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("GPUCLOUD_", "XDG_", "LD_"))
+        }
+        self.environment = inherited | {"HOME": str(home), "PYTHONPATH": str(ROOT / "cli")} | environment
+
+    def line(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "gpucloud_cli", *arguments]
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Started, with pipes unless told otherwise."""
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        environment = self.environment | options.pop("environment", {})
+        return subprocess.Popen(self.line(*arguments), env=environment, text=True, cwd=self.home, **(pipes | options))
+
+    def run(self, *arguments: str, stdin: str = "", **environment: str) -> Ended:
+        """Run to its end."""
+        done = subprocess.run(
+            self.line(*arguments),
+            env=self.environment | environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+            cwd=self.home,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def data(self, *arguments: str) -> Any:
+        """The JSON of a command that must succeed."""
+        ended = self.run(*arguments, "--json")
+        assert ended.code == 0, ended
+        return ended.data
+
+
+def finished(process: subprocess.Popen[str]) -> Ended:
+    """What a started command came to."""
+    out, err = process.communicate(timeout=SECONDS)
+    return Ended(process.returncode, out, err)
+
+
+def new_name(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex[:8]}"
+
+
+def live_claims(platform: Platform, tenant: str) -> list[dict[str, Any]]:
+    """Those of the tenant's claims that are not released."""
+    rows = platform.granted("GET", f"claims/?tenant={tenant}")["results"]
+    return [row for row in rows if row["state"] != "released"]

@@ -1,0 +1,29 @@
+"""Who types commands: Olga the operator, Max the member of a tenant of the test's own."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Shell, new_name
+from tests.platform import Platform
+
+
+@pytest.fixture
+def olga(platform: Platform, tmp_path: Path) -> Shell:
+    home = tmp_path / "olga"
+    home.mkdir()
+    return Shell(home, GPUCLOUD_URL=platform.url, GPUCLOUD_TOKEN_FILE=str(platform.state / "operator.token"))
+
+
+@pytest.fixture
+def tenant(platform: Platform) -> str:
+    """A tenant with quotas."""
+    return platform.new_tenant(new_name("cli"))
+
+
+@pytest.fixture
+def max_(platform: Platform, tenant: str, tmp_path: Path) -> Shell:
+    home = tmp_path / "max"
+    home.mkdir()
+    token = platform.granted("POST", "tokens/", {"name": "max", "tenant": tenant, "role": "member"})["token"]
+    return Shell(home, GPUCLOUD_URL=platform.url, GPUCLOUD_TOKEN=token)
