@@ -14,6 +14,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
 from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services import budgets
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.leases import release_lapsed
@@ -85,3 +86,9 @@ def expire_claims() -> int:
 def roll_up_usage() -> int:
     """Keep what samples say of each hour before they are dropped; returns how many rows were written."""
     return roll_up()
+
+
+@shared_task
+def watch_budgets() -> int:
+    """Warn of budgets that are nearly spent; returns how many warnings were given."""
+    return budgets.watch_budgets()

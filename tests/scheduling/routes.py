@@ -14,6 +14,8 @@ from apps.nodes.models import Gpu, Node, Sample
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import (
     AuditEvent,
+    Budget,
+    BudgetPeriod,
     CohortShare,
     IdempotencyRecord,
     LedgerEntry,
@@ -26,7 +28,7 @@ from apps.quotas.models import (
     User,
 )
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import prices, tokens
+from apps.quotas.services import budgets, prices, tokens
 from apps.scheduling.models import Assignment, Claim, Round
 from tests.cast import MODEL, Cast, Machine, give_plenty, lose, make_cast, placed
 
@@ -50,6 +52,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tenants/<slug:slug>/members/"): {"username": "max", "role": "viewer"},
     ("POST", "pools/"): {"name": "shared"},
     ("PATCH", "pools/<slug:name>/"): {"core_ceiling": 90},
+    ("POST", "budgets/"): {"tenant": "acme", "period": "week", "gpu_hours": "100"},
+    ("PATCH", "budgets/<int:pk>/"): {"gpu_hours": "2000"},
     ("POST", "prices/"): {"gpu_model": "NVIDIA A10", "valid_from": "2027-01-01", "per_gpu_hour": "2.50"},
     ("POST", "quotas/"): {"tenant": "acme", "resource": "vgpus", "hard": 10},
     ("PATCH", "quotas/<int:pk>/"): {"hard": 10},
@@ -122,6 +126,7 @@ def make_platform(cast: Cast) -> Platform:
     lose(Machine("lost1", cast.pool, gpus=1))
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
+    budget = budgets.create_budget(principal=SYSTEM, tenant=cast.acme, period="month", gpu_hours=Decimal(1000))
     price = prices.set_price(
         principal=SYSTEM, gpu_model=MODEL, pool=None, valid_from=date(2026, 1, 1), per_gpu_hour=Decimal(2)
     )
@@ -133,6 +138,7 @@ def make_platform(cast: Cast) -> Platform:
         "tenants/<slug:slug>/members/": "tenants/acme/members/",
         "tenants/<slug:slug>/members/<str:username>/": "tenants/acme/members/max/",
         "pools/<slug:name>/": "pools/default/",
+        "budgets/<int:pk>/": f"budgets/{budget.pk}/",
         "prices/<int:pk>/": f"prices/{price.pk}/",
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
@@ -171,8 +177,8 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 
 STORED = [
-    Assignment, AuditEvent, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry, Membership, Node, Pool,
-    Price, ResourceQuota, Round, Sample, Tenant, Token,
+    Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
+    Membership, Node, Pool, Price, ResourceQuota, Round, Sample, Tenant, Token,
 ]  # fmt: skip
 
 

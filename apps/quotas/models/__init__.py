@@ -1,6 +1,7 @@
 """The facts of this app, a module per noun."""
 
 from apps.quotas.models.audit import AuditEvent
+from apps.quotas.models.budget import Budget, BudgetPeriod
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.idempotency import IdempotencyRecord
 from apps.quotas.models.pool import Pool, SharingPolicy
@@ -12,6 +13,8 @@ from apps.quotas.models.token import Token
 
 __all__ = [
     "AuditEvent",
+    "Budget",
+    "BudgetPeriod",
     "CohortShare",
     "IdempotencyRecord",
     "LedgerEntry",

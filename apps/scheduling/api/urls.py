@@ -2,9 +2,11 @@
 
 from django.urls import path
 
-from apps.scheduling.api import claims, nodes, pools, reports, rounds
+from apps.scheduling.api import budgets, claims, nodes, pools, reports, rounds
 
 urlpatterns = [
+    path("budgets/", budgets.BudgetList.as_view()),
+    path("budgets/<int:pk>/", budgets.BudgetDetail.as_view()),
     path("claims/", claims.ClaimList.as_view()),
     path("claims/<uuid:uid>/", claims.ClaimDetail.as_view()),
     path("claims/<uuid:uid>/release/", claims.ClaimRelease.as_view()),

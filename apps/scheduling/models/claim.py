@@ -95,6 +95,8 @@ class Claim(Row):
                 condition=Q(state__in=["pending", "queued"]),
             ),
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
+            # What was held in a period: everything that was not released before it.
+            models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(
                 fields=["lease_until"],
                 name="claim_lease",

@@ -19,6 +19,7 @@ from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services import states
+from apps.scheduling.services.budgets import refuse_spent
 from apps.scheduling.services.fleet import could_carry, read_fleet
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
@@ -52,13 +53,14 @@ class WrongState(Conflict):
 def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: Any) -> Claim:
     """Charge the quota, write the claim as pending, wake the scheduler.
 
-    Raises QuotaExceeded (unless it may wait for room), ImpossibleClaim, RoleMissing.
+    Raises QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim, RoleMissing.
     """
     principal.require_role(tenant, "member")
     claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, **asked)
     if claim.lease_seconds is not None:
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     refuse_impossible(claim)
+    refuse_spent(tenant)
     try:
         with transaction.atomic():
             target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)

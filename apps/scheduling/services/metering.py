@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from itertools import groupby
 from operator import itemgetter
 from uuid import UUID
@@ -15,11 +16,12 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 
 from apps.quotas.models import LedgerEntry, Price, Resource
-from apps.scheduling.core.metering import MILLIONTHS, Entry, Piece, Span, Tariff, held, tariff
+from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Entry, Piece, Span, Tariff, held, tariff
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+HOURS = Decimal("0.000001")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Metered:
 def microseconds(moment: datetime) -> int:
     """Since 1970, exactly."""
     return (moment - EPOCH) // MICROSECOND
+
+
+def gpu_hours(core_us: int) -> str:
+    """Percent-microseconds as GPU-hours, to the millionth."""
+    return f"{(Decimal(core_us) / PER_GPU_HOUR).quantize(HOURS):f}"
 
 
 def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:

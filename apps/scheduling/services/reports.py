@@ -13,13 +13,12 @@ from django.utils import timezone
 from apps.quotas.models import Tenant
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.metering import Metered, PriceBook, metered, microseconds
+from apps.scheduling.services.metering import Metered, PriceBook, gpu_hours, metered, microseconds
 from gpucloud.errors import Invalid
 
 # A year and its leap day; the ledger of more is for a warehouse.
 LONGEST = timedelta(days=366)
 US_PER_MS = 1000
-HOURS = Decimal("0.000001")
 MONEY = Decimal("0.0001")
 
 
@@ -73,11 +72,6 @@ class Line:
     gpu_model: str
     claim: str | None = None
     name: str | None = None
-
-
-def gpu_hours(core_us: int) -> str:
-    """Percent-microseconds as GPU-hours, to the millionth."""
-    return f"{(Decimal(core_us) / PER_GPU_HOUR).quantize(HOURS):f}"
 
 
 def _money(core_us_millionths: int) -> str:

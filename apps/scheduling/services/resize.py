@@ -15,6 +15,7 @@ from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services import states
+from apps.scheduling.services.budgets import refuse_spent
 from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, refuse_impossible
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
@@ -55,6 +56,8 @@ def resize_claim(
         setattr(claim, name, value)
     if after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]:
         refuse_impossible(claim)
+    if after["core_request"] > before["core_request"]:
+        refuse_spent(claim.tenant)
     if claim.waiting:
         _charge_waiting(claim, principal)
         events.wake_scheduler(claim.pool)

@@ -22,6 +22,7 @@ from apps.scheduling.core.values import GpuState, Placed, Reason, Refused, Reque
 from apps.scheduling.models import Assignment, Claim, ClaimState, Round
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services import states
+from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import limits, raise_frames, request_of
 from apps.scheduling.services.fleet import read_fleet
 
@@ -84,7 +85,7 @@ def _decide(claim: Claim, fleet: dict[str, GpuState]) -> Placed | Refused:
     if isinstance(answer, Placed):
         try:
             _commit(claim, answer)
-        except QuotaExceeded as error:
+        except (QuotaExceeded, BudgetExceeded) as error:
             return Refused((Reason(error.code, 0, error.detail),))
         except LostRace:
             events.wake_scheduler(claim.pool)
@@ -98,6 +99,8 @@ def _commit(seen: Claim, answer: Placed) -> None:
     claim = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=seen.pk)
     if claim.version != seen.version:
         raise LostRace
+    # What was in the queue when the budget was spent reserves nothing before.
+    refuse_spent(claim.tenant)
     if not any(claim.charged.values()):
         states.charge_to(
             claim, states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)

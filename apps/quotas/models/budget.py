@@ -1,0 +1,78 @@
+"""Budgets: how many GPU-hours a tenant may reserve in a week, in a month, or between two moments."""
+
+from typing import TYPE_CHECKING
+
+from django.db import models
+from django.db.models import F, Q
+
+from apps.quotas.models.row import Row
+from apps.quotas.models.tenant import Tenant
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+HOUR_PLACES = 3
+# Percent-microseconds of the largest budget; see `apps.scheduling.core.metering`.
+CORE_US_DIGITS = 30
+
+
+class Period(models.TextChoices):
+    """What a budget is for. Weeks begin on Monday, months on the first, both at midnight UTC."""
+
+    MONTH = "month"
+    WEEK = "week"
+    CUSTOM = "custom"
+
+
+class BudgetQuerySet(models.QuerySet["Budget"]):
+    """Budgets, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "BudgetQuerySet":
+        """Every budget to an operator; to others their tenants'."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
+
+
+class Budget(Row):
+    """What a tenant may reserve of GPU-hours in each of its periods; `starts_at` and `ends_at` for `custom` only."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="budgets")
+    period = models.CharField(max_length=10, choices=Period)
+    starts_at = models.DateTimeField(null=True)
+    ends_at = models.DateTimeField(null=True)
+    gpu_hours = models.DecimalField(max_digits=14, decimal_places=HOUR_PLACES)
+
+    objects = BudgetQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "period", "starts_at"], name="budget_once", nulls_distinct=False),
+            models.CheckConstraint(condition=Q(period__in=Period.values), name="budget_period_known"),
+            models.CheckConstraint(condition=Q(gpu_hours__gte=0), name="budget_not_negative"),
+            models.CheckConstraint(
+                condition=Q(period="custom", starts_at__lt=F("ends_at"))
+                | (~Q(period="custom") & Q(starts_at=None, ends_at=None)),
+                name="budget_times_are_customs",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.gpu_hours} GPU-hours a {self.period} of {self.tenant}"
+
+
+class BudgetPeriod(models.Model):
+    """How far one period of a budget has been counted, and which warnings were given in it."""
+
+    budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="periods")
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    counted_until = models.DateTimeField()
+    counted_us = models.DecimalField(max_digits=CORE_US_DIGITS, decimal_places=0, default=0)
+    percent_told = models.PositiveSmallIntegerField(default=0, help_text="The highest threshold that was announced.")
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [models.UniqueConstraint(fields=["budget", "starts_at"], name="budget_period_once")]
+
+    def __str__(self) -> str:
+        return f"{self.budget} from {self.starts_at:%Y-%m-%d}"

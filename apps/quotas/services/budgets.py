@@ -1,0 +1,105 @@
+"""Setting budgets. What is spent of them, and what then happens, is known where claims are: `apps.scheduling`."""
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from apps.quotas.models import Budget, Tenant
+from apps.quotas.models.budget import Period
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.tenants import NameTaken
+from gpucloud.api import etags
+
+WEEK = timedelta(days=7)
+
+
+def period_at(budget: Budget, now: datetime) -> tuple[datetime, datetime] | None:
+    """Beginning and end of the budget's period at this moment; None where it has none."""
+    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if budget.period == Period.WEEK:
+        monday = day - timedelta(days=day.weekday())
+        return monday, monday + WEEK
+    if budget.period == Period.MONTH:
+        first = day.replace(day=1)
+        return first, (first + timedelta(days=31)).replace(day=1)
+    assert budget.starts_at is not None
+    assert budget.ends_at is not None
+    return (budget.starts_at, budget.ends_at) if budget.starts_at <= now < budget.ends_at else None
+
+
+@transaction.atomic
+def create_budget(
+    *,
+    principal: Principal,
+    tenant: Tenant,
+    period: str,
+    gpu_hours: Decimal,
+    starts_at: datetime | None = None,
+    ends_at: datetime | None = None,
+) -> Budget:
+    """Bound what a tenant reserves. What it has reserved in the present period counts. Raises NameTaken."""
+    principal.require_operator()
+    try:
+        with transaction.atomic():
+            budget = Budget.objects.create(
+                tenant=tenant, period=period, gpu_hours=gpu_hours, starts_at=starts_at, ends_at=ends_at
+            )
+    except IntegrityError as error:
+        taken = Budget.objects.get(tenant=tenant, period=period, starts_at=starts_at)
+        raise NameTaken(
+            f"{tenant.slug} has a budget for this period: PATCH /api/v1/budgets/{taken.pk}/.", budget=taken.pk
+        ) from error
+    _note(budget, principal=principal, action="budget.create", after=_facts(budget))
+    return budget
+
+
+@transaction.atomic
+def change_budget(
+    *, principal: Principal, budget: Budget, gpu_hours: Decimal, versions: etags.Versions = None
+) -> Budget:
+    """Set another amount; the warnings of the present period begin anew. Raises PreconditionFailed."""
+    principal.require_operator()
+    budget = _locked(budget, versions)
+    before = _facts(budget)
+    budget.change(gpu_hours=gpu_hours)
+    budget.periods.update(percent_told=0)
+    _note(budget, principal=principal, action="budget.change", before=before, after=_facts(budget))
+    return budget
+
+
+@transaction.atomic
+def delete_budget(*, principal: Principal, budget: Budget, versions: etags.Versions = None) -> None:
+    """Bound the tenant no longer. Raises PreconditionFailed."""
+    principal.require_operator()
+    budget = _locked(budget, versions)
+    _note(budget, principal=principal, action="budget.delete", before=_facts(budget))
+    budget.delete()
+
+
+def _locked(budget: Budget, versions: etags.Versions) -> Budget:
+    budget = Budget.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=budget.pk)
+    etags.check(budget.version, versions)
+    return budget
+
+
+def _facts(budget: Budget) -> dict[str, Any]:
+    times = {"starts_at": budget.starts_at, "ends_at": budget.ends_at}
+    return {
+        "period": budget.period,
+        "gpu_hours": str(budget.gpu_hours),
+        **{name: moment and moment.isoformat() for name, moment in times.items()},
+    }
+
+
+def _note(budget: Budget, *, principal: Principal, action: str, **facts: dict[str, Any]) -> None:
+    audit.record(
+        principal=principal,
+        action=action,
+        object_type="budget",
+        object_id=budget.pk,
+        tenant=budget.tenant,
+        **facts,
+    )
