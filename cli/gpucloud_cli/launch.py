@@ -42,6 +42,7 @@ def main(claim: str, command: list[str]) -> int:
     for name in SECRETS:
         environment.pop(name, None)
     put_on(answer, environment)
+    environment["GPUCLOUD_CLAIM"] = claim
     # Python ignores these two; the program starts with what it would have had from a shell.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -47,7 +47,8 @@ def build() -> click.Group:
 def main() -> int:
     """Run the command line; the exit code."""
     try:
-        build().main(prog_name="gpucloud", standalone_mode=False)
+        # What a command ends with by `click.exceptions.Exit`; None where it came to its end.
+        code = build().main(prog_name="gpucloud", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
@@ -55,8 +56,6 @@ def main() -> int:
     except (click.Abort, KeyboardInterrupt):
         output.say("interrupted")
         return Exit.INTERRUPTED
-    except click.exceptions.Exit as done:
-        return done.exit_code
     except Interrupted as failure:
         return exit_code(failure)
     except Failure as failure:
@@ -66,4 +65,4 @@ def main() -> int:
         # Whoever read has enough (`| head`); what Python would still flush has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    return Exit.DONE
+    return code or Exit.DONE

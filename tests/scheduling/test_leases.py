@@ -97,7 +97,7 @@ def test_a_viewer_does_not_renew(cast: Cast, machine: Machine) -> None:
     assert cast.vera.post(f"claims/{claim.uid}/renew/", {}).status == 403
 
 
-@pytest.mark.parametrize("seconds", [0, 9, 604_801, "60", True])
+@pytest.mark.parametrize("seconds", [0, 4, 604_801, "60", True])
 def test_a_lease_too_short_or_too_long_is_refused(cast: Cast, machine: Machine, seconds: object) -> None:
     body = {"tenant": "acme", "core_request": 10, "memory_mib": 100, "lease_seconds": seconds}
     answer = cast.max.post("claims/", body)

@@ -89,7 +89,7 @@ class ClaimSerializer(Strict):
         min_value=1, max_value=366 * 86400, allow_null=True, default=None, help_text="Released so long after placing."
     )
     lease_seconds = StrictInteger(
-        min_value=10,
+        min_value=5,
         max_value=7 * 86400,
         allow_null=True,
         default=None,

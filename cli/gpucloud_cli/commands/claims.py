@@ -116,4 +116,5 @@ def execute(asked: Asked, /, uid: str, command: tuple[str, ...]) -> None:
     """Become COMMAND under a claim that is there already, on its node: `claim exec UID -- python train.py`."""
     with asked.api() as api:
         place = api.get(f"{path_of(CLAIM, None, uid)}env/").body
-    become(place, command)
+    # `--` after the uid is the habit; click takes it away only where it comes before every argument.
+    become(place, command[1:] if command[0] == "--" else command)

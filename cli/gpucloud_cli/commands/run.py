@@ -83,7 +83,7 @@ class Held:
         kept = False
         try:
             if claim["lease_seconds"] is not None:
-                self._lease = claiming.Lease(self._asked.api(), claim)
+                self._lease = claiming.Lease(self._asked.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS), claim)
                 self._lease.start()
             claim = claiming.await_active(self._looking, claim, seconds=wait_seconds, sleep=self._sleep)
             child = self._started(claim, command)

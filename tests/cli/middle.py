@@ -1,0 +1,67 @@
+"""A server that gets lost: a forwarder between a client and the platform, which the test can cut, or make deaf."""
+
+import contextlib
+import socket
+import threading
+from typing import Self
+from urllib.parse import urlsplit
+
+
+class Middle:
+    """Forwards bytes both ways. `cut` loses everything and refuses what comes; `mend` lets it through again."""
+
+    def __init__(self, url: str) -> None:
+        there = urlsplit(url)
+        assert there.hostname is not None
+        assert there.port is not None
+        self._there = (there.hostname, there.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._whole = True
+        # Answers to be lost: the request arrives, what comes back does not.
+        self.lose_answers = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+        self._listener.close()
+
+    def cut(self) -> None:
+        """From now on nothing gets through."""
+        self._whole = False
+        for end in self._open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def mend(self) -> None:
+        """From now on everything does."""
+        self._whole = True
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here = self._listener.accept()[0]
+                if not self._whole:
+                    here.close()
+                    continue
+                there = socket.create_connection(self._there)
+                self._open += [here, there]
+                threading.Thread(target=self._pump, args=(here, there, False), daemon=True).start()
+                threading.Thread(target=self._pump, args=(there, here, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if answers and self.lose_answers > 0:
+                    self.lose_answers -= 1
+                    break
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
