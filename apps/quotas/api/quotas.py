@@ -1,19 +1,15 @@
-"""/quotas/ and the ledger under each."""
+"""Reading /quotas/, and the ledger under each. A change can be previewed, which needs claims: `apps.scheduling.api`."""
 
 from typing import Any
 
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api import serializers
 from apps.quotas.api.views import ApiView, ListMixin
-from apps.quotas.idempotency import idempotent
 from apps.quotas.models import LedgerEntry, ResourceQuota
-from apps.quotas.services import quotas
-from gpucloud.api import etags
 from gpucloud.api.filters import Changed
 
 
@@ -60,11 +56,6 @@ class QuotaList(QuotaView, ListMixin):
         """List quotas."""
         return self.listed(self.get_queryset())
 
-    @idempotent
-    def post(self, request: Request) -> Response:
-        """Give a tenant a quota of one resource."""
-        return self.answer(quotas.create_quota(principal=self.principal, **self.parsed(request)), status=201)
-
 
 class QuotaDetail(QuotaView):
     """One quota."""
@@ -74,21 +65,6 @@ class QuotaDetail(QuotaView):
     def get(self, request: Request, pk: int) -> Response:
         """Show a quota."""
         return self.answer(self.find(pk))
-
-    def patch(self, request: Request, pk: int) -> Response:
-        """Set `hard` or a limit; needs If-Match. Below what is used nothing is taken away, nothing new is granted."""
-        quota = self.find(pk)
-        values = self.parsed(request, partial=True)
-        versions = etags.if_match(request, required=True)
-        return self.answer(quotas.change_quota(principal=self.principal, quota=quota, versions=versions, **values))
-
-    @extend_schema(responses={204: None})
-    def delete(self, request: Request, pk: int) -> Response:
-        """Remove a quota that nobody uses; needs If-Match."""
-        quota = self.find(pk)
-        versions = etags.if_match(request, required=True)
-        quotas.delete_quota(principal=self.principal, quota=quota, versions=versions)
-        return Response(status=204)
 
 
 class QuotaLedger(QuotaView, ListMixin):

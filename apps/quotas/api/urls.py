@@ -13,8 +13,6 @@ urlpatterns = [
     path("pools/", tenants.PoolList.as_view()),
     path("prices/", prices.PriceList.as_view()),
     path("prices/<int:pk>/", prices.PriceDetail.as_view()),
-    path("quotas/", quotas.QuotaList.as_view()),
-    path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quotas/<int:pk>/ledger/", quotas.QuotaLedger.as_view()),
     path("tokens/", tokens.TokenList.as_view()),
     path("tokens/<slug:key>/", tokens.TokenDetail.as_view()),

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.scheduling.api import budgets, claims, nodes, pools, reports, rounds
+from apps.scheduling.api import budgets, claims, nodes, pools, quotas, reports, rounds
 
 urlpatterns = [
     path("budgets/", budgets.BudgetList.as_view()),
@@ -16,6 +16,8 @@ urlpatterns = [
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
     path("nodes/<slug:name>/forget/", nodes.NodeForget.as_view()),
     path("pools/<slug:name>/", pools.PoolDetail.as_view()),
+    path("quotas/", quotas.QuotaList.as_view()),
+    path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("reports/usage/", reports.UsageReport.as_view()),
     path("rounds/", rounds.RoundList.as_view()),
     path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),

@@ -62,7 +62,7 @@ def _try(pool: Pool, queue: list[Claim]) -> Round | None:
     for claim in queue:
         answer = _decide(claim, fleet)
         if isinstance(answer, Placed):
-            fleet = _taken(fleet, answer, request_of(claim))
+            fleet = taken(fleet, answer, request_of(claim))
             changed = True
         else:
             changed |= _refuse(claim, answer)
@@ -137,7 +137,9 @@ def _refuse(seen: Claim, answer: Refused) -> bool:
     return True
 
 
-def _taken(fleet: dict[str, GpuState], answer: Placed, request: Request) -> dict[str, GpuState]:
+def taken(fleet: dict[str, GpuState], answer: Placed, request: Request) -> dict[str, GpuState]:
+    """The fleet as it is once the request is placed."""
+
     def after(gpu: GpuState) -> GpuState:
         return replace(
             gpu,

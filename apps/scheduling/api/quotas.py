@@ -1,0 +1,129 @@
+"""/quotas/: of quotas, but the preview of a change looks at claims."""
+
+from collections.abc import Callable
+from typing import Any
+
+from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api import quotas as routes
+from apps.quotas.api.serializers import QuotaChangeSerializer, QuotaSerializer
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import Tenant
+from apps.quotas.services import quotas
+from apps.scheduling.api.claims import DRY_RUN, dry_run
+from apps.scheduling.api.serializers import ReasonSerializer
+from apps.scheduling.services.preview import preview
+from gpucloud.api import etags
+from gpucloud.api.serializers import Strict
+
+
+class OverSerializer(Strict):
+    """A quota of which more would be held than may be."""
+
+    tenant = serializers.CharField(read_only=True)
+    pool = serializers.CharField(read_only=True, allow_null=True)
+    resource = serializers.CharField(read_only=True)
+    hard = serializers.IntegerField(read_only=True, allow_null=True)
+    used = serializers.IntegerField(read_only=True)
+    borrowed = serializers.IntegerField(read_only=True)
+    excess = serializers.IntegerField(
+        read_only=True, help_text="Held above what may be. Nothing is taken away; it falls as claims end."
+    )
+
+
+class PreviewedClaimSerializer(Strict):
+    """A waiting claim that could start."""
+
+    claim = serializers.UUIDField(read_only=True)
+    tenant = serializers.CharField(read_only=True)
+    name = serializers.CharField(read_only=True)
+    changed = serializers.BooleanField(read_only=True, help_text="Whether the change makes the difference.")
+
+
+class PendingClaimSerializer(PreviewedClaimSerializer):
+    """A waiting claim that would go on waiting."""
+
+    reasons = ReasonSerializer(many=True, read_only=True)
+
+
+class PreviewSerializer(Strict):
+    """What a change of a quota would do."""
+
+    dry_run = serializers.BooleanField(read_only=True)
+    quota = QuotaSerializer(read_only=True, allow_null=True, help_text="As it would be; null: removed.")
+    over = OverSerializer(many=True, read_only=True)
+    runnable = PreviewedClaimSerializer(many=True, read_only=True)
+    pending = PendingClaimSerializer(many=True, read_only=True)
+    claims_left_out = serializers.IntegerField(read_only=True, help_text="Waiting claims behind the first 200.")
+
+
+# Both are 200: a change, or what it would do.
+CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
+    component_name="QuotaOrPreview",
+    serializers=[QuotaChangeSerializer, PreviewSerializer],
+    resource_type_field_name=None,
+)
+
+
+class QuotaView(routes.QuotaView):
+    """What these views share."""
+
+    def previewed(self, act: Callable[[], Any], tenant: Tenant) -> Response:
+        """What would happen."""
+
+        def show(quota: Any) -> dict[str, Any]:
+            return {"quota": quota and QuotaSerializer(quota, context=self.get_serializer_context()).data}
+
+        return Response(preview(act, tenant=tenant, show=show))
+
+
+class QuotaList(QuotaView, routes.QuotaList):
+    """Quotas: what tenants may hold."""
+
+    change_parameters = {"POST": frozenset({"dry_run"})}
+
+    @extend_schema(parameters=[DRY_RUN], responses={201: QuotaSerializer, 200: PreviewSerializer})
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Give a tenant a quota of one resource."""
+        values = self.parsed(request)
+
+        def act() -> Any:
+            return quotas.create_quota(principal=self.principal, **values)
+
+        return self.previewed(act, values["tenant"]) if dry_run(request) else self.answer(act(), status=201)
+
+
+class QuotaDetail(QuotaView, routes.QuotaDetail):
+    """One quota."""
+
+    change_parameters = {"PATCH": frozenset({"dry_run"}), "DELETE": frozenset({"dry_run"})}
+
+    @extend_schema(parameters=[DRY_RUN], responses={200: CHANGED_OR_PREVIEW})
+    def patch(self, request: Request, pk: int) -> Response:
+        """Set `hard` or a limit; needs If-Match. Below what is used nothing is taken away, nothing new is granted."""
+        quota = self.find(pk)
+        values = self.parsed(request, partial=True)
+        versions = etags.if_match(request, required=True)
+
+        def act() -> Any:
+            return quotas.change_quota(principal=self.principal, quota=quota, versions=versions, **values)
+
+        return self.previewed(act, quota.tenant) if dry_run(request) else self.answer(act())
+
+    @extend_schema(parameters=[DRY_RUN], responses={204: None, 200: PreviewSerializer})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Remove a quota that nobody uses; needs If-Match."""
+        quota = self.find(pk)
+        versions = etags.if_match(request, required=True)
+
+        def act() -> None:
+            quotas.delete_quota(principal=self.principal, quota=quota, versions=versions)
+
+        if dry_run(request):
+            return self.previewed(act, quota.tenant)
+        act()
+        return Response(status=204)
