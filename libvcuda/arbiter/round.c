@@ -18,12 +18,15 @@
  * for every kernel of 0.1 ms get 21 % each side by side, of the 92 that one gets alone. */
 #define CLASH 400u
 #define CLASH_USE 3000u
-/* Turns of which everyone leaves more than this idle, over a second, are no use to anybody. */
+/* Turns of which everyone leaves more than this idle for so long are no use to anybody. */
 #define DENSE_PERCENT 60
-#define DENSE_OVER_NS (1000 * MS)
+#define DENSE_OVER_NS (250 * MS)
+#define DENSE_OVER_MOST_NS (1000 * MS) /* with kernels so long that none of them has ended yet */
 #define DENSE_LEAST_NS (20 * (int64_t)MS)
 #define NO_TURNS_LEAST_NS (2000 * MS)
 #define NO_TURNS_MOST_NS (16000 * (int64_t)MS)
+/* Unless the measured times of all together, stretched by one another, say that they have begun to fight for it. */
+#define CROWDED_USE 15000u
 #define LIGHT_FOR_NS (1000 * MS)
 #define ALONE_FOR_NS (500 * MS)
 /* Where everyone has used its turns to the end for so long, nobody gains from short rounds, and each switch costs. */
@@ -112,29 +115,47 @@ static void free_seat(const struct round *r, struct seat *s)
     s->share = seat_most(r, s);
 }
 
+/* What runs is measured when it ends, and what is not waited for takes from the turns of others. */
+static int can_judge(const struct round *r, uint64_t now)
+{
+    uint64_t lasted = now - r->dense_since_ns;
+    for (int i = 0; i < r->n && lasted < DENSE_OVER_MOST_NS; i++) {
+        const struct seat *s = &r->seat[i];
+        if (s->stray || (s->used_ns && s->reading.last_end_ns <= r->dense_since_ns))
+            return 0;
+    }
+    return lasted >= DENSE_OVER_NS;
+}
+
+void round_judge_anew(struct round *r, uint64_t now)
+{
+    r->dense_since_ns = now;
+    for (int i = 0; i < r->n; i++)
+        r->seat[i].dense_used_ns = r->seat[i].dense_gpu_ns = 0;
+}
+
 /* Programs that launch more slowly than the GPU works leave it idle in their own turns, and do better side by side. Whether
  * that is so is only seen in turns, where the measured times are not stretched by others; so it is tried again now and then.
  * One that uses its turns well is enough for turns to go on: who understates its own use changes nothing for it. */
 static int are_turns_idle(struct round *r, uint64_t now)
 {
-    int sparse = 0, dense = 0;
+    int sparse = 0, dense = 0, judged = can_judge(r, now);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         uint64_t time = s->reading.gpu_time_ns;
         uint64_t grown = time > s->turns_gpu_time_ns ? time - s->turns_gpu_time_ns : 0;
-        s->dense_gpu_ns += (int64_t)(grown < DENSE_OVER_NS ? grown : DENSE_OVER_NS); /* more is a lie */
+        s->dense_gpu_ns += (int64_t)(grown < DENSE_OVER_MOST_NS ? grown : DENSE_OVER_MOST_NS); /* more is a lie */
         s->turns_gpu_time_ns = time;
         s->dense_used_ns += s->used_ns;
-        if (now - r->dense_since_ns < DENSE_OVER_NS)
+        if (!judged)
             continue;
         int well = s->dense_gpu_ns * 100 >= s->dense_used_ns * DENSE_PERCENT;
         dense += s->dense_used_ns > DENSE_LEAST_NS && well;
         sparse += s->dense_used_ns > DENSE_LEAST_NS && !well;
-        s->dense_gpu_ns = s->dense_used_ns = 0;
     }
-    if (now - r->dense_since_ns < DENSE_OVER_NS)
+    if (!judged)
         return 0;
-    r->dense_since_ns = now;
+    round_judge_anew(r, now);
     if (dense || sparse < 2) {
         r->no_turns_for_ns = NO_TURNS_LEAST_NS;
         return 0;
@@ -293,7 +314,7 @@ static uint64_t stay_free(struct round *r, int active, uint64_t now)
     r->waits = waiting ? r->waits + 1 : 0;
     r->clash = r->clash - r->clash / 8 + (busy > 1 ? 125 : 0);
     int clashing = r->clash >= CLASH && r->use >= CLASH_USE;
-    if (now < r->no_turns_until_ns && r->n <= r->no_turns_active)
+    if (now < r->no_turns_until_ns && r->n <= r->no_turns_active && r->use < CROWDED_USE)
         return now + FREE_POLL_NS;
     if (!r->native && active > 1 && (r->waits > 1 || r->use >= HEAVY_USE || clashing)) {
         r->clash = 0;

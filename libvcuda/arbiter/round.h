@@ -78,7 +78,7 @@ struct round {
     uint32_t use;                      /* of the last whole window, hundredths of a percent */
     /* When last several claims were active, one used its whole turn, all together used much of the GPU. */
     uint64_t crowded_ns, hungry_ns, heavy_ns;
-    uint64_t dense_since_ns; /* begin of the second over which the use of turns is looked at */
+    uint64_t dense_since_ns; /* begin of the time over which the use of turns is looked at */
     uint64_t no_turns_until_ns, no_turns_for_ns;
     int no_turns_active;      /* how many were active then */
     int is_cut;               /* ends before everyone had its turn, as somebody's terms changed */
@@ -113,6 +113,8 @@ int64_t seat_main_left(const struct seat *s);
 int seat_arrived(const struct seat *s); /* wants the GPU, but has no share in this round */
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now);
 void round_begin(struct round *r, uint64_t now);
+/* How well turns are used is looked at from now on. */
+void round_judge_anew(struct round *r, uint64_t now);
 int round_over(const struct round *r, uint64_t now);
 uint32_t seat_most(const struct round *r, const struct seat *s); /* by its limit and the ceiling */
 void round_charge(struct round *r, struct seat *s, uint64_t until);

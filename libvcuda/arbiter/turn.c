@@ -26,6 +26,8 @@
 /* Work in flight that does not change for so long, or does not end for so much longer, is not waited for. */
 #define STALL_NS (1000 * MS)
 #define STALL_MOST_NS (5000 * MS)
+/* A turn that took so long to drain says nothing of how turns are used. */
+#define LONG_DRAIN_NS (100 * MS)
 /* The watcher of a process sees the end of its work with so much delay at most; an older end is not believed. */
 #define END_DELAY_NS (1 * MS)
 /* The arbiter's own lateness is not charged to whoever comes next; a switch takes about 0.2 ms. */
@@ -347,6 +349,8 @@ uint64_t turn_drain(struct round *r, uint64_t now)
         return drain_poll(r, now);
     }
     s->stray = !end;
+    if (now - r->closed_ns > LONG_DRAIN_NS)
+        round_judge_anew(r, now);
     round_charge(r, s, end ? end : now);
     s->bonus_ns = 0;
     r->holder = NOBODY;

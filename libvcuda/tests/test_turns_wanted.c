@@ -48,8 +48,9 @@ static int clash_begins_turns(int at_once)
     return r.phase != ROUND_FREE;
 }
 
-/* Two claims that always want to launch, and use so much of each turn; the share of ten seconds in which turns are given. */
-static double turns_given(int percent_used)
+/* Two claims that always want to launch, and use so much of each turn, or `later` after ten seconds; the share of the ten
+ * seconds after that in which turns are given. Side by side each one's times are stretched by the other's. */
+static double turns_given(int percent_used, int later)
 {
     struct round r;
     uint64_t now = MS, before, given = 0, used[2] = {0, 0};
@@ -57,33 +58,36 @@ static double turns_given(int percent_used)
     struct seat *seats[2] = {round_sit(&r, NULL), round_sit(&r, NULL)};
     for (int i = 0; i < 2; i++)
         seats[i]->terms = (struct share_terms){.guarantee = 5000, .limit = 10000, .weight = 1, .demand = 10000};
-    while (now < 10000 * MS) {
+    while (now < 20000 * MS) {
+        int late = now >= 10000 * MS;
+        uint64_t percent = (uint64_t)(late ? later : percent_used), beside = percent < 60 ? 50 : 90;
         for (int i = 0; i < 2; i++) {
             int open = seats[i]->ends_ns > now;
             seats[i]->reading = (struct reading){.inflight_ns = open ? 100000 : 0,
                                                  .waiting = r.phase != ROUND_FREE && !open,
                                                  .last_launch_ns = now,
+                                                 .last_end_ns = now,
                                                  .gpu_time_ns = used[i]};
         }
         before = now;
         now = round_step(&r, now);
         now = now > before ? now : before + 1000;
-        given += r.phase == ROUND_FREE ? 0 : now - before;
-        /* Side by side both seem to use most of the GPU: each one's times are stretched by the other's. */
+        given += late && r.phase != ROUND_FREE ? now - before : 0;
         for (int i = 0; i < 2; i++)
-            used[i] += r.phase == ROUND_FREE        ? (now - before) / 2
-                       : seats[i]->ends_ns > before ? (now - before) * (uint64_t)percent_used / 100
+            used[i] += r.phase == ROUND_FREE        ? (now - before) * beside / 100
+                       : seats[i]->ends_ns > before ? (now - before) * percent / 100
                                                     : 0;
     }
-    return (double)given / (double)now;
+    return (double)given / (10000.0 * MS);
 }
 
 static void test_sparse(void)
 {
-    double sparse = turns_given(40), dense = turns_given(95);
-    expect(sparse < 0.35, "turns that everyone leaves mostly idle are given up, and tried again: %.0f %% of the time",
+    double sparse = turns_given(40, 40), dense = turns_given(95, 95), awakened = turns_given(40, 95);
+    expect(sparse < 0.1, "turns that everyone leaves mostly idle are given up, and tried again: %.0f %% of the time",
            sparse * 100);
     expect(dense > 0.9, "turns that are used are not: %.0f %%", dense * 100);
+    expect(awakened > 0.9, "and they come back when the claims begin to fight for the GPU: %.0f %%", awakened * 100);
 }
 
 static void test_clash(void)

@@ -14,7 +14,7 @@ from benchmarks.shim.stage import Stage
 
 # Two processes a mode: where a process's memory happens to lie makes a difference of its own. Many short rounds: what
 # else the machine does changes from second to second by more than what is to be measured.
-PROCESSES, ROUNDS = 2, 40
+PROCESSES, ROUNDS = 2, 20
 # All on the same few processors: some are faster than others for as long as their neighbours rest.
 PROCESSORS = 4
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
