@@ -189,6 +189,7 @@ CELERY_BEAT_SCHEDULE = {
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
     # Two seconds: until it is sealed, an audit event could be removed without a trace.
     "seal-audit": {"task": "apps.quotas.tasks.seal_audit", "schedule": 2.0, "options": {"expires": 4}},
+    "check-ledger": {"task": "apps.scheduling.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": 600.0, "options": {"expires": 600}},

@@ -1,5 +1,6 @@
 """Celery's doors of this app. Each takes ids, may run twice, and changes nothing that a service does not."""
 
+import logging
 from datetime import timedelta
 
 from celery import shared_task
@@ -18,7 +19,10 @@ from apps.scheduling.services import budgets
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.leases import release_lapsed
+from apps.scheduling.services.ledger_check import differences
 from apps.scheduling.services.rollups import roll_up
+
+logger = logging.getLogger(__name__)
 
 # An idle machine has a push in force within 100 ms; what takes 50 times as long got lost.
 UNOBSERVED = timedelta(seconds=5)
@@ -51,6 +55,15 @@ def repair_pushes() -> int:
     for node_id in node_ids:
         push_node.delay(node_id)
     return len(node_ids)
+
+
+@shared_task
+def check_ledger() -> int:
+    """The nightly check; what differs is in the log. Returns how many numbers."""
+    found = differences()
+    for item in found:
+        logger.error("%s: %s is %d and should be %d", item.subject, item.number, item.is_now, item.should_be)
+    return len(found)
 
 
 # An old round explains nothing that is still so; each holds the fleet and the queue that it saw.

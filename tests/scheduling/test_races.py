@@ -1,14 +1,10 @@
 """Races on PostgreSQL, with a connection per racer; the dangerous one beside a control that fails without the guard."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import F
 
 from apps.nodes.models import Gpu
@@ -23,36 +19,12 @@ from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.resize import NoRoom, resize_claim
 from apps.scheduling.services.rounds import run_round
 from tests.cast import GIB, Answer, Cast, Machine, ask, assert_books_agree, give, give_plenty, hello, placed, seen, used
+from tests.racing import outcomes, race, without_constraint
 
 RACERS = 64
 ROOM = 10
-# As many at once as PostgreSQL's default of 100 connections leaves room for.
-AT_ONCE = 32
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def race(racers: list[Callable[[], Any]]) -> list[Any]:
-    """All at once, each in a thread with a connection of its own; what each returned or raised, in order."""
-    gate = threading.Barrier(min(len(racers), AT_ONCE))
-
-    def run(number: int, racer: Callable[[], Any]) -> Any:
-        try:
-            connection.ensure_connection()
-            if number < gate.parties:
-                gate.wait(timeout=30)
-            return racer()
-        except Exception as error:  # noqa: BLE001 - the outcome of a racer is what the test is about
-            return error
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(gate.parties) as pool:
-        return list(pool.map(run, range(len(racers)), racers))
-
-
-def outcomes(results: list[object]) -> Counter[str]:
-    return Counter(type(result).__name__ for result in results)
 
 
 def claim_ten_percent_each(cast: Cast, racers: int = RACERS) -> Counter[str]:
@@ -75,14 +47,8 @@ def test_five_hundred_concurrent_claims_grant_exactly_ten(real_cast: Cast) -> No
 @pytest.fixture
 def no_constraint(real_cast: Cast) -> Iterator[None]:
     """The CHECK that stands behind the charge, away for this test."""
-    find = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'quota_never_exceeded'"
-    with connection.cursor() as cursor:
-        cursor.execute(find)
-        definition = cursor.fetchone()[0]
-        cursor.execute("ALTER TABLE quotas_resourcequota DROP CONSTRAINT quota_never_exceeded")
+    with without_constraint(ResourceQuota, "quota_never_exceeded"):
         yield
-        ResourceQuota.objects.all().delete()
-        cursor.execute(f"ALTER TABLE quotas_resourcequota ADD CONSTRAINT quota_never_exceeded {definition}")
 
 
 def naive_take(quota: ResourceQuota, amount: int) -> bool:

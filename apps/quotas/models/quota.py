@@ -127,6 +127,7 @@ class LedgerEntry(models.Model):
         SET = "set"
         CHARGE = "charge"
         REFUND = "refund"
+        REPAIR = "repair"
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="ledger")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, null=True, related_name="+")

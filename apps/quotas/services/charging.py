@@ -95,7 +95,7 @@ def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
         total += amount
         excess = 0 if quota.most is None else max(0, total - quota.most)
         ResourceQuota.objects.filter(pk=quota.pk).update(used=total, borrowed=_above_hard(total), excess=excess)
-        _enter(quota, LedgerEntry.Kind.CHARGE, amount, claim_uid, principal)
+        enter(quota, LedgerEntry.Kind.CHARGE, amount, claim_uid, principal)
     quota.refresh_from_db()
 
 
@@ -112,7 +112,7 @@ def charge(whose: Whose, *, amounts: Amounts) -> None:
         amount = wanted[quota.resource]
         if not (_take(quota, amount) and cohorts.take(quota, amount)):
             raise _exceeded(quota, amount, whose.principal)
-        _enter(quota, LedgerEntry.Kind.CHARGE, amount, whose.claim_uid, whose.principal)
+        enter(quota, LedgerEntry.Kind.CHARGE, amount, whose.claim_uid, whose.principal)
 
 
 @transaction.atomic
@@ -132,7 +132,7 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
                 excess=Greatest(F("excess") - amount, 0),
                 updated_at=timezone.now(),
             )
-            _enter(quota, LedgerEntry.Kind.REFUND, -amount, whose.claim_uid, whose.principal)
+            enter(quota, LedgerEntry.Kind.REFUND, -amount, whose.claim_uid, whose.principal)
 
 
 def lock_quotas(whose: Whose, *, amounts: Amounts) -> None:
@@ -194,9 +194,10 @@ def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
     return sum(entries.values_list("amount", flat=True))
 
 
-def _enter(
+def enter(
     quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, claim_uid: uuid.UUID, principal: Principal
 ) -> None:
+    """Write one change into the ledger, after it was made."""
     now = ResourceQuota.objects.values_list("used", "hard").get(pk=quota.pk)
     LedgerEntry.objects.create(
         tenant_id=quota.tenant_id,

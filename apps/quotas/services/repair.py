@@ -1,0 +1,56 @@
+"""Writing a quota's numbers anew from what the claims say. Only on an operator's order, never by itself."""
+
+import uuid
+from collections import Counter
+from collections.abc import Collection
+
+from django.db import transaction
+from django.db.models import Sum
+
+from apps.quotas import holdings
+from apps.quotas.models import CohortShare, LedgerEntry, ResourceQuota
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit, charging, cohorts
+
+
+@transaction.atomic
+def repair_quotas(*, principal: Principal, quota_ids: Collection[int]) -> None:
+    """Bring `used`, `borrowed` and the ledger to what the tenants' claims are charged with, and all shares in step."""
+    principal.require_operator()
+    quotas = ResourceQuota.objects.filter(pk__in=quota_ids).select_related("tenant", "pool").order_by("pk")
+    # Alone: no charge of these tenants is under way, so what their claims say is all.
+    charging.lock_tenants(*(quota.tenant for quota in quotas), alone=True)
+    shares = list(CohortShare.objects.values_list("pk", flat=True))
+    cohorts.lock(shares)
+    for quota in quotas.all():
+        _repair(quota, principal=principal)
+    cohorts.recount(shares, may_exceed=True)
+
+
+def _repair(quota: ResourceQuota, *, principal: Principal) -> None:
+    held = holdings.held(quota.tenant, quota.pool, quota.resource)
+    before = {"used": quota.used, "borrowed": quota.borrowed}
+    quota.used = sum(held.values())
+    quota.borrowed = 0 if quota.hard is None else max(0, quota.used - quota.hard)
+    quota.excess = 0 if quota.most is None else max(0, quota.used - quota.most)
+    quota.save(update_fields=["used", "borrowed", "excess", "updated_at"])
+    missing = Counter(held)
+    missing.subtract(_entered(quota))
+    for claim_uid, amount in missing.items():
+        if amount:
+            charging.enter(quota, LedgerEntry.Kind.REPAIR, amount, claim_uid, principal)
+    audit.record(
+        principal=principal,
+        action="quota.repair",
+        object_type="quota",
+        object_id=quota.pk,
+        tenant=quota.tenant,
+        before=before,
+        after={"used": quota.used, "borrowed": quota.borrowed},
+    )
+
+
+def _entered(quota: ResourceQuota) -> dict[uuid.UUID, int]:
+    entries = LedgerEntry.objects.filter(tenant=quota.tenant_id, pool=quota.pool_id, resource=quota.resource)
+    sums = entries.filter(claim_uid__isnull=False).order_by().values_list("claim_uid").annotate(Sum("amount"))
+    return dict(sums)

@@ -1,0 +1,39 @@
+"""`manage.py check_ledger`: whether ledger, claims and used amounts agree."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.services import ledger_check
+from apps.scheduling.services.ledger_check import Difference
+
+
+def table(found: list[Difference]) -> str:
+    """A line per number that differs."""
+    rows = [("what", "number", "is", "should be")]
+    rows += [(item.subject, item.number, str(item.is_now), str(item.should_be)) for item in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+
+
+class Command(BaseCommand):
+    """Compares; with --repair, writes."""
+
+    help = "Check that ledger, claims and used amounts agree to the unit; ends with 1, and says where, if they do not."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Repair is never silent and never by itself."""
+        parser.add_argument(
+            "--repair", action="store_true", help="write what the claims say, with ledger entries and audit events"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """A table of differences, or one line."""
+        found = ledger_check.repair_all(principal=SYSTEM) if options["repair"] else ledger_check.differences()
+        if found:
+            self.stdout.write(table(found))
+        left = ledger_check.differences() if options["repair"] else found
+        if left:
+            raise CommandError(f"{len(left)} numbers differ.")
+        self.stderr.write(f"Repaired: {len(found)} numbers differed." if found else "Ledger, claims and quotas agree.")
