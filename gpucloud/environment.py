@@ -1,8 +1,9 @@
 """Settings from the environment, read strictly: a missing or senseless value stops the start and says what to set."""
 
 import os
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
@@ -17,6 +18,14 @@ def text(name: str, default: str | None = None) -> str:
     value = os.environ.get(name, default)
     if value is None:
         raise ImproperlyConfigured(f"{name} is not set: see .env.example for what it means, or use `make demo`.")
+    return value
+
+
+def text_beside(name: str, other: str, beside: str) -> str:
+    """The variable, which must not be empty where the other one has the value `beside`."""
+    value = os.environ.get(name, "")
+    if beside and not value:
+        raise ImproperlyConfigured(f"{name} is not set, but {other} is: see .env.example for what it means.")
     return value
 
 
@@ -47,6 +56,44 @@ def currency(name: str, default: str) -> str:
 def words(name: str, default: str = "") -> list[str]:
     """A list separated by commas."""
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
+
+
+def secret(name: str) -> str:
+    """A secret from the variable, or from the file that NAME_FILE names; empty where neither is set."""
+    value, file = os.environ.get(name, ""), os.environ.get(f"{name}_FILE", "")
+    if value and file:
+        raise ImproperlyConfigured(f"{name} and {name}_FILE are both set: keep one.")
+    if not file:
+        return value
+    try:
+        return Path(file).read_text().strip()
+    except OSError as error:
+        raise ImproperlyConfigured(f"{name}_FILE={file} cannot be read: {error.strerror}.") from error
+
+
+def issuer(name: str) -> str:
+    """An OpenID provider's address as it names itself; empty: there is none. In the clear on this machine only."""
+    value = text(name, "").strip()
+    parts = urlsplit(value)
+    local = parts.hostname in {"127.0.0.1", "localhost", "::1"}
+    if value and not (parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and local))):
+        raise ImproperlyConfigured(f"{name}={value} must begin with https://, as the provider names itself.")
+    return value
+
+
+def group_roles(name: str) -> list[tuple[str, str | None, str]]:
+    """`GROUP=operator` or `GROUP=TENANT:ROLE`, separated by commas, as (group, tenant or None, role)."""
+    rules: list[tuple[str, str | None, str]] = []
+    for word in words(name):
+        group, _, right = word.rpartition("=")
+        tenant, colon, role = right.partition(":")
+        if group and right == "operator":
+            rules.append((group, None, right))
+        elif group and tenant and colon and role in {"admin", "member", "viewer"}:
+            rules.append((group, tenant, role))
+        else:
+            raise ImproperlyConfigured(f"{name}: {word} is neither GROUP=operator nor GROUP=TENANT:ROLE.")
+    return rules
 
 
 def database(name: str, *, pool_size: int) -> dict[str, Any]:

@@ -80,11 +80,23 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 LOGIN_URL = "sign-in"
 LOGIN_REDIRECT_URL = "overview"
+SESSION_ENGINE = "gpucloud.web.sessions"
+# Nobody at the screen: a long meeting and lunch. Whatever happens: a working day.
+SESSION_COOKIE_AGE = 60 * environment.number("SESSION_IDLE_MINUTES", 120)
+SESSION_LIFETIME_SECONDS = 3600 * environment.number("SESSION_HOURS", 12)
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS_ONLY
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS_ONLY else None
 X_FRAME_OPTIONS = "DENY"
+
+OIDC_ISSUER = environment.issuer("OIDC_ISSUER")
+OIDC_CLIENT_ID = environment.text_beside("OIDC_CLIENT_ID", "OIDC_ISSUER", OIDC_ISSUER)
+OIDC_CLIENT_SECRET = environment.secret("OIDC_CLIENT_SECRET")
+OIDC_SCOPES = environment.words("OIDC_SCOPES", "openid,profile")
+OIDC_USERNAME_CLAIM = environment.text("OIDC_USERNAME_CLAIM", "preferred_username")
+OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
+OIDC_GROUP_ROLES = environment.group_roles("OIDC_GROUP_ROLES")
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
@@ -193,6 +205,7 @@ CELERY_BEAT_SCHEDULE = {
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": 600.0, "options": {"expires": 600}},
+    "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }
 

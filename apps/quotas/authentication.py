@@ -7,14 +7,17 @@ from rest_framework import authentication, exceptions
 from rest_framework.request import Request
 
 from apps.quotas import principals
-from apps.quotas.services import tokens
+from apps.quotas.services import attempts, tokens
 
 
 class BearerToken(authentication.BaseAuthentication):
     """`Authorization: Bearer gpc_<key>.<secret>`."""
 
     def authenticate(self, request: Request) -> tuple[principals.Principal, Any] | None:
-        """Raises AuthenticationFailed (401) for a token that is wrong, expired, revoked or from elsewhere."""
+        """Raises AuthenticationFailed (401) for a token that is wrong, expired, revoked or from elsewhere.
+
+        After too many of these from one address, TooManyAttempts (429); right tokens go on working there.
+        """
         header = request.headers.get("Authorization")
         if header is None:
             return None
@@ -24,6 +27,7 @@ class BearerToken(authentication.BaseAuthentication):
         source_ip = source_of(request)
         token = tokens.find(text.strip(), source_ip=source_ip)
         if token is None:
+            attempts.count_wrong_token(address=source_ip)
             raise exceptions.AuthenticationFailed("The token is wrong, expired, revoked, or not valid from here.")
         return principals.of_token(token, source_ip=source_ip), token
 

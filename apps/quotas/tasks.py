@@ -1,12 +1,14 @@
 """Celery's doors of this app."""
 
 from datetime import timedelta
+from importlib import import_module
 
 from celery import shared_task
+from django.conf import settings
 from django.utils import timezone
 
 from apps.quotas.models import IdempotencyRecord
-from apps.quotas.services import audit_chain
+from apps.quotas.services import attempts, audit_chain
 
 # A client that retries after a day has lost track of what it did.
 KEPT = timedelta(days=1)
@@ -16,6 +18,13 @@ KEPT = timedelta(days=1)
 def forget_idempotency() -> int:
     """Drop remembered answers after a day; returns how many."""
     return IdempotencyRecord.objects.filter(created_at__lt=timezone.now() - KEPT).delete()[0]
+
+
+@shared_task
+def forget_sign_ins() -> int:
+    """Drop sessions and counted attempts that have ended; returns how many attempts."""
+    import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
+    return attempts.forget()
 
 
 @shared_task

@@ -6,9 +6,9 @@ import pytest
 from django.test import Client
 
 from apps.quotas.models import User
-from tests.cast import Cast, Machine, cast, give_plenty
+from tests.cast import Cast, Machine, cast, give_plenty, real_cast
 
-__all__ = ["cast"]
+__all__ = ["cast", "real_cast"]
 
 SignIn = Callable[..., Client]
 

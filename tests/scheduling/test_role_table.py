@@ -7,14 +7,17 @@ is a line in `askers`.
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from tests.cast import Api, token_for
 from tests.scheduling.routes import OPERATIONS, OPERATORS, SHARED, WITHOUT_TOKEN, Platform, Route
+
+# Without it no database is made where this file runs alone.
+pytestmark = pytest.mark.django_db
 
 TABLE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
 QUERIES = {"utilization/": "?tenant=acme"}
@@ -45,15 +48,18 @@ Answers = dict[tuple[str, str], dict[str, int]]
 
 
 @pytest.fixture(scope="module")
-def answers(module_platform: Platform, django_db_blocker: pytest.FixtureRequest) -> Iterator[Answers]:
+def answers(module_platform: Platform, django_db_blocker: Any) -> Answers:
     """The status of every operation for every role; each request is undone before the next."""
-    with django_db_blocker.unblock(), transaction.atomic():  # type: ignore[attr-defined]
-        who = askers(module_platform)
-        yield {
-            (method, route.pattern): {role: asked(module_platform, api, route, method) for role, api in who.items()}
-            for route, method in OPERATIONS
-        }
-        transaction.set_rollback(True)
+    with django_db_blocker.unblock():
+        with transaction.atomic():
+            who = askers(module_platform)
+            found = {
+                (method, route.pattern): {role: asked(module_platform, api, route, method) for role, api in who.items()}
+                for route, method in OPERATIONS
+            }
+            transaction.set_rollback(True)
+        connection.close()
+    return found
 
 
 def asked(platform: Platform, api: Api, route: Route, method: str) -> int:

@@ -8,15 +8,18 @@ from apps.quotas.models.pool import Pool, SharingPolicy
 from apps.quotas.models.price import Price
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
 from apps.quotas.models.resource import Resource
+from apps.quotas.models.sign_in import Attempts, Identity
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
 from apps.quotas.models.token import Token
 
 __all__ = [
+    "Attempts",
     "AuditEvent",
     "Budget",
     "BudgetPeriod",
     "CohortShare",
     "IdempotencyRecord",
+    "Identity",
     "LedgerEntry",
     "Membership",
     "Pool",

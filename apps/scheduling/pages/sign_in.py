@@ -1,8 +1,35 @@
-"""Signing in and out: Django's own views with our words."""
+"""Signing in: Django's own view with our words and a limit of attempts, and single sign-on beside it."""
 
+import logging
+import secrets
 from typing import Any
 
+from django.conf import settings
+from django.contrib.auth import login, logout
 from django.contrib.auth.forms import AuthenticationForm
+from django.contrib.auth.views import LoginView
+from django.core import signing
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render, resolve_url
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from apps.quotas import openid
+from apps.quotas.authentication import source_of
+from apps.quotas.models import User
+from apps.quotas.services import attempts, people
+from apps.quotas.services.attempts import TooManyAttempts
+from apps.quotas.services.people import SignOnRefused
+
+logger = logging.getLogger(__name__)
+
+# Says that this browser signed in as somebody before; a quarter of a year, and renewed each time.
+KNOWN_COOKIE = "known_browser"
+KNOWN_SECONDS = 90 * 86400
+NEXT = "sign_on_next"
+BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
 class SignInForm(AuthenticationForm):
@@ -18,3 +45,107 @@ class SignInForm(AuthenticationForm):
         for field in self.fields.values():
             field.widget.attrs["class"] = "form-control"
         self.fields["username"].label = "Name"
+
+
+class SignIn(LoginView):
+    """The form. A try is taken before the password is looked at, and given back where it was right."""
+
+    template_name = "sign_in.html"
+    authentication_form = SignInForm
+    redirect_authenticated_user = True
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Sign in, or say what was wrong, or (429) when to try again."""
+        try:
+            attempts.take_sign_in(**_whose(request))
+        except TooManyAttempts as refused:
+            logger.warning("sign-in: too many attempts from %s", source_of(request))
+            # An unbound form: a bound one would look at the password.
+            page = self.render_to_response(self.get_context_data(form=SignInForm(request), refused=refused.detail))
+            page.status_code = 429
+            page.headers["Retry-After"] = str(refused.retry_after_seconds)
+            return page
+        return super().post(request, *args, **kwargs)
+
+    def form_valid(self, form: AuthenticationForm) -> HttpResponse:
+        """Rotate the session, remember the browser, write it down."""
+        attempts.give_back(**_whose(self.request))
+        answer = super().form_valid(form)
+        user = form.get_user()
+        assert isinstance(user, User)
+        return _came_in(self.request, user, "password", answer)
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        """The form, and whether there is another way."""
+        return super().get_context_data(single_sign_on=openid.configured(), **kwargs)
+
+
+@never_cache
+@require_safe
+def single_sign_on(request: HttpRequest) -> HttpResponse:
+    """Go to the identity provider. A link, not a form: our policy (form-action) would stop a form's way out."""
+    _only_where_configured()
+    try:
+        answer = openid.begin(request, return_to=_address(request))
+    except SignOnRefused as refused:
+        return _refused(request, refused, status=503)
+    request.session[NEXT] = request.GET.get("next", "")
+    return answer
+
+
+@never_cache
+@require_safe
+def single_sign_on_return(request: HttpRequest) -> HttpResponse:
+    """Come back from it: with a new session, or with the reason why not."""
+    _only_where_configured()
+    try:
+        claims = openid.claims_of(request)
+        user = people.admit(issuer=settings.OIDC_ISSUER, claims=claims)
+    except SignOnRefused as refused:
+        return _refused(request, refused, status=403)
+    wanted = request.session.pop(NEXT, "")
+    logout(request)  # whoever was here before, the same person too: a new session, with a whole life
+    login(request, user, backend=BACKEND)
+    safe = url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure())
+    answer = HttpResponseRedirect(wanted if safe else resolve_url(settings.LOGIN_REDIRECT_URL))
+    return _came_in(request, user, "oidc", answer)
+
+
+def _only_where_configured() -> None:
+    if not openid.configured():
+        raise Http404("There is no single sign-on here.")
+
+
+def _address(request: HttpRequest) -> str:
+    return request.build_absolute_uri(reverse("single-sign-on-return"))
+
+
+def _refused(request: HttpRequest, refused: SignOnRefused, *, status: int) -> HttpResponse:
+    logger.warning("single sign-on: %s (%s: %s)", refused.detail, type(refused.__cause__).__name__, refused.__cause__)
+    facts = {"form": SignInForm(request), "refused": refused.detail, "single_sign_on": True, "next": ""}
+    return render(request, "sign_in.html", facts, status=status)
+
+
+def _came_in(request: HttpRequest, user: User, method: str, answer: HttpResponse) -> HttpResponse:
+    people.signed_in(user=user, method=method, source_ip=source_of(request))
+    answer.set_cookie(
+        KNOWN_COOKIE,
+        signing.dumps([user.get_username(), secrets.token_hex(8)], salt=KNOWN_COOKIE),
+        max_age=KNOWN_SECONDS,
+        path=reverse("sign-in"),
+        secure=settings.SESSION_COOKIE_SECURE,
+        httponly=True,
+        samesite="Lax",
+    )
+    return answer
+
+
+def _whose(request: HttpRequest) -> dict[str, Any]:
+    """Whose tries these are: a name's, from this browser where it signed in under that name before."""
+    name = request.POST.get("username", "")
+    try:
+        known = signing.loads(request.COOKIES.get(KNOWN_COOKIE, ""), salt=KNOWN_COOKIE, max_age=KNOWN_SECONDS)
+    except signing.BadSignature:
+        known = ["", ""]
+    browser = known[1] if known[0] == name else None
+    return {"account": name, "address": source_of(request), "browser": browser}

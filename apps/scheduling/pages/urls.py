@@ -1,17 +1,14 @@
 """Routes of the pages."""
 
-from django.contrib.auth.views import LoginView, LogoutView
+from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from apps.scheduling.pages import claims, nodes, overview, reallocation
-from apps.scheduling.pages.sign_in import SignInForm
-
-sign_in = LoginView.as_view(
-    template_name="sign_in.html", authentication_form=SignInForm, redirect_authenticated_user=True
-)
+from apps.scheduling.pages import claims, nodes, overview, reallocation, sign_in
 
 urlpatterns = [
-    path("sign-in/", sign_in, name="sign-in"),
+    path("sign-in/", sign_in.SignIn.as_view(), name="sign-in"),
+    path("sign-in/oidc/", sign_in.single_sign_on, name="single-sign-on"),
+    path("sign-in/oidc/return/", sign_in.single_sign_on_return, name="single-sign-on-return"),
     path("sign-out/", LogoutView.as_view(next_page="sign-in"), name="sign-out"),
     path("", overview.overview, name="overview"),
     path("nodes/", nodes.node_list, name="nodes"),

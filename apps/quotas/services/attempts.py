@@ -1,0 +1,116 @@
+"""How often somebody may try: a try is taken before the password is looked at, so a thousand at once get no more.
+
+Tries are counted per account and address together, and per address. Nothing is counted per account alone: a stranger
+could then shut its owner out from anywhere. A browser from which this person has signed in before counts apart from its
+address, so that a stranger behind the same address (an office, a proxy) cannot shut them out either. The table's UPDATE
+decides, for all server processes; with the database away nobody signs in anyway.
+"""
+
+import hashlib
+import ipaddress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from apps.quotas.models import Attempts
+from gpucloud.errors import Busy
+
+TAKE = """
+INSERT INTO quotas_attempts AS had (key, taken, ends_at) VALUES (%(key)s, 1, %(end)s)
+ON CONFLICT (key) DO UPDATE SET
+    taken = CASE WHEN had.ends_at <= %(now)s THEN 1 ELSE had.taken + 1 END,
+    ends_at = CASE WHEN had.ends_at <= %(now)s THEN excluded.ends_at ELSE had.ends_at END
+WHERE had.ends_at <= %(now)s OR had.taken < %(most)s
+"""
+
+
+class TooManyAttempts(Busy):
+    """All tries are taken for now."""
+
+    code = "too-many-attempts"
+    title = "Too many attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """So many tries under this name until the window ends, which begins with the first."""
+
+    name: str
+    most: int
+    window: timedelta
+
+    def key(self, *parts: str) -> str:
+        """What is kept of whose tries these are."""
+        return hashlib.sha256("\n".join((self.name, *parts)).encode()).hexdigest()
+
+
+# A person mistypes a password three times, not six; five tries in a quarter of an hour are 175,000 a year.
+ACCOUNT = Limit("account", 5, timedelta(minutes=15))
+# An office behind one address; many names tried once each, by one guesser.
+ADDRESS = Limit("address", 50, timedelta(minutes=15))
+# 256 random bits are not guessed. This stops a flood, and tells a pipeline with a dead token to stop asking.
+TOKEN = Limit("token", 300, timedelta(minutes=5))
+
+
+def network(address: str | None) -> str:
+    """What counts as one address: of IPv6 the /64 that one customer has; one name for all behind a Unix socket."""
+    if address is None:
+        return "local"
+    parsed = ipaddress.ip_address(address)
+    return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def _keys(account: str, address: str | None, browser: str | None) -> list[tuple[Limit, str]]:
+    name = account.casefold().strip()
+    if browser is not None:
+        return [(ACCOUNT, ACCOUNT.key(name, "browser", browser))]
+    place = network(address)
+    return [(ADDRESS, ADDRESS.key(place)), (ACCOUNT, ACCOUNT.key(name, place))]
+
+
+@transaction.atomic
+def take_sign_in(*, account: str, address: str | None, browser: str | None = None) -> None:
+    """Take a try, whether or not there is such an account. Raises TooManyAttempts, and takes nothing then."""
+    for limit, key in _keys(account, address, browser):
+        _take(limit, key)
+
+
+@transaction.atomic
+def give_back(*, account: str, address: str | None, browser: str | None = None) -> None:
+    """The try was right: the account's are forgotten, and the address has one more."""
+    for limit, key in _keys(account, address, browser):
+        if limit is ACCOUNT:
+            Attempts.objects.filter(key=key).delete()
+        else:
+            with connection.cursor() as cursor:
+                cursor.execute("UPDATE quotas_attempts SET taken = greatest(taken - 1, 0) WHERE key = %s", [key])
+
+
+def count_wrong_token(*, address: str | None) -> None:
+    """A wrong token was shown; right ones from the same address go on working. Raises TooManyAttempts."""
+    _take(TOKEN, TOKEN.key(network(address)))
+
+
+def forget() -> int:
+    """Drop what has ended; returns how many."""
+    return Attempts.objects.filter(ends_at__lte=timezone.now()).delete()[0]
+
+
+def _take(limit: Limit, key: str) -> None:
+    now = timezone.now()
+    with connection.cursor() as cursor:
+        cursor.execute(TAKE, {"key": key, "now": now, "end": now + limit.window, "most": limit.most})
+        if cursor.rowcount:
+            return
+    end = Attempts.objects.filter(key=key).values_list("ends_at", flat=True).first() or now
+    seconds = max(1, int((end - now).total_seconds()) + 1)
+    raise TooManyAttempts(
+        f"Too many attempts: try again in {_in_words(seconds)}.", retry_after_seconds=seconds, most=limit.most
+    )
+
+
+def _in_words(seconds: int) -> str:
+    minutes = -(-seconds // 60)
+    return f"{minutes} minutes" if minutes > 1 else "one minute"

@@ -1,0 +1,134 @@
+"""Who an identity provider's person is here, and what their groups let them do."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from apps.quotas.models import Identity, Role, Tenant, User
+from apps.quotas.principals import RANK, Principal, of_user
+from apps.quotas.services import audit, tenants
+from gpucloud.errors import Denied
+
+logger = logging.getLogger(__name__)
+
+PROVIDER = Principal(name="oidc", is_operator=True)
+
+
+class SignOnRefused(Denied):
+    """The identity provider knows this person, and we do not let them in."""
+
+    code = "sign-on-refused"
+    title = "You cannot sign in"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRole:
+    """Members of the provider's group have this role: in a tenant, or (tenant None) as operators."""
+
+    group: str
+    tenant: str | None
+    role: str
+
+
+def admit(*, issuer: str, claims: Mapping[str, Any]) -> User:
+    """The person behind checked claims; made at the first sign-in, with the roles of their groups.
+
+    Known again by issuer and subject, never by name. Raises SignOnRefused.
+    """
+    subject = str(claims["sub"])
+    try:
+        with transaction.atomic():
+            user = _known(issuer, subject) or _first_time(issuer, subject, claims)
+            _follow_groups(user, claims.get(settings.OIDC_GROUPS_CLAIM))
+    except IntegrityError as error:
+        raise SignOnRefused("Somebody signed in under this name at the same moment: please try again.") from error
+    if not user.is_active:
+        raise SignOnRefused("This account is switched off: ask an operator.")
+    return user
+
+
+def signed_in(*, user: User, method: str, source_ip: str | None) -> None:
+    """Write down that somebody came in, and how."""
+    audit.record(
+        principal=of_user(user, source_ip=source_ip),
+        action="person.sign_in",
+        object_type="person",
+        object_id=user.get_username(),
+        after={"method": method},
+    )
+
+
+def _known(issuer: str, subject: str) -> User | None:
+    identity = Identity.objects.select_related("user").filter(issuer=issuer, subject=subject).first()
+    return User.objects.select_for_update().get(pk=identity.user_id) if identity else None
+
+
+def _first_time(issuer: str, subject: str, claims: Mapping[str, Any]) -> User:
+    name = claims.get(settings.OIDC_USERNAME_CLAIM)
+    if not isinstance(name, str) or not name:
+        raise SignOnRefused(f"The identity provider did not say your name (claim {settings.OIDC_USERNAME_CLAIM}).")
+    user = User.objects.select_for_update().filter(username=name).first()
+    if user is None:
+        user = User(username=name)
+        user.set_unusable_password()
+        try:
+            user.full_clean()
+        except ValidationError as error:
+            raise SignOnRefused(f"The name {name} cannot be used here: {'; '.join(error.messages)}") from error
+        user.save()
+    elif user.has_usable_password() or user.identities.exists():
+        # A name is the provider's to give: it must not open what somebody else holds here.
+        raise SignOnRefused(f"There is a {name} already who signs in otherwise: ask an operator.")
+    Identity.objects.create(user=user, issuer=issuer, subject=subject)
+    audit.record(
+        principal=PROVIDER,
+        action="person.link",
+        object_type="person",
+        object_id=name,
+        after={"issuer": issuer, "subject": subject},
+    )
+    return user
+
+
+def _follow_groups(user: User, groups: object) -> None:
+    """Give and take the roles that groups decide; those that no group decides stay as they are."""
+    rules = [GroupRole(*rule) for rule in settings.OIDC_GROUP_ROLES]
+    held = set(groups) if isinstance(groups, list) else set()
+    mine = [rule for rule in rules if rule.group in held]
+    if any(rule.tenant is None for rule in rules):
+        _set_operator(user, any(rule.tenant is None for rule in mine))
+    for slug in {rule.tenant for rule in rules if rule.tenant is not None}:
+        tenant = Tenant.objects.filter(slug=slug).first()
+        if tenant is None:
+            logger.warning("OIDC_GROUP_ROLES names the tenant %s, which does not exist", slug)
+            continue
+        _set_role(user, tenant, [rule.role for rule in mine if rule.tenant == slug])
+
+
+def _set_operator(user: User, is_operator: bool) -> None:
+    if user.is_operator == is_operator:
+        return
+    before, user.is_operator = user.is_operator, is_operator
+    user.save(update_fields=["is_operator"])
+    audit.record(
+        principal=PROVIDER,
+        action="person.operator",
+        object_type="person",
+        object_id=user.get_username(),
+        before={"is_operator": before},
+        after={"is_operator": is_operator},
+    )
+
+
+def _set_role(user: User, tenant: Tenant, roles: Iterable[str]) -> None:
+    wanted = max(roles, key=lambda role: RANK[Role(role)], default=None)
+    membership = user.memberships.filter(tenant=tenant).select_related("tenant", "user").first()
+    if wanted is None and membership is not None:
+        tenants.remove_member(principal=PROVIDER, membership=membership)
+    elif wanted is not None and (membership is None or membership.role != wanted):
+        tenants.set_member(principal=PROVIDER, tenant=tenant, user=user, role=wanted)

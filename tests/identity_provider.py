@@ -1,0 +1,86 @@
+"""A real OpenID provider on loopback: discovery, consent, tokens signed with its key, userinfo.
+
+The package's provider takes PKCE's challenge and does not look at it again: here the token endpoint insists on the
+verifier, as providers in earnest do.
+"""
+
+import base64
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import requests
+
+with warnings.catch_warnings():
+    # The provider is written for the library's names of before; that is its matter, not ours.
+    warnings.simplefilter("ignore")
+    import oidc_provider_mock
+    from oidc_provider_mock import _app as inside
+
+Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+CLIENT_ID = "gpucloud"
+CLIENT_SECRET = "hush"
+__all__ = ["CLIENT_ID", "CLIENT_SECRET", "IdentityProvider", "inside", "query_of", "running"]
+
+
+class InsistOnPkce:
+    """Keeps each code's challenge and turns a token request without its verifier away."""
+
+    def __init__(self, provider: Wsgi) -> None:
+        self.provider = provider
+        self.challenges: dict[str, str] = {}
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/oauth2/token" and not self._fits(environ):
+            start_response("400 Bad Request", [("Content-Type", "application/json")])
+            return [b'{"error": "invalid_grant"}']
+        asked = parse_qs(environ["QUERY_STRING"])
+
+        def started(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            code = re.search(r"[?&]code=([^&]+)", dict(headers).get("Location", ""))
+            if code and asked.get("code_challenge_method") == ["S256"]:
+                self.challenges[code[1]] = asked["code_challenge"][0]
+            return start_response(status, headers, *rest)
+
+        return self.provider(environ, started)
+
+    def _fits(self, environ: dict[str, Any]) -> bool:
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        sent = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+        digest = hashlib.sha256(sent.get("code_verifier", "").encode()).digest()
+        shown = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        return self.challenges.pop(sent.get("code", ""), None) == shown
+
+
+class IdentityProvider:
+    """The provider, and its people."""
+
+    def __init__(self, issuer: str) -> None:
+        self.issuer = issuer
+
+    def person(self, subject: str, **claims: Any) -> None:
+        requests.put(f"{self.issuer}/users/{subject}", json=claims, timeout=5).raise_for_status()
+
+    def consent(self, url: str, subject: str | None) -> str:
+        """What the person does at the provider: sign in as `subject`, or (None) refuse; answers where it sends them."""
+        form = {"sub": subject} if subject else {"action": "deny"}
+        answer = requests.post(url, data=form, allow_redirects=False, timeout=5)
+        assert answer.status_code == 302, answer.text
+        return answer.headers["Location"]
+
+
+@contextmanager
+def running() -> Iterator[IdentityProvider]:
+    with oidc_provider_mock.run_server_in_thread(require_nonce=True) as server:
+        server.app = InsistOnPkce(server.app)
+        yield IdentityProvider(f"http://localhost:{server.server_port}")
+
+
+def query_of(url: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
