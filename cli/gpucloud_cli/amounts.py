@@ -8,6 +8,8 @@ import click
 UNITS_MIB = {"": 1.0, "mib": 1.0, "mi": 1.0, "m": 1.0, "gib": 1024.0, "gi": 1024.0, "g": 1024.0, "tib": 1024.0**2}
 UNITS_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)")
+PART = re.compile(r"(\d{1,9})([smhd]?)")
+PARTS = re.compile(r"\d{1,9}|(\d{1,9}[smhd])+")
 
 
 class Null:
@@ -33,16 +35,10 @@ def mib(text: str) -> int:
 
 def seconds(text: str) -> int:
     """`90`, `90s`, `10m`, `1h30m`, `2d`. Raises ValueError."""
-    rest, total = text.strip().lower(), 0
-    if not rest:
-        raise ValueError("an empty text is no duration")
-    while rest:
-        match = re.match(r"(\d{1,9})([smhd]?)", rest)
-        if match is None or (not match.group(2) and match.end() != len(rest)):
-            raise ValueError(f"{text!r} is no duration: write 90s, 10m, 1h30m or 2d")
-        total += int(match.group(1)) * UNITS_SECONDS[match.group(2)]
-        rest = rest[match.end() :]
-    return total
+    plain = text.strip().lower()
+    if not PARTS.fullmatch(plain):
+        raise ValueError(f"{text!r} is no duration: write 90s, 10m, 1h30m or 2d")
+    return sum(int(count) * UNITS_SECONDS[unit] for count, unit in PART.findall(plain))
 
 
 class Size(click.ParamType):

@@ -1,7 +1,7 @@
 """What can go wrong, and the exit code that says which kind it was."""
 
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -32,7 +32,7 @@ MEANINGS = {
 class Failure(Exception):
     """The command failed; the message is for the person or the log that reads it."""
 
-    exit: ClassVar[int] = Exit.FAILED
+    exit: int = Exit.FAILED
 
 
 class Usage(Failure):

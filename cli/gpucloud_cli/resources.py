@@ -20,6 +20,7 @@ class Amount(click.ParamType):
         return SIZE.convert(value, param, ctx)
 
 
+LIMIT = OrNull(Amount(), "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
 ROLES = click.Choice(["admin", "member", "viewer"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
@@ -104,7 +105,9 @@ TABLE = (
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             POOL_OR_ALL,
             Field("resource", RESOURCES, "what is counted", required=True, changes=False),
-            Field("hard", OrNull(Amount(), "unlimited"), "how much; memory also as 64GiB", required=True),
+            Field("hard", LIMIT, "how much; memory also as 64GiB", required=True),
+            Field("borrowing_limit", LIMIT, "above hard, of what its cohort leaves idle", flag="--borrowing"),
+            Field("lending_limit", LIMIT, "what its cohort may use of the idle part", flag="--lending"),
         ),
         filters=(TENANT, POOL, Field("resource", RESOURCES, "of what")),
         verbs=ALL,
@@ -156,6 +159,37 @@ TABLE = (
         ("uid", "claim", "node", "gpu_index", "core_request", "core_limit", "memory_mib", "state"),
         filters=(TENANT, NODE, Field("claim", help="a claim's uid"), Field("gpu", help="a GPU's uuid")),
         words="claims' shares of single GPUs",
+    ),
+    Resource(
+        "budget",
+        "budgets/",
+        "id",
+        ("id", "tenant", "period", "gpu_hours", "starts_at", "ends_at"),
+        fields=(
+            Field("tenant", help="a tenant's slug", required=True, changes=False),
+            Field("period", click.Choice(["month", "week", "custom"]), "what it is for", required=True, changes=False),
+            Field("starts_at", help="for a custom period: a moment, ISO 8601", changes=False),
+            Field("ends_at", help="for a custom period: a moment, ISO 8601", changes=False),
+            Field("gpu_hours", help="how many GPU-hours, like 1500 or 0.5", required=True),
+        ),
+        filters=(TENANT,),
+        verbs=ALL,
+        words="GPU-hours that tenants may use in a period",
+    ),
+    Resource(
+        "price",
+        "prices/",
+        "id",
+        ("id", "gpu_model", "pool", "per_gpu_hour", "currency", "valid_from"),
+        fields=(
+            Field("gpu_model", help="as NVML calls it"),
+            Field("pool", help="only in this pool"),
+            Field("per_gpu_hour", help="a decimal number", required=True),
+            Field("valid_from", help="a moment, ISO 8601", required=True),
+        ),
+        filters=(POOL, Field("gpu_model", help="as NVML calls it")),
+        verbs=frozenset({"list", "show", "create", "remove"}),
+        words="what a GPU-hour costs",
     ),
     Resource(
         "token",

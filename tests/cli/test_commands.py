@@ -71,6 +71,12 @@ def test_a_token_is_shown_once_or_put_in_a_file_of_ones_own(olga: Shell, tenant:
     ci = Shell(olga.home, GPUCLOUD_URL=olga.environment["GPUCLOUD_URL"], GPUCLOUD_TOKEN=made.out.strip())
     assert ci.data("whoami")["scopes"] == ["claims:read"]
     assert ci.run("tenant", "list").code == 4
+    rotated = olga.run("token", "rotate", key, "--overlap", "0")
+    assert (rotated.code, rotated.out[:4]) == (0, "gpc_")
+    assert ci.run("whoami").code == 4
+    ci.environment["GPUCLOUD_TOKEN"] = rotated.out.strip()
+    assert ci.run("whoami").code == 0
+    key = rotated.out.strip().removeprefix("gpc_").split(".")[0]
     assert olga.run("token", "revoke", key).code == 0
     assert ci.run("whoami").code == 4
     file = olga.home / "ci.token"

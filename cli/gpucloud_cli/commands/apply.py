@@ -1,7 +1,129 @@
-"""`apply` and `export`."""
+"""`apply` and `export`: tenants, quotas, members and pools kept in git."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import click
+import yaml
+
+from gpucloud_cli import output
+from gpucloud_cli.api import Api
+from gpucloud_cli.declared import documents, plan, present
+from gpucloud_cli.declared.carrying_out import carry_out, report
+from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, POOL, TENANT, WITHIN_TENANTS
+from gpucloud_cli.doors import Asked, answers, asked, connects
+from gpucloud_cli.failures import Failure, Usage
+
+COLOURS = {"create": "green", "change": "yellow", "remove": "red"}
+HEAD = "# Made by `gpucloud export`; `gpucloud apply -f FILE` makes the server so again.\n"
 
 
 def join(root: click.Group) -> None:
     """Take part in the command tree."""
+    root.add_command(apply)
+    root.add_command(export)
+
+
+@click.command()
+@click.option("-f", "--file", "places", multiple=True, required=True, help="a YAML file, a directory, or - for stdin")
+@click.option("--dry-run", is_flag=True, help="only show the difference")
+@click.option("--prune", is_flag=True, help="also remove quotas and members that the tenants' lists do not name")
+@click.option("--yes", is_flag=True, help="do not ask")
+@answers
+@asked
+def apply(asked: Asked, /, places: tuple[str, ...], dry_run: bool, prune: bool, yes: bool) -> None:
+    """Make tenants, quotas, members and pools as the files say; shows the difference first.
+
+    Fields that a file leaves out stay as they are. A tenant's `quotas` or `members` left out is left alone; where the
+    list is there it is the whole truth, and --prune removes the rest. Tenants and pools are never removed.
+    """
+    declared = documents.read(places)
+    with asked.api() as api:
+        planned = plan.make(declared, _rows(api, declared), prune=prune)
+        for who in planned.left_alone:
+            output.say(f"not in the files, and left alone without --prune: {who}")
+        if not asked.json:
+            _show(planned.changes)
+        if dry_run or not planned.changes:
+            if asked.json:
+                output.as_json([change.data for change in planned.changes])
+            output.say(f"{_count(planned.changes)} to make" if planned.changes else "no changes")
+            return
+        if not yes:
+            _ask(planned.changes)
+        outcome = carry_out(api, planned.changes, say=output.say)
+    if asked.json:
+        output.as_json(outcome.data)
+    if outcome.failed is not None:
+        raise report(outcome)
+    output.say(f"{_count(outcome.applied)} applied")
+
+
+@click.command()
+@click.option("--tenant", "tenants", multiple=True, help="only this tenant; may be repeated; without pools")
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="a file; stdout unless given")
+@connects
+@asked
+def export(asked: Asked, /, tenants: tuple[str, ...], out: Path | None) -> None:
+    """Write tenants, quotas, members and pools as YAML that `apply` takes."""
+    with asked.api() as api:
+        slugs = tenants or present.tenants(api)
+        made = [] if tenants else [_document("Pool", row.values) for row in _sorted(present.pools(api))]
+        made += [_tenant(present.tenant(api, slug), slug) for slug in slugs]
+    text = HEAD + yaml.safe_dump_all(made, sort_keys=False, allow_unicode=True, explicit_start=True)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{out} cannot be written: {error.strerror}") from error
+
+
+def _rows(api: Api, declared: documents.Declared) -> list[present.Row]:
+    """What is there of what the files speak of."""
+    rows = present.pools(api) if any(who.kind is POOL for who in declared.items) else []
+    for who in declared.items:
+        if who.kind is TENANT:
+            rows += present.tenant(api, str(who.names[0]))
+    return rows
+
+
+def _show(changes: list[plan.Change]) -> None:
+    for change in changes:
+        click.echo(click.style(change.line, fg=COLOURS[change.action]) if _coloured() else change.line)
+
+
+def _coloured() -> bool:
+    return output.console().color_system is not None
+
+
+def _ask(changes: list[plan.Change]) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Usage("There is no terminal to ask on: give --yes to apply these changes, or --dry-run only to see them.")
+    if not click.confirm(f"Make {_count(changes)}?", err=True):
+        raise Failure("nothing was changed")
+
+
+def _count(changes: list[plan.Change]) -> str:
+    return f"{len(changes)} change{'' if len(changes) == 1 else 's'}"
+
+
+def _sorted(rows: Iterable[present.Row]) -> list[present.Row]:
+    return sorted(rows, key=lambda row: str(row.who))
+
+
+def _document(kind: str, values: Any) -> dict[str, Any]:
+    assert kind in DOCUMENTS
+    return {"apiVersion": API_VERSION, "kind": kind, **values}
+
+
+def _tenant(rows: list[present.Row], slug: str) -> dict[str, Any]:
+    if not rows:
+        raise Failure(f"There is no tenant {slug} that you may see.")
+    lists = {
+        str(kind.listed): [dict(row.values) for row in _sorted(rows) if row.who.kind is kind] for kind in WITHIN_TENANTS
+    }
+    return _document("Tenant", rows[0].values) | lists

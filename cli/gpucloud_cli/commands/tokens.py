@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,6 +14,7 @@ from gpucloud_cli.resources import BY_NAME, ROLES
 from gpucloud_cli.verbs import path_of
 
 TOKEN = BY_NAME["token"]
+OUT = click.option("--out", type=click.Path(path_type=Path), help="write it to this file (mode 0600), not to stdout")
 
 
 def join(root: click.Group) -> None:
@@ -21,6 +23,7 @@ def join(root: click.Group) -> None:
     assert isinstance(group, click.Group)
     group.add_command(create)
     group.add_command(revoke)
+    group.add_command(rotate)
 
 
 @click.command()
@@ -30,7 +33,7 @@ def join(root: click.Group) -> None:
 @click.option("--scope", "scopes", multiple=True, help="like claims:write; may be repeated; all unless given")
 @click.option("--cidr", "cidrs", multiple=True, help="only from this network; may be repeated")
 @click.option("--expires", type=DURATION, help="valid for so long, like 90d")
-@click.option("--out", type=click.Path(path_type=Path), help="write it to this file (mode 0600), not to stdout")
+@OUT
 @answers
 @asked
 def create(
@@ -49,6 +52,24 @@ def create(
     more = {"role": role, "scopes": list(scopes), "cidrs": list(cidrs), "expires_at": _moment(expires)}
     with asked.api() as api:
         token = api.post("tokens/", body | {key: value for key, value in more.items() if value}).body
+    _show_once(asked, token, out)
+
+
+@click.command()
+@click.argument("key")
+@click.option("--overlap", type=DURATION, help="the old one works for so long; 1d unless given, 0 for not at all")
+@OUT
+@answers
+@asked
+def rotate(asked: Asked, *, key: str, overlap: int | None, out: Path | None) -> None:
+    """Make a token like this one, and let this one end after the overlap."""
+    body = {} if overlap is None else {"overlap_seconds": overlap}
+    with asked.api() as api:
+        token = api.post(f"{path_of(TOKEN, None, key)}rotate/", body).body
+    _show_once(asked, token, out)
+
+
+def _show_once(asked: Asked, token: dict[str, Any], out: Path | None) -> None:
     if token["token"] is None:
         raise Failure(f"The token was made, but its text was lost on the way: `gpucloud token revoke {token['key']}`.")
     if out is not None:

@@ -1,0 +1,141 @@
+"""What can be declared: each kind's fields, what they may be, and where it lies in the API.
+
+A file has documents of the kinds Tenant and Pool; a tenant's document may carry lists of what is within it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpucloud_cli.amounts import mib
+from gpucloud_cli.resources import POLICIES, RESOURCES, ROLES
+
+API_VERSION = "gpucloud.io/v1"
+
+Check = Callable[[Any], Any]
+
+
+def text(value: Any) -> str:
+    """Raises ValueError, as every check."""
+    if not isinstance(value, str):
+        raise ValueError(f"must be a text, and {value!r} is none (quote it)")  # noqa: TRY004 - every check raises the same
+    return value
+
+
+def number(value: Any) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"must be a whole number, and {value!r} is none")  # noqa: TRY004
+    return value
+
+
+def amount(value: Any) -> int:
+    """A whole number, or a size like 64GiB in MiB."""
+    return mib(value) if isinstance(value, str) else number(value)
+
+
+def limit(value: Any) -> int | None:
+    """An amount; null or `unlimited` for none."""
+    return None if value is None or value == "unlimited" else amount(value)
+
+
+def text_or_null(value: Any) -> str | None:
+    """A text or null."""
+    return None if value is None else text(value)
+
+
+def one_of(choices: tuple[str, ...]) -> Check:
+    """One of these words."""
+
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}, and {value!r} is none of them")
+        return str(value)
+
+    return check
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """One kind of thing; there is one of each."""
+
+    name: str
+    path: str
+    # The fields that name it within its tenant (or within the platform), and all its fields.
+    named_by: tuple[str, ...]
+    fields: Mapping[str, Check]
+    required: frozenset[str]
+    # The API's name for one: its path ends with this field of the row.
+    key: str
+    # The list in a tenant's document in which it stands; None for documents of their own.
+    listed: str | None = None
+    versioned: bool = True
+
+
+POOL = Kind(
+    "pool",
+    "pools/",
+    ("name",),
+    {
+        "name": text,
+        "description": text,
+        "sharing_policy": one_of(tuple(POLICIES.choices)),
+        "core_ceiling": number,
+        "parts": number,
+    },
+    frozenset({"name"}),
+    "name",
+)
+TENANT = Kind(
+    "tenant",
+    "tenants/",
+    ("slug",),
+    {"slug": text, "name": text, "weight": number, "cohort": text_or_null},
+    frozenset({"slug"}),
+    "slug",
+)
+QUOTA = Kind(
+    "quota",
+    "quotas/",
+    ("pool", "resource"),
+    {
+        "pool": text_or_null,
+        "resource": one_of(tuple(RESOURCES.choices)),
+        "hard": limit,
+        "borrowing_limit": limit,
+        "lending_limit": limit,
+    },
+    frozenset({"resource", "hard"}),
+    "id",
+    listed="quotas",
+)
+MEMBER = Kind(
+    "member",
+    "tenants/{tenant}/members/",
+    ("username",),
+    {"username": text, "role": one_of(tuple(ROLES.choices))},
+    frozenset({"username", "role"}),
+    "username",
+    listed="members",
+    versioned=False,
+)
+DOCUMENTS = {"Pool": POOL, "Tenant": TENANT}
+WITHIN_TENANTS = (QUOTA, MEMBER)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which one: of a tenant, where it is within one."""
+
+    kind: Kind
+    tenant: str | None
+    names: tuple[str | None, ...]
+
+    def __str__(self) -> str:
+        parts = [self.tenant, *("*" if name is None else name for name in self.names)]
+        return "/".join([self.kind.name, *(part for part in parts if part is not None)])
+
+
+def identity(kind: Kind, values: Mapping[str, Any], tenant: str | None) -> Identity:
+    """Whom these values are about; a quota without a pool is over all of them."""
+    return Identity(kind, tenant, tuple(values.get(name) for name in kind.named_by))

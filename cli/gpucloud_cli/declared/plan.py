@@ -1,0 +1,101 @@
+"""The difference between what is declared and what is there, as changes in an order that works."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpucloud_cli.declared.documents import Declared
+from gpucloud_cli.declared.kinds import MEMBER, POOL, QUOTA, TENANT, Identity
+from gpucloud_cli.declared.present import Row, collection
+
+Action = Literal["create", "change", "remove"]
+SIGNS: dict[Action, str] = {"create": "+", "change": "~", "remove": "-"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One request that brings the server nearer to the files."""
+
+    action: Action
+    who: Identity
+    path: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+    etag: str | None = None
+
+    @property
+    def line(self) -> str:
+        """For people: old → new."""
+        return f"{SIGNS[self.action]} {self.who}{'  ' if self._words else ''}{self._words}"
+
+    @property
+    def _words(self) -> str:
+        if self.action == "change":
+            return ", ".join(f"{name}: {told(self.before[name])} → {told(self.after[name])}" for name in self.after)
+        facts = self.after if self.action == "create" else self.before
+        named = {"tenant", *self.who.kind.named_by}
+        return ", ".join(f"{name}: {told(value)}" for name, value in facts.items() if name not in named)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For programs."""
+        return {"action": self.action, "what": str(self.who), "before": self.before, "after": self.after}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done, and what is there without being declared."""
+
+    changes: list[Change]
+    left_alone: list[Identity]
+
+
+def told(value: Any) -> str:
+    """A value in a difference."""
+    return "none" if value is None else str(value)
+
+
+def make(declared: Declared, rows: Iterable[Row], *, prune: bool) -> Plan:
+    """What is missing is made, what differs is changed; what is too much goes with `prune` only."""
+    there = {row.who: row for row in rows}
+    changes = [_toward(who, values, there.get(who)) for who, values in declared.items.items()]
+    surplus = [row for who, row in there.items() if who not in declared.items and _is_surplus(declared, who)]
+    if prune:
+        changes += [Change("remove", row.who, row.path, dict(row.values), {}, row.etag) for row in surplus]
+    return Plan(
+        sorted((change for change in changes if change is not None), key=_rank),
+        [] if prune else [row.who for row in surplus],
+    )
+
+
+def _toward(who: Identity, values: dict[str, Any], row: Row | None) -> Change | None:
+    if row is None:
+        of_tenant = {"tenant": who.tenant} if who.tenant and "{tenant}" not in who.kind.path else {}
+        return Change("create", who, collection(who.kind, who.tenant), {}, {**of_tenant, **values})
+    after = {name: value for name, value in values.items() if row.values.get(name) != value}
+    if not after:
+        return None
+    before = {name: row.values.get(name) for name in after}
+    return Change("change", who, row.path, before, after, row.etag)
+
+
+def _is_surplus(declared: Declared, who: Identity) -> bool:
+    """Only a list that a tenant's document carries is the whole truth; tenants and pools are never taken away."""
+    return who.tenant is not None and (who.tenant, who.kind) in declared.whole
+
+
+def _rank(change: Change) -> tuple[int, str]:
+    """Pools, tenants; then what frees before what takes, so that a quota can move from one tenant to another."""
+    if change.who.kind in (POOL, TENANT):
+        return (0 if change.who.kind is POOL else 1), str(change.who)
+    if change.who.kind is QUOTA:
+        return (2 if change.action == "remove" else 3 if _lowers(change) else 4), str(change.who)
+    assert change.who.kind is MEMBER
+    return 5, str(change.who)
+
+
+def _lowers(change: Change) -> bool:
+    if change.action != "change" or "hard" not in change.after:
+        return False
+    before, after = change.before["hard"], change.after["hard"]
+    return after is not None and (before is None or after < before)

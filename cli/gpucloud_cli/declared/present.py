@@ -1,0 +1,60 @@
+"""What the server has, in the shape in which files declare it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from gpucloud_cli.api import Api
+from gpucloud_cli.declared.kinds import POOL, TENANT, WITHIN_TENANTS, Identity, Kind, identity
+from gpucloud_cli.failures import Problem
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing as the server has it."""
+
+    who: Identity
+    values: Mapping[str, Any]
+    path: str
+    etag: str | None
+
+
+def collection(kind: Kind, tenant: str | None) -> str:
+    """Where one of this kind is made."""
+    return kind.path.format(tenant=quote(tenant or "", safe=""))
+
+
+def row(kind: Kind, answered: Mapping[str, Any], tenant: str | None) -> Row:
+    """The server's answer, without what nobody declares."""
+    values = {name: answered[name] for name in kind.fields if name in answered}
+    path = f"{collection(kind, tenant)}{quote(str(answered[kind.key]), safe='')}/"
+    etag = f'"{answered["version"]}"' if kind.versioned else None
+    return Row(identity(kind, values, tenant), values, path, etag)
+
+
+def pools(api: Api) -> list[Row]:
+    """All of them."""
+    return [row(POOL, answered, None) for answered in api.rows(POOL.path)]
+
+
+def tenant(api: Api, slug: str) -> list[Row]:
+    """A tenant and all that is declared within it; nothing where there is none."""
+    try:
+        answered = api.get(f"{TENANT.path}{quote(slug, safe='')}/").body
+    except Problem as problem:
+        if problem.status == 404:
+            return []
+        raise
+    return [row(TENANT, answered, None), *(found for kind in WITHIN_TENANTS for found in within(api, kind, slug))]
+
+
+def within(api: Api, kind: Kind, slug: str) -> Iterable[Row]:
+    """What of a kind is in a tenant."""
+    where: dict[str, Any] = {} if "{tenant}" in kind.path else {"tenant": slug}
+    return [row(kind, answered, slug) for answered in api.rows(collection(kind, slug), **where)]
+
+
+def tenants(api: Api) -> list[str]:
+    """The slugs of all that the token may see."""
+    return sorted(answered["slug"] for answered in api.rows(TENANT.path))
