@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-gpu bench-shim clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-api bench-gpu bench-shim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ roles: ## write docs/roles.md anew: what each route answers to each role, by ask
 
 bench-resize: ## the time from PATCH to in force in the running process, p50 and p99
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.resize
+
+bench-api: ## requests a second of one server with two workers, over a hundred thousand claims (ARGS="--runs 3 --seconds 10")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.api $(ARGS)
 
 bench-gpu: ## shares, live resizes and a memory limit of a claim, on a real GPU where there is one
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.gpu

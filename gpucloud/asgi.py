@@ -3,10 +3,10 @@
 import os
 from typing import Any
 
-from django.core.asgi import get_asgi_application
+import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
-django_application: Any = get_asgi_application()
+django.setup(set_prefix=False)
 
 # Only after Django is set up: these import models.
 from channels.auth import AuthMiddlewareStack  # noqa: E402
@@ -19,12 +19,13 @@ from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitingDoor  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
+from gpucloud.serving import OneThread  # noqa: E402
 
 # The published types of Channels' routing do not know its own consumers.
 route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
 # It speaks HTTP only; ASGI's type is of every protocol.
-bounded: Any = BoundedBody(django_application)
+bounded: Any = BoundedBody(OneThread())
 websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),

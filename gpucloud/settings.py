@@ -44,6 +44,8 @@ MIDDLEWARE = [
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "gpucloud.web.middleware.security_headers",
     "gpucloud.api.middleware.bare_form",
+    # Says each answer's length: without one the server sends it in chunks.
+    "django.middleware.common.CommonMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -70,6 +72,8 @@ TEMPLATES = [
 ]
 
 DATABASES = {"default": environment.database("DATABASE_URL", pool_size=environment.number("DATABASE_POOL_SIZE", 0))}
+# How many requests a server process works on at a time: as many as it keeps connections.
+REQUEST_THREADS = environment.number("DATABASE_POOL_SIZE", 0) or 16
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_USER_MODEL = "quotas.User"

@@ -1,0 +1,62 @@
+"""What the API benchmark runs on: PostgreSQL and Valkey from their wheels, durable, and one server with two workers.
+
+The server is started as `make demo` starts it, but for its second worker. Neither scheduler nor agents run: a claim that
+is posted stays pending, and what is measured is the API.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deploy import embedded
+from deploy.demo.programs import Commands
+from deploy.demo.state import State
+from deploy.embedded import processes
+from tests.platform import free_port
+
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running server, and what to ask it for."""
+
+    port: int
+    # The processes whose CPU time is told, by who they are.
+    pids: dict[str, int]
+    tokens: list[str]
+    tenants: list[str]
+    claims: list[str]
+
+
+@contextlib.contextmanager
+def stage(directory: Path, *, clients: int, tenants: int, history: int) -> Iterator[Stage]:
+    """Start everything, fill the database, and stop at the end."""
+    state = State.at(directory / "state")
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        os.environ.pop(name, None)
+    with embedded.services(state.root, durable=True) as running:
+        commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
+        os.environ.update(commands.control_plane)
+        tokens, slugs, claims = _filled(clients, tenants, history)
+        server = commands.server()
+        server = replace(server, command=(*server.command, "--workers", str(WORKERS)))
+        process = processes.start(server)
+        try:
+            processes.wait_ready(server, process)
+            pids = {"server": process.pid, "database": running.pids["postgres"]}
+            yield Stage(commands.port, pids, tokens, slugs, claims)
+        finally:
+            processes.stop(server, process)
+
+
+def _filled(clients: int, tenants: int, history: int) -> tuple[list[str], list[str], list[str]]:
+    """A token for each client, the slugs of the tenants, and the uids of claims that are active."""
+    import django  # noqa: PLC0415 - the settings read the environment that was just made
+
+    django.setup()
+    from benchmarks.api.filling import fill  # noqa: PLC0415 - models, once apps are loaded
+
+    return fill(clients=clients, tenants=tenants, history=history)
