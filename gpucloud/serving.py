@@ -8,7 +8,7 @@ asked for is done, and nobody reads the answer.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -51,7 +51,6 @@ class OneThread(ASGIHandler):
         signals.request_started.send(sender=self.__class__, scope=scope)
         request, refusal = self.create_request(scope, body)
         response: Any = refusal if request is None else self.get_response(request)
-        response._handler_class = self.__class__
         if not response.streaming:
             response.close()
-        return response
+        return cast(HttpResponseBase, response)

@@ -5,10 +5,11 @@ in one process, which is told apart in the figures.
 """
 
 import argparse
+import itertools
 import json
-import random
 import resource
 import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,19 +45,16 @@ def main() -> None:
 
 def requests(ready: Stage) -> dict[str, Callable[[int], bytes]]:
     """What each row's clients ask, by its name."""
+    uids = itertools.cycle(ready.claims)
     kinds: dict[str, Callable[[int], bytes]] = {
         "GET claims/{uid}/": lambda client: request(
             "GET",
-            f"claims/{random.choice(ready.claims)}/",
+            f"claims/{next(uids)}/",
             ready.tokens[client - client % TENANTS],
         ),
         "POST claims/, 4 tenants": lambda client: post(ready, client),
         "POST claims/, 1 tenant": lambda client: post(ready, client - client % TENANTS),
-        "POST claims/, Idempotency-Key": lambda client: post(
-            ready,
-            client,
-            f"Idempotency-Key: {random.getrandbits(64):x}\r\n",
-        ),
+        "POST claims/, Idempotency-Key": lambda client: post(ready, client, f"Idempotency-Key: {uuid.uuid4()}\r\n"),
     }
     for path in LISTED:
         kinds[f"GET {path}"] = lambda client, path=path: request("GET", path, ready.tokens[client])  # type: ignore[misc]
@@ -72,9 +70,8 @@ def post(ready: Stage, client: int, extra: str = "") -> bytes:
 def request(method: str, path: str, token: str, body: str = "", extra: str = "") -> bytes:
     """One request in HTTP/1.1, as it goes over the wire."""
     kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
-    return (
-        f"{method} /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n{kind}{extra}\r\n{body}"
-    ).encode()
+    head = f"{method} /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+    return f"{head}{kind}{extra}\r\n{body}".encode()
 
 
 def measure(ready: Stage, name: str, kind: Callable[[int], bytes], seconds: float) -> Row:

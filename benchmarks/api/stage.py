@@ -1,7 +1,7 @@
 """What the API benchmark runs on: PostgreSQL and Valkey from their wheels, durable, and one server with two workers.
 
-The server is started as `make demo` starts it, but for its second worker. Neither scheduler nor agents run: a claim that
-is posted stays pending, and what is measured is the API.
+The server is started as `make demo` starts it, but for its second worker. Neither scheduler nor agents run: a claim
+that is posted stays pending, and what is measured is the API.
 """
 
 import contextlib

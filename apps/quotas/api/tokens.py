@@ -10,11 +10,11 @@ from rest_framework.response import Response
 from apps.quotas.api import serializers
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
-from apps.quotas.models import AuditEvent, Token, User
+from apps.quotas.models import AuditEvent, Tenant, Token, User
 from apps.quotas.principals import Principal
 from apps.quotas.services import tokens
 from gpucloud.api import etags
-from gpucloud.api.filters import Changed
+from gpucloud.api.filters import Changed, Named
 
 
 class TokenFilter(Changed):
@@ -111,7 +111,7 @@ def _shown_once(token: Token, text: str) -> Response:
 class AuditFilter(filters.FilterSet):
     """Audit events by whose, what and when."""
 
-    tenant = filters.CharFilter(field_name="tenant__slug")
+    tenant = Named(Tenant.objects, "slug")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
     until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
 

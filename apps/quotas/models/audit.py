@@ -41,6 +41,8 @@ class AuditEvent(models.Model):
         ordering = ["pk"]
         indexes = [
             models.Index(fields=["object_type", "object_id"], name="audit_of_object"),
+            models.Index(fields=["tenant", "-id"], name="audit_of_tenant"),
+            models.Index(fields=["actor", "-id"], name="audit_by_actor"),
             models.Index(fields=["id"], condition=models.Q(position=None), name="audit_unsealed"),
         ]
 

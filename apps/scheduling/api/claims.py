@@ -15,7 +15,7 @@ from rest_framework.response import Response
 
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
-from apps.quotas.models import Pool
+from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import DEFAULT
 from apps.scheduling.api import serializers
 from apps.scheduling.models import Assignment, Claim
@@ -25,7 +25,7 @@ from apps.scheduling.services.leases import renew_claim
 from apps.scheduling.services.rehearsal import rehearse
 from apps.scheduling.services.resize import resize_claim
 from gpucloud.api import etags
-from gpucloud.api.filters import Changed
+from gpucloud.api.filters import Changed, Named
 
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
@@ -40,13 +40,17 @@ ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__no
 class ClaimFilter(Changed):
     """Claims by whose, where, in which state."""
 
-    tenant = filters.CharFilter(field_name="tenant__slug")
-    pool = filters.CharFilter(field_name="pool__name")
-    node = filters.CharFilter(field_name="assignments__gpu__node__name", distinct=True)
+    tenant = Named(Tenant.objects, "slug")
+    pool = Named(Pool.objects, "name")
+    node = filters.CharFilter(method="on_node")
 
     class Meta:
         model = Claim
         fields = ["tenant", "pool", "node", "state", "name", "updated_since"]
+
+    def on_node(self, queryset: Any, name: str, value: str) -> Any:
+        """Claims that have, or had, an assignment there."""
+        return queryset.filter(pk__in=Assignment.objects.filter(gpu__node__name=value).values("claim"))
 
 
 class ClaimView(ApiView):
@@ -199,7 +203,7 @@ class AssignmentFilter(Changed):
     """Assignments by where and whose."""
 
     claim = filters.UUIDFilter(field_name="claim__uid")
-    tenant = filters.CharFilter(field_name="claim__tenant__slug")
+    tenant = Named(Tenant.objects, "slug", field_name="claim__tenant")
     node = filters.CharFilter(field_name="gpu__node__name")
     gpu = filters.CharFilter(field_name="gpu__uuid")
 

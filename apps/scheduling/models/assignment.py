@@ -54,7 +54,11 @@ class Assignment(Row):
                 fields=["claim", "gpu"], condition=~Q(state="released"), name="assignment_once_per_gpu"
             ),
         ]
-        indexes = [models.Index(fields=["gpu"], condition=~Q(state="released"), name="assignment_live_on_gpu")]
+        indexes = [
+            models.Index(fields=["gpu"], condition=~Q(state="released"), name="assignment_live_on_gpu"),
+            models.Index(fields=["state", "-id"], name="assignment_alive", condition=~Q(state="released")),
+            models.Index(fields=["updated_at"], name="assignment_by_change"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.claim} on {self.gpu}"

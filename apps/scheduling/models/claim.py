@@ -95,6 +95,11 @@ class Claim(Row):
                 condition=Q(state__in=["pending", "queued"]),
             ),
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
+            models.Index(fields=["pool", "-id"], name="claim_of_pool"),
+            models.Index(fields=["name", "-id"], name="claim_by_name"),
+            # Of a long history few claims are alive.
+            models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
+            models.Index(fields=["updated_at"], name="claim_by_change"),
             # What was held in a period: everything that was not released before it.
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(
