@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import authlib.deprecate  # noqa: F401 - it switches its warnings on: before, not while, they are switched off
 import requests
 
 with warnings.catch_warnings():

@@ -44,7 +44,9 @@ class Visitor:
 @pytest.fixture(scope="session")
 def chrome(chromium_path: str) -> Iterator[Browser]:
     """The browser, without a window."""
-    with sync_playwright() as playwright:
+    # Its driver runs an event loop in this thread, which Django would take for an asynchronous caller.
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         browser = playwright.chromium.launch(executable_path=chromium_path, args=ARGUMENTS)
         yield browser
         browser.close()

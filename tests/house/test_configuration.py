@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy.demo.programs import CONTROL_PLANE
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
 
@@ -32,6 +34,10 @@ def compose_variables() -> set[str]:
 
 def test_the_example_names_what_the_settings_and_compose_read_and_nothing_else() -> None:
     assert {name for name, _ in example()} == settings_variables() | compose_variables()
+
+
+def test_the_demo_keeps_what_the_settings_read_from_agents_and_programs() -> None:
+    assert settings_variables() <= CONTROL_PLANE
 
 
 def test_compose_passes_on_everything_that_the_settings_read() -> None:
