@@ -156,6 +156,7 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "ClaimState": "apps.scheduling.models.ClaimState",
         "AssignmentState": "apps.scheduling.models.AssignmentState",
+        "QuotaRequestState": "apps.quotas.models.request.RequestState",
         "QuotaResource": "apps.quotas.models.Resource",
         "MemberRole": "apps.quotas.models.Role",
     },
@@ -207,6 +208,7 @@ CELERY_BEAT_SCHEDULE = {
     "seal-audit": {"task": "apps.quotas.tasks.seal_audit", "schedule": 2.0, "options": {"expires": 4}},
     "check-ledger": {"task": "apps.scheduling.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
+    "lapse-requests": {"task": "apps.quotas.tasks.lapse_requests", "schedule": 30.0, "options": {"expires": 30}},
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": 600.0, "options": {"expires": 600}},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},

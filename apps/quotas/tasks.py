@@ -8,7 +8,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.quotas.models import IdempotencyRecord
-from apps.quotas.services import attempts, audit_chain
+from apps.quotas.services import attempts, audit_chain, requests
 
 # A client that retries after a day has lost track of what it did.
 KEPT = timedelta(days=1)
@@ -37,3 +37,9 @@ def seal_audit() -> int:
 def verify_audit() -> int:
     """The nightly check; what is wrong is in the log. Returns how many faults there are."""
     return len(audit_chain.verify().faults)
+
+
+@shared_task
+def lapse_requests() -> int:
+    """Take back what was granted until now; returns how many requests lapsed."""
+    return requests.lapse_due()

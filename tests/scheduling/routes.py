@@ -22,15 +22,16 @@ from apps.quotas.models import (
     Membership,
     Pool,
     Price,
+    QuotaRequest,
     ResourceQuota,
     Tenant,
     Token,
     User,
 )
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import budgets, prices, tokens
+from apps.quotas.services import budgets, prices, requests, tokens
 from apps.scheduling.models import Assignment, Claim, Round
-from tests.cast import MODEL, Cast, Machine, give_plenty, lose, make_cast, placed
+from tests.cast import MODEL, Cast, Machine, give, give_plenty, lose, make_cast, placed
 
 # Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.
 SHARED = {
@@ -45,6 +46,13 @@ OPERATORS = {"rounds/<int:pk>/"}
 # Its token is its idempotency: the same token with the same key may come again.
 NOT_IDEMPOTENT = {"nodes/enrol/"}
 WITHOUT_TOKEN = {"nodes/enrol/"}
+MORE: dict[str, Any] = {
+    "tenant": "acme",
+    "pool": "default",
+    "resource": "gpus",
+    "amount": 2,
+    "reason": "a larger model",
+}
 # A body that would be taken, by method and route, where it is not empty.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tenants/"): {"slug": "initech"},
@@ -55,6 +63,9 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "budgets/"): {"tenant": "acme", "period": "week", "gpu_hours": "100"},
     ("PATCH", "budgets/<int:pk>/"): {"gpu_hours": "2000"},
     ("POST", "prices/"): {"gpu_model": "NVIDIA A10", "valid_from": "2027-01-01", "per_gpu_hour": "2.50"},
+    ("POST", "quota-requests/"): MORE,
+    ("POST", "quota-requests/<uuid:uid>/deny/"): {"words": "Not this month."},
+    ("POST", "quota-requests/<uuid:uid>/counter/"): {"amount": 1},
     ("POST", "quotas/"): {"tenant": "acme", "resource": "vgpus", "hard": 10},
     ("PATCH", "quotas/<int:pk>/"): {"hard": 10},
     ("POST", "tokens/"): {"name": "ci", "tenant": "acme"},
@@ -119,6 +130,27 @@ class Platform:
         return self.paths.get(route.pattern, route.pattern)
 
 
+def make_money(cast: Cast) -> dict[str, str]:
+    """A budget, a price, and requests for more: one that is open, one with an offer. Their paths, by route."""
+    budget = budgets.create_budget(principal=SYSTEM, tenant=cast.acme, period="month", gpu_hours=Decimal(1000))
+    give(cast.acme, pool=cast.pool, gpus=8)
+    asked = {**MORE, "tenant": cast.acme, "pool": cast.pool}
+    opened, countered = (requests.ask(principal=SYSTEM, **asked) for _ in range(2))
+    requests.counter(principal=SYSTEM, request=countered, amount=1)
+    price = prices.set_price(
+        principal=SYSTEM, gpu_model=MODEL, pool=None, valid_from=date(2026, 1, 1), per_gpu_hour=Decimal(2)
+    )
+    return {
+        "budgets/<int:pk>/": f"budgets/{budget.pk}/",
+        "prices/<int:pk>/": f"prices/{price.pk}/",
+        **{
+            f"quota-requests/<uuid:uid>/{verb}": f"quota-requests/{opened.uid}/{verb}"
+            for verb in ("", "approve/", "deny/", "counter/", "withdraw/")
+        },
+        "quota-requests/<uuid:uid>/accept/": f"quota-requests/{countered.uid}/accept/",
+    }
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
@@ -126,10 +158,6 @@ def make_platform(cast: Cast) -> Platform:
     lose(Machine("lost1", cast.pool, gpus=1))
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
-    budget = budgets.create_budget(principal=SYSTEM, tenant=cast.acme, period="month", gpu_hours=Decimal(1000))
-    price = prices.set_price(
-        principal=SYSTEM, gpu_model=MODEL, pool=None, valid_from=date(2026, 1, 1), per_gpu_hour=Decimal(2)
-    )
     done = Round.objects.first()
     assert quota is not None
     assert done is not None
@@ -138,8 +166,7 @@ def make_platform(cast: Cast) -> Platform:
         "tenants/<slug:slug>/members/": "tenants/acme/members/",
         "tenants/<slug:slug>/members/<str:username>/": "tenants/acme/members/max/",
         "pools/<slug:name>/": "pools/default/",
-        "budgets/<int:pk>/": f"budgets/{budget.pk}/",
-        "prices/<int:pk>/": f"prices/{price.pk}/",
+        **make_money(cast),
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
@@ -178,7 +205,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
-    Membership, Node, Pool, Price, ResourceQuota, Round, Sample, Tenant, Token,
+    Membership, Node, Pool, Price, QuotaRequest, ResourceQuota, Round, Sample, Tenant, Token,
 ]  # fmt: skip
 
 

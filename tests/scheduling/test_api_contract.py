@@ -125,7 +125,7 @@ def test_a_key_that_comes_with_another_body_is_refused(platform: Platform, route
     if route.pattern in NOT_IDEMPOTENT or not route.body("POST"):
         return
     path, body = platform.path(route), route.body("POST")
-    assert platform.cast.olga.post(path, body, Idempotency_Key="key-1").status == 201
+    assert platform.cast.olga.post(path, body, Idempotency_Key="key-1").status in (200, 201)
     after = stored()
     answer = platform.cast.olga.post(path, {**body, "name": "other"}, Idempotency_Key="key-1")
     assert (answer.status, answer.code) == (422, "idempotency-key-reused")

@@ -7,6 +7,7 @@ from apps.quotas.models.idempotency import IdempotencyRecord
 from apps.quotas.models.pool import Pool, SharingPolicy
 from apps.quotas.models.price import Price
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
+from apps.quotas.models.request import QuotaRequest
 from apps.quotas.models.resource import Resource
 from apps.quotas.models.sign_in import Attempts, Identity
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
@@ -24,6 +25,7 @@ __all__ = [
     "Membership",
     "Pool",
     "Price",
+    "QuotaRequest",
     "Resource",
     "ResourceQuota",
     "Role",

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from apps.quotas.api import quotas as routes
 from apps.quotas.api.serializers import QuotaChangeSerializer, QuotaSerializer
 from apps.quotas.idempotency import idempotent
-from apps.quotas.models import Tenant
+from apps.quotas.models import QuotaRequest, ResourceQuota, Tenant
 from apps.quotas.services import quotas
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.serializers import ReasonSerializer
@@ -68,19 +68,19 @@ CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
 )
 
 
-class QuotaView(routes.QuotaView):
-    """What these views share."""
-
-    def previewed(self, act: Callable[[], Any], tenant: Tenant) -> Response:
-        """What would happen."""
-
-        def show(quota: Any) -> dict[str, Any]:
-            return {"quota": quota and QuotaSerializer(quota, context=self.get_serializer_context()).data}
-
-        return Response(preview(act, tenant=tenant, show=show))
+def shown_quota(row: Any) -> dict[str, Any]:
+    """The quota that was changed, or that a request is for; null where it is gone."""
+    if isinstance(row, QuotaRequest):
+        row = ResourceQuota.objects.get(tenant=row.tenant, pool=row.pool, resource=row.resource)
+    return {"quota": row and QuotaSerializer(row).data}
 
 
-class QuotaList(QuotaView, routes.QuotaList):
+def previewed(act: Callable[[], Any], tenant: Tenant) -> Response:
+    """What would happen."""
+    return Response(preview(act, tenant=tenant, show=shown_quota))
+
+
+class QuotaList(routes.QuotaList):
     """Quotas: what tenants may hold."""
 
     change_parameters = {"POST": frozenset({"dry_run"})}
@@ -94,10 +94,10 @@ class QuotaList(QuotaView, routes.QuotaList):
         def act() -> Any:
             return quotas.create_quota(principal=self.principal, **values)
 
-        return self.previewed(act, values["tenant"]) if dry_run(request) else self.answer(act(), status=201)
+        return previewed(act, values["tenant"]) if dry_run(request) else self.answer(act(), status=201)
 
 
-class QuotaDetail(QuotaView, routes.QuotaDetail):
+class QuotaDetail(routes.QuotaDetail):
     """One quota."""
 
     change_parameters = {"PATCH": frozenset({"dry_run"}), "DELETE": frozenset({"dry_run"})}
@@ -112,7 +112,7 @@ class QuotaDetail(QuotaView, routes.QuotaDetail):
         def act() -> Any:
             return quotas.change_quota(principal=self.principal, quota=quota, versions=versions, **values)
 
-        return self.previewed(act, quota.tenant) if dry_run(request) else self.answer(act())
+        return previewed(act, quota.tenant) if dry_run(request) else self.answer(act())
 
     @extend_schema(parameters=[DRY_RUN], responses={204: None, 200: PreviewSerializer})
     def delete(self, request: Request, pk: int) -> Response:
@@ -124,6 +124,6 @@ class QuotaDetail(QuotaView, routes.QuotaDetail):
             quotas.delete_quota(principal=self.principal, quota=quota, versions=versions)
 
         if dry_run(request):
-            return self.previewed(act, quota.tenant)
+            return previewed(act, quota.tenant)
         act()
         return Response(status=204)

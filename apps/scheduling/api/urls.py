@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.scheduling.api import budgets, claims, nodes, pools, quotas, reports, rounds
+from apps.scheduling.api import budgets, claims, nodes, pools, quotas, reports, requests, rounds
 
 urlpatterns = [
     path("budgets/", budgets.BudgetList.as_view()),
@@ -18,6 +18,13 @@ urlpatterns = [
     path("pools/<slug:name>/", pools.PoolDetail.as_view()),
     path("quotas/", quotas.QuotaList.as_view()),
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
+    path("quota-requests/", requests.RequestList.as_view()),
+    path("quota-requests/<uuid:uid>/", requests.RequestDetail.as_view()),
+    path("quota-requests/<uuid:uid>/approve/", requests.RequestApprove.as_view()),
+    path("quota-requests/<uuid:uid>/deny/", requests.RequestDeny.as_view()),
+    path("quota-requests/<uuid:uid>/counter/", requests.RequestCounter.as_view()),
+    path("quota-requests/<uuid:uid>/accept/", requests.RequestAccept.as_view()),
+    path("quota-requests/<uuid:uid>/withdraw/", requests.RequestWithdraw.as_view()),
     path("reports/usage/", reports.UsageReport.as_view()),
     path("rounds/", rounds.RoundList.as_view()),
     path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),

@@ -1,0 +1,225 @@
+"""Asking for more, and answering: each change under the request's row lock, so that two operators decide once.
+
+Order of locks: the request, then as everywhere: tenants, shares, quotas. A quota is raised and lowered by amounts, read
+under its tenant's lock, so what others set of it meanwhile is kept.
+"""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from apps.quotas.models import Pool, QuotaRequest, ResourceQuota, Tenant
+from apps.quotas.models.request import UNDECIDED, RequestState
+from apps.quotas.models.resource import ZERO_WITHOUT_ROW
+from apps.quotas.principals import SYSTEM, Principal
+from apps.quotas.services import audit, charging, quotas
+from gpucloud.api import etags
+from gpucloud.errors import Conflict, Invalid
+
+
+class WrongState(Conflict):
+    """The request's state does not allow this."""
+
+    code = "wrong-state"
+    title = "The request's state does not allow this"
+
+
+class NotLimited(Conflict):
+    """There is no limit that could be raised."""
+
+    code = "not-limited"
+    title = "This is not limited"
+
+
+class DatePassed(Invalid):
+    """What is asked for or offered would end before it began."""
+
+    code = "date-passed"
+    title = "This moment has passed"
+
+
+@transaction.atomic
+def ask(
+    *,
+    principal: Principal,
+    tenant: Tenant,
+    pool: Pool | None,
+    resource: str,
+    amount: int,
+    reason: str,
+    until: datetime | None = None,
+) -> QuotaRequest:
+    """Ask for `amount` more, for good or until a moment. Raises RoleMissing, NotLimited, DatePassed."""
+    principal.require_role(tenant, "admin")
+    _refuse_past(until)
+    request = QuotaRequest(tenant=tenant, pool=pool, resource=resource, amount=amount, until=until, reason=reason)
+    _limited(request)
+    request.created_by = principal.name
+    request.save()
+    _note(request, principal=principal, action="create", amount=amount, until=until, reason=reason)
+    return request
+
+
+@transaction.atomic
+def approve(
+    *, principal: Principal, request: QuotaRequest, words: str = "", versions: etags.Versions = None
+) -> QuotaRequest:
+    """Give what was asked for. Raises WrongState (somebody was faster), NotLimited, DatePassed."""
+    principal.require_operator()
+    request = _locked(request, versions, RequestState.OPEN)
+    return _grant(request, request.amount, request.until, principal=principal, action="approve", words=words)
+
+
+@transaction.atomic
+def counter(
+    *,
+    principal: Principal,
+    request: QuotaRequest,
+    amount: int,
+    until: datetime | None = None,
+    words: str = "",
+    versions: etags.Versions = None,
+) -> QuotaRequest:
+    """Offer something else, which counts once the tenant accepts it. Raises WrongState, DatePassed."""
+    principal.require_operator()
+    request = _locked(request, versions, *UNDECIDED)
+    _refuse_past(until)
+    answer = {"offered_amount": amount, "offered_until": until, "words": words, "answered_by": principal.name}
+    request.change(state=RequestState.COUNTERED, **answer)
+    _note(request, principal=principal, action="counter", amount=amount, until=until, words=words)
+    return request
+
+
+@transaction.atomic
+def accept(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
+    """Take what the operator offered. Raises RoleMissing, WrongState, NotLimited, DatePassed."""
+    principal.require_role(request.tenant, "admin")
+    request = _locked(request, versions, RequestState.COUNTERED)
+    assert request.offered_amount is not None
+    return _grant(request, request.offered_amount, request.offered_until, principal=principal, action="accept")
+
+
+@transaction.atomic
+def deny(*, principal: Principal, request: QuotaRequest, words: str, versions: etags.Versions = None) -> QuotaRequest:
+    """Refuse, and say why. Raises WrongState."""
+    principal.require_operator()
+    request = _locked(request, versions, *UNDECIDED)
+    request.change(state=RequestState.DENIED, words=words, answered_by=principal.name, decided_at=timezone.now())
+    _note(request, principal=principal, action="deny", words=words)
+    return request
+
+
+@transaction.atomic
+def withdraw(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
+    """Ask no longer. Raises RoleMissing, WrongState."""
+    principal.require_role(request.tenant, "admin")
+    request = _locked(request, versions, *UNDECIDED)
+    request.change(state=RequestState.WITHDRAWN, decided_at=timezone.now())
+    _note(request, principal=principal, action="withdraw")
+    return request
+
+
+def lapse_due() -> int:
+    """Take back what was granted until now; returns how many requests lapsed."""
+    due = QuotaRequest.objects.filter(state=RequestState.APPROVED, granted_until__lte=timezone.now())
+    return sum(_lapse(pk) for pk in due.order_by("granted_until", "pk").values_list("pk", flat=True))
+
+
+@transaction.atomic
+def _lapse(pk: int) -> bool:
+    """The quota falls by what was granted, to nothing at least; what is held above it stays, as `excess`."""
+    request = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=pk)
+    if request.state != RequestState.APPROVED or request.granted_amount is None:
+        return False  # another worker was faster
+    charging.lock_tenants(request.tenant, alone=True)
+    quota = _quota_of(request)
+    hard = None if quota is None else quota.hard
+    if quota is not None and hard is not None:
+        # Without a limit, or without the quota, there is nothing to take back.
+        hard = max(0, hard - request.granted_amount)
+        quotas.change_quota(principal=SYSTEM, quota=quota, hard=hard)
+    request.change(state=RequestState.LAPSED)
+    _note(request, principal=SYSTEM, action="lapse", amount=request.granted_amount, quota=quota and quota.pk, hard=hard)
+    return True
+
+
+def _grant(
+    request: QuotaRequest,
+    amount: int,
+    until: datetime | None,
+    *,
+    principal: Principal,
+    action: str,
+    **answer: str,
+) -> QuotaRequest:
+    """Raise the quota by `amount`, or make it, in the caller's transaction."""
+    _refuse_past(until)
+    charging.lock_tenants(request.tenant, alone=True)
+    quota = _limited(request)
+    # Whoever accepts an offer does what an operator allowed, in their own name.
+    allowed = replace(principal, is_operator=True)
+    if quota is None:
+        quota = quotas.create_quota(
+            principal=allowed, tenant=request.tenant, pool=request.pool, resource=request.resource, hard=amount
+        )
+    else:
+        quota = quotas.change_quota(principal=allowed, quota=quota, hard=(quota.hard or 0) + amount)
+    granted: dict[str, Any] = {"granted_amount": amount, "granted_until": until, "decided_at": timezone.now(), **answer}
+    if action == "approve":
+        granted["answered_by"] = principal.name
+    request.change(state=RequestState.APPROVED, **granted)
+    _note(request, principal=principal, action=action, amount=amount, until=until, quota=quota.pk, hard=quota.hard)
+    return request
+
+
+def _limited(request: QuotaRequest) -> ResourceQuota | None:
+    """The quota that would be raised; None where it would be made. Raises NotLimited."""
+    quota = _quota_of(request)
+    absent = quota is None and request.resource not in ZERO_WITHOUT_ROW
+    if absent or (quota is not None and quota.hard is None):
+        where = f"in pool {request.pool}" if request.pool else "over all pools"
+        raise NotLimited(
+            f"{request.tenant.slug} has no limit of {request.resource} {where}: there is nothing to raise.",
+            resource=request.resource,
+            pool=request.pool and request.pool.name,
+        )
+    return quota
+
+
+def _quota_of(request: QuotaRequest) -> ResourceQuota | None:
+    mine = ResourceQuota.objects.filter(tenant=request.tenant, pool=request.pool, resource=request.resource)
+    return mine.select_related("tenant").first()
+
+
+def _locked(request: QuotaRequest, versions: etags.Versions, *allowed: str) -> QuotaRequest:
+    """The request under its row lock. Raises PreconditionFailed, WrongState."""
+    rows = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
+    request = rows.get(pk=request.pk)
+    etags.check(request.version, versions)
+    if request.state not in allowed:
+        raise WrongState(
+            f"The request is {request.state}: this needs it to be {' or '.join(allowed)}.",
+            state=request.state,
+            allowed=[str(state) for state in allowed],
+        )
+    return request
+
+
+def _refuse_past(until: datetime | None) -> None:
+    if until is not None and until <= timezone.now():
+        raise DatePassed(f"{until:%Y-%m-%d %H:%M} UTC has passed: choose a later date.", until=until)
+
+
+def _note(request: QuotaRequest, *, principal: Principal, action: str, **facts: Any) -> None:
+    told = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in facts.items()}
+    audit.record(
+        principal=principal,
+        action=f"quota-request.{action}",
+        object_type="quota-request",
+        object_id=request.uid,
+        tenant=request.tenant,
+        after={"resource": request.resource, "pool": request.pool and request.pool.name, **told},
+    )

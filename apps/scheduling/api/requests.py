@@ -1,0 +1,225 @@
+"""/quota-requests/: asking for more, and answering; an operator sees beside each what approving it would do."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema, extend_schema_field
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api.serializers import MAX_AMOUNT, PoolByName, TenantBySlug
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import QuotaRequest, Resource
+from apps.quotas.models.request import RequestState
+from apps.quotas.principals import Principal
+from apps.quotas.services import requests
+from apps.scheduling.api.claims import DRY_RUN, dry_run
+from apps.scheduling.api.quotas import PreviewSerializer, shown_quota
+from apps.scheduling.services.preview import preview
+from gpucloud.api import etags
+from gpucloud.api.filters import Changed
+from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.errors import GpucloudError
+
+
+class RequestForMoreSerializer(Strict):
+    """More of one resource, asked for by a tenant's admin."""
+
+    uid = serializers.UUIDField(read_only=True)
+    tenant = TenantBySlug()
+    pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools.")
+    resource = serializers.ChoiceField(choices=Resource.choices)
+    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT, help_text="How much more than the quota has.")
+    until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
+    reason = serializers.CharField(max_length=2000, help_text="Why; for the operator.")
+    state = serializers.ChoiceField(choices=RequestState.choices, read_only=True)
+    offered_amount = serializers.IntegerField(read_only=True, allow_null=True)
+    offered_until = serializers.DateTimeField(read_only=True, allow_null=True)
+    words = serializers.CharField(read_only=True, help_text="The operator's answer.")
+    granted_amount = serializers.IntegerField(read_only=True, allow_null=True)
+    granted_until = serializers.DateTimeField(read_only=True, allow_null=True, help_text="The quota falls back then.")
+    created_by = serializers.CharField(read_only=True)
+    answered_by = serializers.CharField(read_only=True, allow_null=True)
+    decided_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class RequestForMoreDetailSerializer(RequestForMoreSerializer):
+    """A request, and for operators what granting it would do."""
+
+    preview = serializers.SerializerMethodField(
+        help_text="What approving it (or accepting the offer) would do; null for others than operators, and where that "
+        "would be refused."
+    )
+
+    @extend_schema_field(PreviewSerializer(allow_null=True))
+    def get_preview(self, row: QuotaRequest) -> Any:
+        """By the services that would do it, taken back."""
+        principal: Principal = self.context["request"].user
+        return granting(row, principal) if principal.is_operator else None
+
+
+def granting(row: QuotaRequest, principal: Principal) -> dict[str, Any] | None:
+    """The preview of what would be granted; None where it would be refused."""
+    act = {RequestState.OPEN: requests.approve, RequestState.COUNTERED: requests.accept}.get(RequestState(row.state))
+    if act is None:
+        return None
+    try:
+        return preview(lambda: act(principal=principal, request=row), tenant=row.tenant, show=shown_quota)
+    except GpucloudError:
+        return None
+
+
+class WordsSerializer(Strict):
+    """Something to say."""
+
+    words = serializers.CharField(max_length=2000, allow_blank=True, default="")
+
+
+class DenialSerializer(Strict):
+    """Why not."""
+
+    words = serializers.CharField(max_length=2000)
+
+
+class CounterSerializer(WordsSerializer):
+    """What is offered instead."""
+
+    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT)
+    until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
+
+
+class QuotaRequestFilter(Changed):
+    """Requests by whose, what and how far."""
+
+    tenant = filters.CharFilter(field_name="tenant__slug")
+    pool = filters.CharFilter(field_name="pool__name")
+
+    class Meta:
+        model = QuotaRequest
+        fields = ["tenant", "pool", "resource", "state", "updated_since"]
+
+
+class RequestView(ApiView):
+    """What views of requests share."""
+
+    serializer_class: Any = RequestForMoreSerializer
+    lookup_key = "uid"
+    read_scope, write_scope = "quotas:read", "quotas:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return QuotaRequest.objects.visible_to(self.principal).select_related("tenant", "pool")
+
+    def shown(self, row: QuotaRequest, *, status: int = 200) -> Response:
+        """The request as it is now."""
+        headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/quota-requests/{row.uid}/"}
+        return Response(RequestForMoreSerializer(row).data, status=status, headers=headers)
+
+    def acted(self, request: Request, uid: str, act: Callable[..., QuotaRequest], **values: Any) -> Response:
+        """What an action made of the request in the URL."""
+        versions = etags.if_match(request)
+        return self.shown(act(principal=self.principal, request=self.find(uid), versions=versions, **values))
+
+
+class RequestList(RequestView, ListMixin):
+    """Requests for more."""
+
+    filterset_class = QuotaRequestFilter
+
+    def get(self, request: Request) -> Response:
+        """List requests, newest first."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Ask for more of a resource (a tenant's admins)."""
+        return self.shown(requests.ask(principal=self.principal, **self.parsed(request)), status=201)
+
+
+class RequestDetail(RequestView):
+    """One request."""
+
+    serializer_class: Any = RequestForMoreDetailSerializer
+
+    def get(self, request: Request, uid: str) -> Response:
+        """Show a request; to operators with the preview of granting it."""
+        return self.answer(self.find(uid))
+
+
+APPROVED_OR_PREVIEW = PolymorphicProxySerializer(
+    component_name="RequestForMoreOrPreview",
+    serializers=[RequestForMoreSerializer, PreviewSerializer],
+    resource_type_field_name=None,
+)
+
+
+class RequestApprove(RequestView):
+    """An operator's yes."""
+
+    serializer_class: Any = WordsSerializer
+    change_parameters = {"POST": frozenset({"dry_run"})}
+
+    @extend_schema(parameters=[DRY_RUN], responses={200: APPROVED_OR_PREVIEW})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Raise the quota by what was asked for (operators)."""
+        row, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
+
+        def act() -> QuotaRequest:
+            return requests.approve(principal=self.principal, request=row, versions=versions, **values)
+
+        if dry_run(request):
+            return Response(preview(act, tenant=row.tenant, show=shown_quota))
+        return self.shown(act())
+
+
+class RequestDeny(RequestView):
+    """An operator's no."""
+
+    serializer_class: Any = DenialSerializer
+
+    @extend_schema(responses={200: RequestForMoreSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Refuse, and say why (operators)."""
+        return self.acted(request, uid, requests.deny, **self.parsed(request))
+
+
+class RequestCounter(RequestView):
+    """An operator's offer."""
+
+    serializer_class: Any = CounterSerializer
+
+    @extend_schema(responses={200: RequestForMoreSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Offer another amount or date, which the tenant may accept (operators)."""
+        return self.acted(request, uid, requests.counter, **self.parsed(request))
+
+
+class RequestAccept(RequestView):
+    """The tenant's yes to an offer."""
+
+    @extend_schema(request=None, responses={200: RequestForMoreSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Take what was offered: the quota is raised by it (the tenant's admins)."""
+        self.without_body(request)
+        return self.acted(request, uid, requests.accept)
+
+
+class RequestWithdraw(RequestView):
+    """The tenant's change of mind."""
+
+    @extend_schema(request=None, responses={200: RequestForMoreSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Ask no longer (the tenant's admins)."""
+        self.without_body(request)
+        return self.acted(request, uid, requests.withdraw)
