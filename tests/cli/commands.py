@@ -33,9 +33,7 @@ class Shell:
 
     def __init__(self, home: Path, **environment: str) -> None:
         self.home = home
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("GPUCLOUD_", "XDG_", "LD_"))
-        }
+        inherited = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         self.environment = inherited | {"HOME": str(home), "PYTHONPATH": str(ROOT / "cli")} | environment
 
     def line(self, *arguments: str) -> list[str]:

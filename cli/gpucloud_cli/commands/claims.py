@@ -26,7 +26,7 @@ def join(root: click.Group) -> None:
     """Take part in the command tree."""
     group = root.commands["claim"]
     assert isinstance(group, click.Group)
-    for command in (create, resize, release, renew, env, execute):
+    for command in (create, wait_for, resize, release, renew, env, execute):
         group.add_command(command)
 
 
@@ -38,9 +38,10 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="say what would happen; c
 @takes((Field("name", help="for people"), *CLAIM_FIELDS, LEASE))
 @WAIT
 @DRY_RUN
+@click.option("--uid", "only_uid", is_flag=True, help="print its uid only")
 @answers
 @asked
-def create(asked: Asked, /, wait: int | None, dry_run: bool, **given: Any) -> None:
+def create(asked: Asked, /, wait: int | None, dry_run: bool, only_uid: bool, **given: Any) -> None:
     """Ask for pieces of GPUs; it stays until it is released (`run` releases by itself)."""
     wanted = body((Field("name"), *CLAIM_FIELDS, LEASE), given)
     with asked.api() as api:
@@ -49,7 +50,22 @@ def create(asked: Asked, /, wait: int | None, dry_run: bool, **given: Any) -> No
         if wait is not None and not dry_run:
             output.say(f"claim {claim['uid']} is made; waiting until it is in force")
             claim = claiming.await_active(api, claim, seconds=wait)
+    if only_uid:
+        click.echo(claim["uid"])
+    else:
         asked.show(claim)
+
+
+@click.command("wait")
+@click.argument("uid")
+@click.option("--for", "seconds", type=DURATION, default="10m", show_default=True, help="then exit 5; the claim stays")
+@answers
+@asked
+def wait_for(asked: Asked, /, uid: str, seconds: int) -> None:
+    """Wait until a claim's limits are in force, saying meanwhile why it waits."""
+    with asked.api() as api:
+        claim = api.get(path_of(CLAIM, None, uid)).body
+        asked.show(claiming.await_active(api, claim, seconds=seconds))
 
 
 @click.command()

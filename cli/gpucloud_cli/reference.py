@@ -1,0 +1,55 @@
+"""The reference of every command, as Markdown made from the commands themselves.
+
+python -m gpucloud_cli.reference docs/cli.md        writes it anew below the marker
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from gpucloud_cli.failures import MEANINGS
+from gpucloud_cli.main import build
+
+HEAD = """\
+# Every command of `gpucloud`
+
+Made by `python -m gpucloud_cli.reference docs/cli-reference.md`; [cli.md](cli.md) explains.
+
+## Exit codes
+
+| | |
+| --- | --- |
+"""
+
+
+def rendered() -> str:
+    """Exit codes, then every command with its options."""
+    codes = [f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()]
+    lines = [*codes, "", "## Commands", "", "`--url`, `--token-file` and `--help` are everywhere.", ""]
+    return HEAD + "\n".join([*lines, *_lines(build(), "gpucloud")]).rstrip() + "\n"
+
+
+def _lines(command: click.Command, name: str) -> Iterator[str]:
+    if isinstance(command, click.Group):
+        for inner, found in sorted(command.commands.items()):
+            yield from _lines(found, f"{name} {inner}")
+        return
+    context = click.Context(command, info_name=name)
+    arguments = [one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)]
+    yield f"### `{' '.join([name, *arguments])}`"
+    yield ""
+    yield " ".join((command.help or "").split())
+    yield ""
+    options = [one for one in command.params if isinstance(one, click.Option) and one.name not in {"url", "token_file"}]
+    for option in options:
+        record = option.get_help_record(context)
+        if record is not None:
+            yield f"- `{record[0]}`{' — ' if record[1] else ''}{' '.join(record[1].split())}"
+    if options:
+        yield ""
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(rendered(), encoding="utf-8")
