@@ -34,12 +34,17 @@ class InsistOnPkce:
 
     def __init__(self, provider: Wsgi) -> None:
         self.provider = provider
+        # What it says instead, by path: a provider that is broken.
+        self.broken: dict[str, bytes] = {}
         self.challenges: dict[str, str] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/oauth2/token" and not self._fits(environ):
             start_response("400 Bad Request", [("Content-Type", "application/json")])
             return [b'{"error": "invalid_grant"}']
+        if (said := self.broken.get(environ["PATH_INFO"])) is not None:
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [said]
         asked = parse_qs(environ["QUERY_STRING"])
 
         def started(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
@@ -62,8 +67,8 @@ class InsistOnPkce:
 class IdentityProvider:
     """The provider, and its people."""
 
-    def __init__(self, issuer: str) -> None:
-        self.issuer = issuer
+    def __init__(self, issuer: str, broken: dict[str, bytes]) -> None:
+        self.issuer, self.broken = issuer, broken
 
     def person(self, subject: str, **claims: Any) -> None:
         requests.put(f"{self.issuer}/users/{subject}", json=claims, timeout=5).raise_for_status()
@@ -79,8 +84,9 @@ class IdentityProvider:
 @contextmanager
 def running() -> Iterator[IdentityProvider]:
     with oidc_provider_mock.run_server_in_thread(require_nonce=True) as server:
-        server.app = InsistOnPkce(server.app)
-        yield IdentityProvider(f"http://localhost:{server.server_port}")
+        front = InsistOnPkce(server.app)
+        server.app = front
+        yield IdentityProvider(f"http://localhost:{server.server_port}", front.broken)
 
 
 def query_of(url: str) -> dict[str, str]:

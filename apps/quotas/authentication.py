@@ -1,5 +1,6 @@
 """How a request to the API says who it is: a bearer token, or a page's session."""
 
+import ipaddress
 from typing import Any
 
 from django.http import HttpRequest
@@ -46,5 +47,8 @@ class Session(authentication.SessionAuthentication):
 
 
 def source_of(request: Request | HttpRequest) -> str | None:
-    """The peer's address; None behind a Unix socket."""
-    return request.META.get("REMOTE_ADDR") or None
+    """The peer's address; None behind a Unix socket, or where a proxy sends something that is no address."""
+    try:
+        return str(ipaddress.ip_address(request.META.get("REMOTE_ADDR", "")))
+    except ValueError:
+        return None

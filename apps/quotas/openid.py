@@ -20,7 +20,9 @@ from apps.quotas.services.people import SignOnRefused
 TIMEOUT_SECONDS = 5
 SIGNATURES = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 # What the library and the network raise where a provider is away or answers nonsense.
-FAULTS = (AuthlibBaseError, JoseError, RequestException, ValueError, KeyError, RuntimeError)
+FAULTS = (
+    AuthlibBaseError, JoseError, RequestException, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
+)  # fmt: skip
 
 
 def configured() -> bool:

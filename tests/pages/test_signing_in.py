@@ -16,7 +16,7 @@ from apps.quotas import tasks
 from apps.quotas.models import Attempts, AuditEvent, User
 from apps.quotas.services import attempts
 from gpucloud.web.sessions import BEGUN, USED
-from tests.cast import Api, Cast
+from tests.cast import Api, Cast, token_for
 
 PASSWORD = "correct horse battery"
 CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
@@ -142,6 +142,26 @@ def test_ipv6_addresses_of_one_customer_are_one(anna: User) -> None:
         try_once(address=f"2001:db8::{number + 1}")
     assert shut(try_once(address="2001:db8::ffff"))
     assert try_once(address="2001:db8:0:1::1").status_code == 200
+
+
+def test_ipv4_addresses_in_ipv6s_clothes_are_not_all_one(anna: User) -> None:
+    use_up(address="::ffff:10.0.0.1")
+    assert shut(try_once(address="10.0.0.1"))
+    assert came_in(try_once(password=PASSWORD, address="::ffff:10.0.0.2"))
+
+
+@pytest.mark.parametrize("address", ["", "unknown", "10.0.0.1:4711", "fe80::1%eth0", "\x00", "é"])
+def test_what_a_proxy_sends_instead_of_an_address_breaks_nothing(anna: User, address: str) -> None:
+    try_once(client=(client := Client(REMOTE_ADDR=address)))
+    assert came_in(try_once(password=PASSWORD, client=client))
+    api = Api(token_for(None), REMOTE_ADDR=address)
+    assert api.post("tenants/", {"slug": "initech"}).status == 201
+    assert turned_away(Api(token_for(None, cidrs=["10.0.0.0/8"]), REMOTE_ADDR=address))
+    assert turned_away(Api("gpc_0.x", REMOTE_ADDR=address))
+
+
+def turned_away(api: Api) -> bool:
+    return api.get("me/").status == 401
 
 
 def test_what_was_typed_is_not_kept(cast: Cast) -> None:

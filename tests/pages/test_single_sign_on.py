@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from joserfc.jwk import RSAKey
 from apps.quotas import openid
 from apps.quotas.models import AuditEvent, Identity, User
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import tenants
+from apps.quotas.services import attempts, tenants
 from gpucloud.web.sessions import BEGUN
 from tests.cast import Cast
 from tests.identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, inside, query_of, running
@@ -33,6 +34,7 @@ def provider(server: IdentityProvider, settings: Any) -> IdentityProvider:
     settings.OIDC_ISSUER = server.issuer
     settings.OIDC_CLIENT_ID = CLIENT_ID
     settings.OIDC_CLIENT_SECRET = CLIENT_SECRET
+    server.broken.clear()
     server.person("s-1", preferred_username="nora", groups=["ml", "staff"])
     return server
 
@@ -263,6 +265,50 @@ def test_userinfo_of_somebody_else_is_refused(
     monkeypatch.setattr(inside.OpenIDCode, "generate_user_info", lambda self, user, scope: real(user, scope))
     monkeypatch.setattr(inside, "_user_claims_for_scope", lambda user, scope: {"sub": "s-9"})
     assert refused(come_back(client, address), "cannot be trusted")
+
+
+NONSENSE = [b"", b"[]", b"{}", b"null", b"7", b'"x"', b"<html>", b"[" * 5000, b"\xff\xfe"]
+
+
+@pytest.mark.parametrize("said", NONSENSE)
+@pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/oauth2/token", "/jwks", "/userinfo"])
+def test_a_provider_that_talks_nonsense_lets_nobody_in(
+    cast: Cast, provider: IdentityProvider, path: str, said: bytes
+) -> None:
+    client = Client()
+    address = provider.consent(go(client), "s-1")
+    provider.broken[path] = said
+    answer = come_back(client, address)
+    assert refused(answer, "cannot be trusted") or refused(answer, "begin again")
+    assert who(client) is None
+    if path.startswith("/."):
+        assert refused(Client().get("/sign-in/oidc/"), "does not answer", 503)
+
+
+@pytest.mark.parametrize("claims", [{"groups": [{}, ["ml"], None, 7, "ml"]}, {"groups": {"ml": 1}}, {"groups": 7}])
+def test_groups_that_are_no_names_give_nothing(
+    cast: Cast, provider: IdentityProvider, settings: Any, claims: dict[str, Any]
+) -> None:
+    settings.OIDC_GROUP_ROLES = [("ml", "acme", "viewer")]
+    provider.person("s-1", preferred_username="nora", **claims)
+    roles = sign_on(provider)[0].get("/api/v1/me/").json()["roles"]
+    assert roles == ({"acme": "viewer"} if isinstance(claims["groups"], list) else {})
+
+
+def test_a_subject_that_is_too_long_is_refused(cast: Cast, provider: IdentityProvider) -> None:
+    provider.person("s" * 256, preferred_username="long")
+    assert refused(sign_on(provider, "s" * 256)[1], "who you are")
+
+
+def test_the_provider_is_not_asked_without_end(
+    cast: Cast, provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "SIGN_ON", attempts.Limit("sign-on", 3, timedelta(minutes=15)))
+    client, _ = sign_on(provider)
+    address = go(client)
+    for answer in (come_back(client, provider.consent(address, "s-1")), Client().get("/sign-in/oidc/")):
+        assert refused(answer, "Too many attempts", 429)
+        assert int(answer.headers["Retry-After"]) > 0
 
 
 def test_a_provider_that_names_itself_otherwise_is_refused(

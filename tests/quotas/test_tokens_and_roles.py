@@ -24,7 +24,8 @@ def test_a_token_lets_its_holder_in_and_says_who_it_is(cast: Cast) -> None:
     body = cast.max.get("me/").body
     assert body["roles"] == {"acme": "member"}
     assert body["operator"] is False
-    assert body["name"].startswith("token:gpc_")
+    assert body["name"] == f"token:gpc_{body['token']['key']}"
+    assert body["token"] == {"key": body["token"]["key"], "name": "member's", "expires_at": None}
 
 
 @pytest.mark.parametrize(

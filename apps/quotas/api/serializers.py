@@ -216,13 +216,28 @@ class AuditSerializer(Strict):
     )
 
 
+class OwnTokenSerializer(Strict):
+    """What a program may want to know of the token that it shows: when to ask for the next one."""
+
+    key = serializers.CharField(read_only=True)
+    name = serializers.CharField(read_only=True)
+    expires_at = serializers.DateTimeField(read_only=True, allow_null=True)
+
+
 class MeSerializer(Strict):
     """Who the caller is."""
 
     name = serializers.CharField(read_only=True)
+    token = serializers.SerializerMethodField(help_text="Null for a session.")
     operator = serializers.BooleanField(source="is_operator", read_only=True)
     scopes = serializers.SerializerMethodField()
     roles = serializers.SerializerMethodField(help_text="Role by tenant; an operator needs none.")
+
+    @extend_schema_field(OwnTokenSerializer(allow_null=True))
+    def get_token(self, principal: Any) -> Any:
+        """The one that the request showed."""
+        token = self.context["request"].auth
+        return OwnTokenSerializer(token).data if token is not None else None
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_scopes(self, principal: Any) -> list[str]:

@@ -50,6 +50,8 @@ class Limit:
 ACCOUNT = Limit("account", 5, timedelta(minutes=15))
 # An office behind one address; many names tried once each, by one guesser.
 ADDRESS = Limit("address", 50, timedelta(minutes=15))
+# Each goes to the provider and makes it work, and somebody who signs in needs two.
+SIGN_ON = Limit("sign-on", 200, timedelta(minutes=15))
 # 256 random bits are not guessed. This stops a flood, and tells a pipeline with a dead token to stop asking.
 TOKEN = Limit("token", 300, timedelta(minutes=5))
 
@@ -59,7 +61,10 @@ def network(address: str | None) -> str:
     if address is None:
         return "local"
     parsed = ipaddress.ip_address(address)
-    return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    # A socket of both families shows IPv4 in IPv6's clothes; a /64 of these would be everybody.
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def _keys(account: str, address: str | None, browser: str | None) -> list[tuple[Limit, str]]:
@@ -86,6 +91,11 @@ def give_back(*, account: str, address: str | None, browser: str | None = None) 
         else:
             with connection.cursor() as cursor:
                 cursor.execute("UPDATE quotas_attempts SET taken = greatest(taken - 1, 0) WHERE key = %s", [key])
+
+
+def count_sign_on(*, address: str | None) -> None:
+    """Somebody goes to the identity provider, or comes back from it. Raises TooManyAttempts."""
+    _take(SIGN_ON, SIGN_ON.key(network(address)))
 
 
 def count_wrong_token(*, address: str | None) -> None:

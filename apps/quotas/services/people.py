@@ -16,6 +16,7 @@ from gpucloud.errors import Denied
 
 logger = logging.getLogger(__name__)
 
+SUBJECT_LENGTH = 255  # by the specification
 PROVIDER = Principal(name="oidc", is_operator=True)
 
 
@@ -40,7 +41,9 @@ def admit(*, issuer: str, claims: Mapping[str, Any]) -> User:
 
     Known again by issuer and subject, never by name. Raises SignOnRefused.
     """
-    subject = str(claims["sub"])
+    subject = claims["sub"]
+    if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_LENGTH or not subject.isprintable():
+        raise SignOnRefused("The identity provider did not say who you are (claim sub).")
     try:
         with transaction.atomic():
             user = _known(issuer, subject) or _first_time(issuer, subject, claims)
@@ -98,7 +101,7 @@ def _first_time(issuer: str, subject: str, claims: Mapping[str, Any]) -> User:
 def _follow_groups(user: User, groups: object) -> None:
     """Give and take the roles that groups decide; those that no group decides stay as they are."""
     rules = [GroupRole(*rule) for rule in settings.OIDC_GROUP_ROLES]
-    held = set(groups) if isinstance(groups, list) else set()
+    held = {group for group in groups if isinstance(group, str)} if isinstance(groups, list) else set()
     mine = [rule for rule in rules if rule.group in held]
     if any(rule.tenant is None for rule in rules):
         _set_operator(user, any(rule.tenant is None for rule in mine))

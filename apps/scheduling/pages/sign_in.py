@@ -86,7 +86,10 @@ def single_sign_on(request: HttpRequest) -> HttpResponse:
     """Go to the identity provider. A link, not a form: our policy (form-action) would stop a form's way out."""
     _only_where_configured()
     try:
+        attempts.count_sign_on(address=source_of(request))
         answer = openid.begin(request, return_to=_address(request))
+    except TooManyAttempts as refused:
+        return _refused(request, refused, status=429)
     except SignOnRefused as refused:
         return _refused(request, refused, status=503)
     request.session[NEXT] = request.GET.get("next", "")
@@ -99,8 +102,11 @@ def single_sign_on_return(request: HttpRequest) -> HttpResponse:
     """Come back from it: with a new session, or with the reason why not."""
     _only_where_configured()
     try:
+        attempts.count_sign_on(address=source_of(request))
         claims = openid.claims_of(request)
         user = people.admit(issuer=settings.OIDC_ISSUER, claims=claims)
+    except TooManyAttempts as refused:
+        return _refused(request, refused, status=429)
     except SignOnRefused as refused:
         return _refused(request, refused, status=403)
     wanted = request.session.pop(NEXT, "")
@@ -120,10 +126,13 @@ def _address(request: HttpRequest) -> str:
     return request.build_absolute_uri(reverse("single-sign-on-return"))
 
 
-def _refused(request: HttpRequest, refused: SignOnRefused, *, status: int) -> HttpResponse:
+def _refused(request: HttpRequest, refused: SignOnRefused | TooManyAttempts, *, status: int) -> HttpResponse:
     logger.warning("single sign-on: %s (%s: %s)", refused.detail, type(refused.__cause__).__name__, refused.__cause__)
     facts = {"form": SignInForm(request), "refused": refused.detail, "single_sign_on": True, "next": ""}
-    return render(request, "sign_in.html", facts, status=status)
+    answer = render(request, "sign_in.html", facts, status=status)
+    if isinstance(refused, TooManyAttempts):
+        answer.headers["Retry-After"] = str(refused.retry_after_seconds)
+    return answer
 
 
 def _came_in(request: HttpRequest, user: User, method: str, answer: HttpResponse) -> HttpResponse:
