@@ -19,6 +19,8 @@ from apps.quotas.models import (
     CohortShare,
     IdempotencyRecord,
     LedgerEntry,
+    LimitRange,
+    MemberLimit,
     Membership,
     Pool,
     Price,
@@ -29,7 +31,7 @@ from apps.quotas.models import (
     User,
 )
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import budgets, prices, requests, tokens
+from apps.quotas.services import budgets, limit_ranges, member_limits, prices, requests, tokens
 from apps.scheduling.models import Assignment, Claim, Round
 from tests.cast import MODEL, Cast, Machine, give, give_plenty, lose, make_cast, placed
 
@@ -62,6 +64,10 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "pools/<slug:name>/"): {"core_ceiling": 90},
     ("POST", "budgets/"): {"tenant": "acme", "period": "week", "gpu_hours": "100"},
     ("PATCH", "budgets/<int:pk>/"): {"gpu_hours": "2000"},
+    ("POST", "limit-ranges/"): {"tenant": "acme", "field": "gpu_count", "maximum": 4},
+    ("PATCH", "limit-ranges/<int:pk>/"): {"maximum": 90},
+    ("POST", "member-limits/"): {"tenant": "acme", "member": "max", "resource": "vgpus", "hard": 4},
+    ("PATCH", "member-limits/<int:pk>/"): {"hard": 4},
     ("POST", "prices/"): {"gpu_model": "NVIDIA A10", "valid_from": "2027-01-01", "per_gpu_hour": "2.50"},
     ("POST", "quota-requests/"): MORE,
     ("POST", "quota-requests/<uuid:uid>/deny/"): {"words": "Not this month."},
@@ -158,6 +164,10 @@ def make_platform(cast: Cast) -> Platform:
     lose(Machine("lost1", cast.pool, gpus=1))
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
+    limit_range = limit_ranges.create_range(
+        principal=SYSTEM, tenant=cast.acme, pool=None, field="time_limit_seconds", minimum=1
+    )
+    member_limit = member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=None, resource="gpus", hard=1000)
     done = Round.objects.first()
     assert quota is not None
     assert done is not None
@@ -167,6 +177,8 @@ def make_platform(cast: Cast) -> Platform:
         "tenants/<slug:slug>/members/<str:username>/": "tenants/acme/members/max/",
         "pools/<slug:name>/": "pools/default/",
         **make_money(cast),
+        "limit-ranges/<int:pk>/": f"limit-ranges/{limit_range.pk}/",
+        "member-limits/<int:pk>/": f"member-limits/{member_limit.pk}/",
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
@@ -206,6 +218,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, QuotaRequest, ResourceQuota, Round, Sample, Tenant, Token,
+    LimitRange, MemberLimit, Membership, Node, Pool, Price, ResourceQuota, Round, Sample, Tenant, Token,
 ]  # fmt: skip
 
 

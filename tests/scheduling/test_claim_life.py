@@ -11,8 +11,8 @@ from apps.quotas.services.quotas import change_quota
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Request
 from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.claims import ImpossibleClaim, WrongState, release_claim
-from apps.scheduling.services.resize import LimitBelowRequest, NoRoom, resize_claim
+from apps.scheduling.services.claims import ImpossibleClaim, LimitBelowRequest, WrongState, release_claim
+from apps.scheduling.services.resize import NoRoom, resize_claim
 from apps.scheduling.services.rounds import run_round
 from tests.cast import (
     GIB,

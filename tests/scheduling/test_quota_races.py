@@ -14,7 +14,7 @@ from django.db import transaction
 
 from apps.quotas.models import CohortShare, LedgerEntry, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import charging, cohorts, quotas, tenants
+from apps.quotas.services import charging, cohorts, member_limits, quotas, tenants
 from apps.quotas.services.charging import Whose
 from apps.scheduling.models import Claim
 from apps.scheduling.services import resize
@@ -286,3 +286,28 @@ def test_tenants_that_leave_a_cohort_while_it_is_charged_leave_no_debt(real_cast
     assert set(got) <= {"Claim", "QuotaExceeded", "NoneType", "CohortInUse"}
     assert sum(used(tenant)["core_percent"] for tenant in (real_cast.acme, real_cast.globex)) <= 80
     assert_all_agrees()
+
+
+# One member, several tokens
+
+
+def claimed_by_one_member(cast: Cast, racers: int) -> int:
+    """How many of the claims of ten percent are granted to a member that may hold forty."""
+    give(cast.acme, core_percent=None, memory_mib=None)
+    member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=None, resource="core_percent", hard=40)
+    results = race(asks(cast, racers, principal=cast.member), at_once=racers)
+    assert set(outcomes(results)) <= {"Claim", "MemberLimitExceeded"}
+    return outcomes(results)["Claim"]
+
+
+@RACERS
+def test_one_member_gets_exactly_what_it_may_hold(real_cast: Cast, racers: int) -> None:
+    assert claimed_by_one_member(real_cast, racers) == 4
+    assert_all_agrees()
+
+
+def test_control_without_the_memberships_lock_a_member_gets_more(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_limits, "lock", lambda tenant, user_id, resources: {"core_percent": 40})
+    assert claimed_by_one_member(real_cast, 16) > 4

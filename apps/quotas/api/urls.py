@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.quotas.api import prices, quotas, tenants, tokens
+from apps.quotas.api import limits, prices, quotas, tenants, tokens
 
 urlpatterns = [
     path("me/", tenants.Me.as_view()),
@@ -13,6 +13,10 @@ urlpatterns = [
     path("pools/", tenants.PoolList.as_view()),
     path("prices/", prices.PriceList.as_view()),
     path("prices/<int:pk>/", prices.PriceDetail.as_view()),
+    path("limit-ranges/", limits.LimitRangeList.as_view()),
+    path("limit-ranges/<int:pk>/", limits.LimitRangeDetail.as_view()),
+    path("member-limits/", limits.MemberLimitList.as_view()),
+    path("member-limits/<int:pk>/", limits.MemberLimitDetail.as_view()),
     path("quotas/<int:pk>/ledger/", quotas.QuotaLedger.as_view()),
     path("tokens/", tokens.TokenList.as_view()),
     path("tokens/<slug:key>/", tokens.TokenDetail.as_view()),

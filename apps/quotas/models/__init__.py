@@ -4,6 +4,7 @@ from apps.quotas.models.audit import AuditEvent
 from apps.quotas.models.budget import Budget, BudgetPeriod
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.idempotency import IdempotencyRecord
+from apps.quotas.models.limits import LimitRange, MemberLimit
 from apps.quotas.models.pool import Pool, SharingPolicy
 from apps.quotas.models.price import Price
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
@@ -22,6 +23,8 @@ __all__ = [
     "IdempotencyRecord",
     "Identity",
     "LedgerEntry",
+    "LimitRange",
+    "MemberLimit",
     "Membership",
     "Pool",
     "Price",

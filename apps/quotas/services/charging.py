@@ -25,7 +25,7 @@ from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.models.quota import within
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
-from apps.quotas.services import cohorts
+from apps.quotas.services import cohorts, member_limits
 from gpucloud.errors import Conflict
 
 # What a claim takes of each resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
@@ -40,6 +40,8 @@ class Whose:
     tenant: Tenant
     pool: Pool
     claim_uid: uuid.UUID
+    # The member to whose limits it counts.
+    user_id: int | None = None
 
 
 class QuotaExceeded(Conflict):
@@ -60,6 +62,24 @@ class QuotaExceeded(Conflict):
             used=used,
             requested=requested,
             **facts,
+        )
+
+
+class MemberLimitExceeded(QuotaExceeded):
+    """The tenant's quota may have room; the member may hold no more of it."""
+
+    code = "member-limit-exceeded"
+    title = "Member's limit exceeded"
+
+    def __init__(self, *, resource: str, hard: int, used: int, requested: int) -> None:
+        Conflict.__init__(
+            self,
+            f"{requested} of {resource} were asked for; {max(0, hard - used)} of the {hard} that this member may hold "
+            "are free. The tenant's admins set it.",
+            resource=resource,
+            hard=hard,
+            used=used,
+            requested=requested,
         )
 
 
@@ -101,8 +121,13 @@ def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
 
 @transaction.atomic
 def charge(whose: Whose, *, amounts: Amounts) -> None:
-    """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded."""
+    """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded.
+
+    Once in a transaction for each claim, which is saved before the next: a member's limit is checked against claims.
+    """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    if limits := member_limits.lock(whose.tenant, whose.user_id, wanted):
+        _refuse_member(whose, wanted, limits)
     quotas = _covering(whose, wanted)
     covered = {quota.resource for quota in quotas}
     for resource in ZERO_WITHOUT_ROW:
@@ -135,11 +160,20 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
             enter(quota, LedgerEntry.Kind.REFUND, -amount, whose.claim_uid, whose.principal)
 
 
+def _refuse_member(whose: Whose, wanted: Amounts, limits: Mapping[str, int]) -> None:
+    assert whose.user_id is not None
+    held = member_limits.held(whose.tenant, whose.user_id)
+    for resource, hard in limits.items():
+        if held[resource] + wanted[resource] > hard:
+            raise MemberLimitExceeded(resource=resource, hard=hard, used=held[resource], requested=wanted[resource])
+
+
 def lock_quotas(whose: Whose, *, amounts: Amounts) -> None:
     """Lock every quota that covers these resources, in primary-key order.
 
     For a transaction that charges some and refunds others: each pass is in order, the two together are not.
     """
+    member_limits.lock(whose.tenant, whose.user_id, amounts)
     lock(whose.tenant)
     list(_rows(whose, amounts).select_for_update(of=("self",)).order_by("pk").values_list("pk"))
 

@@ -20,6 +20,7 @@ NOT_YET = {
 }
 
 
+NEEDED_HELP = "Needed, unless the tenant has a default for it (/api/v1/limit-ranges/)."
 WEIGHT_HELP = (
     "Where the pool's policy is `weighted`: the claim's part, among the weights of those that want the GPU. "
     "Under `burst` and `preempt`: its part of what others leave."
@@ -76,17 +77,25 @@ class ClaimSerializer(Strict):
     tenant = TenantBySlug()
     name = serializers.CharField(max_length=200, default="unnamed")
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
-    gpu_count = StrictInteger(min_value=1, max_value=64, default=1)
-    core_request = StrictInteger(min_value=1, max_value=100, help_text="Percent of each GPU, guaranteed.")
+    gpu_count = StrictInteger(min_value=1, max_value=64, required=False, help_text="1 unless given.")
+    core_request = StrictInteger(
+        min_value=1, max_value=100, required=False, help_text=f"Percent of each GPU, guaranteed. {NEEDED_HELP}"
+    )
     core_limit = StrictInteger(
         min_value=1, max_value=100, required=False, help_text="Percent, the ceiling; core_request unless given."
     )
-    memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, help_text="On each GPU.")
+    memory_mib = StrictInteger(
+        min_value=1, max_value=MAX_MEMORY_MIB, required=False, help_text=f"On each GPU. {NEEDED_HELP}"
+    )
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     gpu_model = serializers.CharField(max_length=200, allow_null=True, default=None)
     priority = StrictInteger(min_value=-1000, max_value=1000, default=0, help_text="Higher goes first.")
     time_limit_seconds = StrictInteger(
-        min_value=1, max_value=366 * 86400, allow_null=True, default=None, help_text="Released so long after placing."
+        min_value=1,
+        max_value=366 * 86400,
+        allow_null=True,
+        required=False,
+        help_text="Released so long after placing.",
     )
     lease_seconds = StrictInteger(
         min_value=5,
@@ -140,8 +149,7 @@ class ClaimSerializer(Strict):
         for name, only in NOT_YET.items():
             if attrs.pop(name, only) != only:
                 raise serializers.ValidationError({name: ["Not available yet: leave it out."]})
-        attrs.setdefault("core_limit", attrs["core_request"])
-        if attrs["core_limit"] < attrs["core_request"]:
+        if attrs.get("core_limit", 100) < attrs.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
         return attrs
 

@@ -7,7 +7,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
-from apps.quotas.models import Pool, Resource, Tenant
+from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.row import Row
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class Claim(Row):
     charged_vgpus = models.PositiveIntegerField(default=0)
     charged_gpus = models.PositiveIntegerField(default=0)
     created_by = models.CharField(max_length=200)
+    # Whose member's limit it counts to: who made it, by themselves or with a token of theirs.
+    user = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
     assigned_at = models.DateTimeField(null=True)
     released_at = models.DateTimeField(null=True)
     # Times of its states, oldest first: [["pending", "2026-…"], …]
@@ -100,6 +102,7 @@ class Claim(Row):
             # Of a long history few claims are alive.
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="claim_by_change"),
+            models.Index(fields=["user", "tenant"], name="claim_of_user", condition=Q(charged_vgpus__gt=0)),
             # What was held in a period: everything that was not released before it.
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(

@@ -11,7 +11,7 @@ from django.utils import timezone
 from apps.nodes.models import Node
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit
+from apps.quotas.services import audit, limit_ranges
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.placement import never_fits
@@ -49,14 +49,34 @@ class WrongState(Conflict):
     title = "The claim's state does not allow this"
 
 
+class LimitBelowRequest(Invalid):
+    """The ceiling would be below what is guaranteed."""
+
+    code = "limit-below-request"
+    title = "core_limit must not be below core_request"
+
+
+def refuse_low_limit(request: int, limit: int) -> None:
+    """Raises LimitBelowRequest."""
+    if limit < request:
+        raise LimitBelowRequest(
+            f"core_limit {limit} is below core_request {request}: lower core_request too.",
+            core_limit=limit,
+            core_request=request,
+        )
+
+
 @transaction.atomic
 def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: Any) -> Claim:
     """Charge the quota, write the claim as pending, wake the scheduler.
 
-    Raises QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim, RoleMissing.
+    Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
+    LimitBelowRequest, RoleMissing.
     """
     principal.require_role(tenant, "member")
-    claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, **asked)
+    filled = limit_ranges.fill(tenant, pool, asked)
+    refuse_low_limit(filled["core_request"], filled["core_limit"])
+    claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, user_id=principal.user_id, **filled)
     if claim.lease_seconds is not None:
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     refuse_impossible(claim)

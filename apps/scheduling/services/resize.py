@@ -10,15 +10,22 @@ from django.db import transaction
 
 from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit
+from apps.quotas.services import audit, limit_ranges
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services import states
 from apps.scheduling.services.budgets import refuse_spent
-from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, refuse_impossible
+from apps.scheduling.services.claims import (
+    WrongState,
+    limits,
+    locked,
+    raise_frames,
+    refuse_impossible,
+    refuse_low_limit,
+)
 from gpucloud.api import etags
-from gpucloud.errors import Conflict, Invalid
+from gpucloud.errors import Conflict
 
 
 class NoRoom(Conflict):
@@ -26,13 +33,6 @@ class NoRoom(Conflict):
 
     code = "no-room"
     title = "The GPU has no room for this"
-
-
-class LimitBelowRequest(Invalid):
-    """The ceiling would be below what is guaranteed."""
-
-    code = "limit-below-request"
-    title = "core_limit must not be below core_request"
 
 
 @transaction.atomic
@@ -52,6 +52,8 @@ def resize_claim(
     after = _wanted(claim, before, values)
     if after == before:
         return claim
+    # What stays as it was may be outside of a range that was set later.
+    limit_ranges.check(claim.tenant, claim.pool, {name: after[name] for name in after if after[name] != before[name]})
     for name, value in after.items():
         setattr(claim, name, value)
     if after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]:
@@ -82,13 +84,7 @@ def _wanted(claim: Claim, before: dict[str, int], values: dict[str, int]) -> dic
     if "core_limit" not in values and claim.core_limit == claim.core_request:
         # A limit that was the request follows it; one that was set stays.
         wanted["core_limit"] = wanted["core_request"]
-    request, limit = wanted["core_request"], wanted["core_limit"]
-    if limit < request:
-        raise LimitBelowRequest(
-            f"core_limit {limit} is below core_request {request}: lower core_request too.",
-            core_limit=limit,
-            core_request=request,
-        )
+    refuse_low_limit(wanted["core_request"], wanted["core_limit"])
     return wanted
 
 

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterable
 
+from django.db.models import Sum
 from django.utils import timezone
 
 from apps.quotas.models import Pool, Resource, Tenant
@@ -37,7 +38,9 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
 def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SYSTEM) -> None:
     """Bring what the tenant's quotas bear for the claim to `target`; the caller saves it. Raises QuotaExceeded."""
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
-    whose = charging.Whose(principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid)
+    whose = charging.Whose(
+        principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
+    )
     taken = {resource: amount for resource, amount in more.items() if amount > 0}
     returned = {resource: -amount for resource, amount in more.items() if amount < 0}
     if taken and returned:
@@ -57,6 +60,13 @@ def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[u
     if pool is not None:
         claims = claims.filter(pool=pool)
     return dict(claims.values_list("uid", field))
+
+
+def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:
+    """What the claims that a user made in the tenant bear, by resource."""
+    claims = Claim.objects.filter(tenant=tenant, user=user_id, charged_vgpus__gt=0)
+    sums = claims.aggregate(**{name: Sum(f"charged_{name}", default=0) for name in Resource.values})
+    return {name: int(amount) for name, amount in sums.items()}
 
 
 CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]

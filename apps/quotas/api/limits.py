@@ -1,0 +1,204 @@
+"""/limit-ranges/: what one claim may ask for. /member-limits/: what one member may hold."""
+
+from typing import Any
+
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api.serializers import MAX_AMOUNT, PoolByName, TenantBySlug
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import LimitRange, MemberLimit, Resource, User
+from apps.quotas.models.limits import ClaimField
+from apps.quotas.services import limit_ranges, member_limits
+from gpucloud.api import etags
+from gpucloud.api.filters import Changed
+from gpucloud.api.serializers import Strict, StrictInteger
+
+NO_MEMBER = "{value} is not a member of this tenant."
+
+
+def _bound(help_text: str) -> StrictInteger:
+    return StrictInteger(min_value=1, max_value=MAX_AMOUNT, allow_null=True, default=None, help_text=help_text)
+
+
+class LimitRangeSerializer(Strict):
+    """What one claim of a tenant may say in one field."""
+
+    id = serializers.IntegerField(source="pk", read_only=True)
+    tenant = TenantBySlug()
+    pool = PoolByName(allow_null=True, default=None, help_text="Null: every pool.")
+    field = serializers.ChoiceField(choices=ClaimField.choices)
+    minimum = _bound("Null: no bound.")
+    maximum = _bound("Null: no bound.")
+    default = _bound("Where a claim does not say it. Null: none.")
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class LimitRangeChangeSerializer(LimitRangeSerializer):
+    """What can be changed of a range."""
+
+    tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
+    pool = serializers.CharField(source="pool.name", read_only=True, allow_null=True)  # type: ignore[assignment]
+    field = serializers.ChoiceField(choices=ClaimField.choices, read_only=True)
+
+
+class LimitRangeFilter(Changed):
+    """Ranges by whose and where."""
+
+    tenant = filters.CharFilter(field_name="tenant__slug")
+    pool = filters.CharFilter(field_name="pool__name")
+
+    class Meta:
+        model = LimitRange
+        fields = ["tenant", "pool", "field", "updated_since"]
+
+
+class LimitRangeView(ApiView):
+    """What views of ranges share."""
+
+    serializer_class = LimitRangeSerializer
+    read_scope, write_scope = "quotas:read", "quotas:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return LimitRange.objects.visible_to(self.principal).select_related("tenant", "pool")
+
+
+class LimitRangeList(LimitRangeView, ListMixin):
+    """Limit ranges: what one claim may ask for."""
+
+    filterset_class = LimitRangeFilter
+
+    def get(self, request: Request) -> Response:
+        """List limit ranges."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Bound a field of a tenant's claims, or give it a default."""
+        return self.answer(limit_ranges.create_range(principal=self.principal, **self.parsed(request)), status=201)
+
+
+class LimitRangeDetail(LimitRangeView):
+    """One limit range."""
+
+    serializer_class = LimitRangeChangeSerializer
+
+    def get(self, request: Request, pk: int) -> Response:
+        """Show a limit range."""
+        return self.answer(self.find(pk))
+
+    def patch(self, request: Request, pk: int) -> Response:
+        """Set bounds or default."""
+        row = self.find(pk)
+        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        return self.answer(limit_ranges.change_range(principal=self.principal, row=row, versions=versions, **values))
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Bound the field no longer."""
+        limit_ranges.delete_range(principal=self.principal, row=self.find(pk), versions=etags.if_match(request))
+        return Response(status=204)
+
+
+class MemberLimitSerializer(Strict):
+    """What one member of a tenant may hold of one resource, over all pools."""
+
+    id = serializers.IntegerField(source="pk", read_only=True)
+    tenant = TenantBySlug()
+    member = serializers.SlugRelatedField(
+        slug_field="username",
+        source="user",
+        queryset=User.objects.filter(is_active=True),
+        allow_null=True,
+        default=None,
+        help_text="Null: each member that has no limit of its own.",
+        error_messages={"does_not_exist": NO_MEMBER},
+    )
+    resource = serializers.ChoiceField(choices=Resource.choices)
+    hard = StrictInteger(min_value=0, max_value=MAX_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Only who is a member can be limited as one; others are not told apart from who does not exist."""
+        user, tenant = attrs.get("user"), attrs.get("tenant")
+        if user is not None and tenant is not None and not tenant.memberships.filter(user=user).exists():
+            raise serializers.ValidationError({"member": [NO_MEMBER.format(value=user.get_username())]})
+        return attrs
+
+
+class MemberLimitChangeSerializer(MemberLimitSerializer):
+    """What can be changed of a member's limit."""
+
+    tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
+    member = serializers.CharField(  # type: ignore[assignment]
+        source="user.username", read_only=True, allow_null=True
+    )
+    resource = serializers.ChoiceField(choices=Resource.choices, read_only=True)
+
+
+class MemberLimitFilter(Changed):
+    """Members' limits by whose."""
+
+    tenant = filters.CharFilter(field_name="tenant__slug")
+    member = filters.CharFilter(field_name="user__username")
+
+    class Meta:
+        model = MemberLimit
+        fields = ["tenant", "member", "resource", "updated_since"]
+
+
+class MemberLimitView(ApiView):
+    """What views of members' limits share."""
+
+    serializer_class = MemberLimitSerializer
+    read_scope, write_scope = "quotas:read", "quotas:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return MemberLimit.objects.visible_to(self.principal).select_related("tenant", "user")
+
+
+class MemberLimitList(MemberLimitView, ListMixin):
+    """Member limits: how much of a tenant's quota one member may hold."""
+
+    filterset_class = MemberLimitFilter
+
+    def get(self, request: Request) -> Response:
+        """List members' limits."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Bound what one member, or each of them, may hold."""
+        return self.answer(member_limits.create_limit(principal=self.principal, **self.parsed(request)), status=201)
+
+
+class MemberLimitDetail(MemberLimitView):
+    """One member's limit."""
+
+    serializer_class = MemberLimitChangeSerializer
+
+    def get(self, request: Request, pk: int) -> Response:
+        """Show a member's limit."""
+        return self.answer(self.find(pk))
+
+    def patch(self, request: Request, pk: int) -> Response:
+        """Set `hard`. Below what is held nothing is taken away and nothing new is granted."""
+        row = self.find(pk)
+        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        return self.answer(member_limits.change_limit(principal=self.principal, row=row, versions=versions, **values))
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Bound the member no longer."""
+        member_limits.delete_limit(principal=self.principal, row=self.find(pk), versions=etags.if_match(request))
+        return Response(status=204)

@@ -1,0 +1,97 @@
+"""Limits inside a tenant: of what one claim may ask for, and of what one member may hold."""
+
+from typing import TYPE_CHECKING
+
+from django.db import models
+from django.db.models import F, Q
+
+from apps.quotas.models.pool import Pool
+from apps.quotas.models.resource import Resource
+from apps.quotas.models.row import Row
+from apps.quotas.models.tenant import Tenant, User
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class ClaimField(models.TextChoices):
+    """Fields of a claim that can be limited."""
+
+    CORE_REQUEST = "core_request"
+    CORE_LIMIT = "core_limit"
+    MEMORY_MIB = "memory_mib"
+    GPU_COUNT = "gpu_count"
+    TIME_LIMIT_SECONDS = "time_limit_seconds"
+
+
+class LimitRangeQuerySet(models.QuerySet["LimitRange"]):
+    """Limit ranges, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "LimitRangeQuerySet":
+        """All to an operator; to others their tenants'."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
+
+
+class LimitRange(Row):
+    """What one claim of a tenant may say in one field, in one pool or (pool null) in every pool."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="limit_ranges")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", null=True)
+    field = models.CharField(max_length=20, choices=ClaimField)
+    minimum = models.BigIntegerField(null=True)
+    maximum = models.BigIntegerField(null=True)
+    default = models.BigIntegerField(null=True)
+
+    objects = LimitRangeQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "pool", "field"], name="limit_range_once", nulls_distinct=False),
+            models.CheckConstraint(condition=Q(field__in=ClaimField.values), name="limit_range_field_known"),
+            models.CheckConstraint(
+                condition=(Q(minimum__isnull=True) | Q(minimum__gte=1))
+                & (Q(maximum__isnull=True) | Q(maximum__gte=1))
+                & (Q(minimum__isnull=True) | Q(maximum__isnull=True) | Q(minimum__lte=F("maximum")))
+                & (Q(minimum__isnull=True) | Q(default__isnull=True) | Q(minimum__lte=F("default")))
+                & (Q(default__isnull=True) | Q(maximum__isnull=True) | Q(default__lte=F("maximum"))),
+                name="limit_range_in_order",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.pool or '*'}/{self.field}"
+
+
+class MemberLimitQuerySet(models.QuerySet["MemberLimit"]):
+    """Members' limits, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "MemberLimitQuerySet":
+        """All to an operator; to others their tenants'."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
+
+
+class MemberLimit(Row):
+    """What one member of a tenant may hold of one resource, over all pools; `user` null: each that has no row."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="member_limits")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+", null=True)
+    resource = models.CharField(max_length=20, choices=Resource)
+    hard = models.BigIntegerField(null=True, help_text="Null: unlimited. Zero: none.")
+
+    objects = MemberLimitQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "user", "resource"], name="member_limit_once", nulls_distinct=False
+            ),
+            models.CheckConstraint(condition=Q(resource__in=Resource.values), name="member_limit_resource_known"),
+            models.CheckConstraint(
+                condition=Q(hard__isnull=True) | Q(hard__gte=0), name="member_limit_hard_not_negative"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.user or '*'}/{self.resource}"

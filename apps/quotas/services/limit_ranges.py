@@ -1,0 +1,160 @@
+"""What one claim of a tenant may ask for: defaults where it says nothing, refusals where it says too little or much."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+
+from apps.quotas.models import LimitRange, Pool, Tenant
+from apps.quotas.models.limits import ClaimField
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.tenants import NameTaken
+from gpucloud.api import etags
+from gpucloud.errors import Invalid
+
+SETTABLE = ("minimum", "maximum", "default")
+# What a claim must say where no range has a default for it.
+NEEDED = (ClaimField.CORE_REQUEST, ClaimField.MEMORY_MIB)
+
+
+class OutOfRange(Invalid):
+    """A field is below the least or above the most that a claim of the tenant may ask for."""
+
+    code = "out-of-range"
+    title = "Outside of what a claim may ask for"
+
+
+class FieldMissing(Invalid):
+    """A claim must say this, and the tenant has no default for it."""
+
+    code = "field-missing"
+    title = "A field is missing"
+
+
+class RangeInvalid(Invalid):
+    """minimum, default and maximum do not follow each other."""
+
+    code = "range-invalid"
+    title = "Not a range"
+
+
+def fill(tenant: Tenant, pool: Pool, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The claim's fields with the tenant's defaults, checked. Raises FieldMissing, OutOfRange.
+
+    The pool's own default stands before the one for every pool. A claim must keep to both their bounds.
+    """
+    ranges = _covering(tenant, pool)
+    defaults = {row.field: row.default for row in ranges if row.default is not None}
+    core_limit = None if "core_limit" in asked else defaults.pop(ClaimField.CORE_LIMIT, None)
+    filled = {**defaults, **asked}
+    for field in NEEDED:
+        if field not in filled:
+            raise FieldMissing(f"Give {field}: tenant {tenant.slug} has no default for it.", field=str(field))
+    filled.setdefault("core_limit", max(filled["core_request"], core_limit or 0))
+    filled.setdefault("gpu_count", 1)
+    filled.setdefault("time_limit_seconds", None)
+    _check(ranges, filled)
+    return filled
+
+
+def check(tenant: Tenant, pool: Pool, values: Mapping[str, Any]) -> None:
+    """For a claim whose fields become these. Raises OutOfRange."""
+    _check(_covering(tenant, pool), values)
+
+
+def _covering(tenant: Tenant, pool: Pool) -> list[LimitRange]:
+    """The row for every pool before the pool's own, so that in a mapping by field the pool's own wins."""
+    rows = LimitRange.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant).select_related("pool")
+    return sorted(rows, key=lambda row: row.pool_id is not None)
+
+
+def _check(ranges: list[LimitRange], values: Mapping[str, Any]) -> None:
+    for row in ranges:
+        if row.field not in values:
+            continue
+        value = values[row.field]
+        # No time limit is longer than any.
+        low = row.minimum is not None and value is not None and value < row.minimum
+        high = row.maximum is not None and (value is None or value > row.maximum)
+        if low or high:
+            where = f"in pool {row.pool.name}" if row.pool else "in any pool"
+            bound = f"at least {row.minimum}" if low else f"at most {row.maximum}"
+            raise OutOfRange(
+                f"{row.field} {'unlimited' if value is None else value} was asked for; {bound} may be, {where}.",
+                field=row.field,
+                requested=value,
+                minimum=row.minimum,
+                maximum=row.maximum,
+                pool=row.pool.name if row.pool else None,
+            )
+
+
+@transaction.atomic
+def create_range(*, principal: Principal, tenant: Tenant, pool: Pool | None, field: str, **bounds: Any) -> LimitRange:
+    """Bound a field of the tenant's claims from now on. Claims that exist stay. Raises NameTaken, RangeInvalid."""
+    principal.require_operator()
+    row = LimitRange(tenant=tenant, pool=pool, field=field, **bounds)
+    _refuse_disorder(row)
+    try:
+        with transaction.atomic():
+            row.save()
+    except IntegrityError as error:
+        taken = LimitRange.objects.get(tenant=tenant, pool=pool, field=field)
+        raise NameTaken(
+            f"{tenant.slug} has a range of {field} for {pool or 'all pools'}: PATCH /api/v1/limit-ranges/{taken.pk}/.",
+            limit_range=taken.pk,
+        ) from error
+    _note(row, principal=principal, action="limit-range.create", before=None)
+    return row
+
+
+@transaction.atomic
+def change_range(
+    *, principal: Principal, row: LimitRange, versions: etags.Versions = None, **bounds: int | None
+) -> LimitRange:
+    """Set bounds or default. Raises RangeInvalid, PreconditionFailed."""
+    principal.require_operator()
+    row = LimitRange.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=row.pk)
+    etags.check(row.version, versions)
+    before = _facts(row)
+    for name, value in bounds.items():
+        setattr(row, name, value)
+    _refuse_disorder(row)
+    row.change(**bounds)
+    _note(row, principal=principal, action="limit-range.set", before=before)
+    return row
+
+
+@transaction.atomic
+def delete_range(*, principal: Principal, row: LimitRange, versions: etags.Versions = None) -> None:
+    """Bound the field no longer. Raises PreconditionFailed."""
+    principal.require_operator()
+    row = LimitRange.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=row.pk)
+    etags.check(row.version, versions)
+    _note(row, principal=principal, action="limit-range.delete", before=_facts(row))
+    row.delete()
+
+
+def _refuse_disorder(row: LimitRange) -> None:
+    given = [value for value in (row.minimum, row.default, row.maximum) if value is not None]
+    if not given or given != sorted(given):
+        raise RangeInvalid("Give at least one of them, with minimum ≤ default ≤ maximum.", **_facts(row))
+
+
+def _facts(row: LimitRange) -> dict[str, int | None]:
+    return {name: getattr(row, name) for name in SETTABLE}
+
+
+def _note(row: LimitRange, *, principal: Principal, action: str, before: dict[str, int | None] | None) -> None:
+    deleted = action.endswith("delete")
+    audit.record(
+        principal=principal,
+        action=action,
+        object_type="limit-range",
+        object_id=row.pk,
+        tenant=row.tenant,
+        before=before,
+        after=None if deleted else {"pool": row.pool and row.pool.name, "field": row.field, **_facts(row)},
+    )

@@ -1,0 +1,98 @@
+"""How much of a tenant's quota one member may hold. A member's tokens count to the member.
+
+What a member holds is not counted beside the claims but added up from them, under the lock of the membership: two
+claims of one member cannot both see the last gigabyte, and there is no second number that could differ.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+
+from apps.quotas import holdings
+from apps.quotas.models import MemberLimit, Membership, Tenant, User
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.tenants import NameTaken
+from gpucloud.api import etags
+
+
+def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> dict[str, int]:
+    """The limits that hold for a member, by resource, with the membership locked where there are any.
+
+    Empty for who is no member: operators, and tokens that operators made.
+    """
+    if user_id is None:
+        return {}
+    rows = MemberLimit.objects.filter(Q(user=user_id) | Q(user=None), tenant=tenant, resource__in=resources)
+    of = {row.resource: row.hard for row in sorted(rows, key=lambda row: row.user_id is not None)}
+    limits = {resource: hard for resource, hard in of.items() if hard is not None}
+    member = Membership.objects.select_for_update(no_key=True).filter(tenant=tenant, user=user_id)
+    return limits if limits and list(member.values_list("pk")) else {}
+
+
+def held(tenant: Tenant, user_id: int) -> dict[str, int]:
+    """What the member's claims are charged with, by resource."""
+    return holdings.held_by(tenant, user_id)
+
+
+@transaction.atomic
+def create_limit(
+    *, principal: Principal, tenant: Tenant, user: User | None, resource: str, hard: int | None
+) -> MemberLimit:
+    """Bound one member, or each that has no limit of its own. What is held stays. Raises NameTaken, Denied."""
+    principal.require_role(tenant, "admin")
+    try:
+        with transaction.atomic():
+            row = MemberLimit.objects.create(tenant=tenant, user=user, resource=resource, hard=hard)
+    except IntegrityError as error:
+        taken = MemberLimit.objects.get(tenant=tenant, user=user, resource=resource)
+        raise NameTaken(
+            f"{user or 'Each member'} has a limit of {resource} in {tenant.slug}: "
+            f"PATCH /api/v1/member-limits/{taken.pk}/.",
+            member_limit=taken.pk,
+        ) from error
+    _note(row, principal=principal, action="member-limit.create", before=None)
+    return row
+
+
+@transaction.atomic
+def change_limit(
+    *, principal: Principal, row: MemberLimit, hard: int | None, versions: etags.Versions = None
+) -> MemberLimit:
+    """Set `hard`. Below what is held nothing is taken away and nothing new granted. Raises PreconditionFailed."""
+    row = _locked(principal, row, versions)
+    before = {"hard": row.hard}
+    row.change(hard=hard)
+    _note(row, principal=principal, action="member-limit.set", before=before)
+    return row
+
+
+@transaction.atomic
+def delete_limit(*, principal: Principal, row: MemberLimit, versions: etags.Versions = None) -> None:
+    """Bound the member no longer. Raises PreconditionFailed."""
+    row = _locked(principal, row, versions)
+    _note(row, principal=principal, action="member-limit.delete", before={"hard": row.hard})
+    row.delete()
+
+
+def _locked(principal: Principal, row: MemberLimit, versions: etags.Versions) -> MemberLimit:
+    principal.require_role(row.tenant, "admin")
+    row = MemberLimit.objects.select_for_update(of=("self",)).select_related("tenant", "user").get(pk=row.pk)
+    etags.check(row.version, versions)
+    return row
+
+
+def _note(row: MemberLimit, *, principal: Principal, action: str, before: dict[str, Any] | None) -> None:
+    member = row.user and row.user.get_username()
+    deleted = action.endswith("delete")
+    audit.record(
+        principal=principal,
+        action=action,
+        object_type="member-limit",
+        object_id=row.pk,
+        tenant=row.tenant,
+        before=before,
+        after=None if deleted else {"member": member, "resource": row.resource, "hard": row.hard},
+    )
