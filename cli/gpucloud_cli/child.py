@@ -64,7 +64,7 @@ class Signals:
         for number in (*PASSED_ON, signal.SIGCHLD, signal.SIGCONT):
             # What was ignored when we were started (nohup, a script's `&`) stays so, for the child too.
             if number in (signal.SIGCHLD, signal.SIGCONT) or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._take)
+                self._before[number] = signal.signal(number, self.take)
         return self
 
     def __exit__(self, _type: type[BaseException] | None, _value: object, _traceback: TracebackType | None) -> None:
@@ -79,7 +79,8 @@ class Signals:
         if select.select([self._reader], [], [], seconds)[0]:
             os.read(self._reader, 4096)
 
-    def _take(self, number: int, _frame: FrameType | None) -> None:
+    def take(self, number: int, _frame: FrameType | None) -> None:
+        """The handler of all of them."""
         if number == signal.SIGCONT:
             self.continued = True
         elif number != signal.SIGCHLD and self.group is not None:
@@ -100,6 +101,8 @@ class Child:
     def __init__(self, line: Sequence[str], environment: Mapping[str, str], signals: Signals) -> None:
         self._signals = signals
         self._terminal = _controlling_terminal()
+        # In a pipeline the terminal stays with the shell's group, in which a pager may read it, until the child asks.
+        self._has_use = sys.stdin.isatty() and sys.stdout.isatty()
         already = len(signals.caught)
         self._process = subprocess.Popen(line, env=environment, process_group=0)
         signals.group = self._process.pid
@@ -110,6 +113,9 @@ class Child:
 
     def wait(self) -> int:
         """Its exit code; 128 + n where signal n ended it."""
+        if self._terminal is not None:
+            # Ctrl-Z where the terminal has stayed with our group: the child's group is to stop first.
+            signal.signal(signal.SIGTSTP, self._signals.take)
         try:
             while True:
                 status = self._look()
@@ -123,26 +129,38 @@ class Child:
         finally:
             self._signals.group = None
             self._take_terminal()
+            if self._terminal is not None:
+                signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+                os.close(self._terminal)
 
     def _look(self) -> int | None:
         pid, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return None
         if os.WIFSTOPPED(status):
-            self._stop_too()
+            self._stopped(os.WSTOPSIG(status))
             return None
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code
         return code if code >= 0 else 128 - code
 
-    def _stop_too(self) -> None:
-        """Give the shell its prompt; whoever continues us continues the child."""
-        if self._terminal is not None:
-            self._take_terminal()
-            os.killpg(os.getpgrp(), signal.SIGTSTP)
+    def _stopped(self, number: int) -> None:
+        """Give the child the terminal that it wants; else stop too, so that the shell gets its prompt back."""
+        if self._terminal is None:
+            return
+        if number in (signal.SIGTTIN, signal.SIGTTOU) and _foreground(self._terminal) == os.getpgrp():
+            self._has_use = True
+            self._give_terminal()
+            self._signals.send(signal.SIGCONT)
+            return
+        self._take_terminal()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        # Here we stand until somebody continues us, and then the child.
+        os.killpg(os.getpgrp(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._signals.take)
 
     def _give_terminal(self) -> None:
-        if self._terminal is not None and _foreground(self._terminal) == os.getpgrp():
+        if self._has_use and self._terminal is not None and _foreground(self._terminal) == os.getpgrp():
             _set_foreground(self._terminal, self._process.pid)
 
     def _take_terminal(self) -> None:

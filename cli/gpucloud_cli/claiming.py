@@ -14,6 +14,8 @@ Claim = dict[str, Any]
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
 # Who reads a pipeline's log wants to see that it still waits.
 REMIND_SECONDS = 60.0
+# The queue is a list, so it is looked at less often than the claim; whoever has so many before it need not know better.
+PLACE_SECONDS, PLACES = 10.0, 200
 # Of a lease, between two renewals: four may fail before it lapses.
 RENEW_PART = 5
 
@@ -33,7 +35,7 @@ def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[flo
     An unreachable server is waited for too: the claim keeps its place in the queue.
     """
     started = time.monotonic()
-    pause, watched = FIRST_LOOK_SECONDS, Watched()
+    pause, watched = FIRST_LOOK_SECONDS, Watched(api)
     while True:
         if claim["state"] == "active" and claim["observed_generation"] >= claim["generation"]:
             return claim
@@ -54,18 +56,19 @@ def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[flo
 class Watched:
     """What was said of the wait last, so that nothing is said twice a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: Api) -> None:
+        self._api = api
         self._said, self._at = "", 0.0
+        self._place, self._place_at = "", float("-inf")
 
     def tell(self, claim: Claim, waited: float) -> None:
         """Say state, place, reasons and estimate when they change, and once a minute."""
         if waited < 1:
             return
-        words = [claim["state"]]
-        if place := claim.get("queue_place"):
-            words.append(f"place {place} in the queue of its pool")
-        if reasons := why(claim):
-            words.append(reasons)
+        now = time.monotonic()
+        if now - self._place_at >= PLACE_SECONDS:
+            self._place, self._place_at = place(self._api, claim), now
+        words = [claim["state"], *([self._place] if self._place else []), why(claim)]
         if estimate := claim.get("estimated_start_at"):
             words.append(f"expected at {estimate}")
         self.note("waiting: " + " · ".join(words), waited=waited)
@@ -77,6 +80,21 @@ class Watched:
             return
         self._said, self._at = words, now
         output.say(words if waited is None else f"{words} ({waited:.0f} s)")
+
+
+def place(api: Api, claim: Claim) -> str:
+    """How many go first of those that the token may see; a member sees its own tenants' only."""
+    mine = (-claim["priority"], claim["created_at"])
+    try:
+        waiting = [
+            other
+            for state in ("queued", "pending")
+            for other in api.rows("claims/", most=PLACES, pool=claim["pool"], state=state)
+        ]
+    except Failure:
+        return ""
+    first = sum((-other["priority"], other["created_at"]) < mine for other in waiting)
+    return f"{first if len(waiting) < PLACES else f'at least {first}'} that you may see go first"
 
 
 def why(claim: Claim) -> str:

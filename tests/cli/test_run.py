@@ -24,10 +24,10 @@ RUN = ("run", "--core", "10", "--memory", "1GiB")
 GPULOAD = str(ROOT / "libvcuda" / "build" / "gpuload")
 # Says that it is up, then which signals reach it, and ends with SIGTERM only.
 LISTENER = """
-import signal, sys, time
+import os, signal, time
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-    signal.signal(number, lambda n, _: print(signal.Signals(n).name, flush=True))
-print("up", flush=True)
+    signal.signal(number, lambda n, _: os.write(1, signal.Signals(n).name.encode() + b"\\n"))
+os.write(1, b"up\\n")
 while True:
     time.sleep(0.1)
 """
@@ -134,7 +134,7 @@ def test_what_was_ignored_stays_ignored(max_: Shell, tenant: str, platform: Plat
 
 
 def test_a_killed_clients_claim_ends_with_its_lease(max_: Shell, tenant: str, platform: Platform) -> None:
-    process = max_.start(*RUN, "--lease", "5s", "--", "sh", "-c", "echo $$; exec sleep 600")
+    process = max_.start(*RUN, "--lease", "8s", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert process.stdout is not None
     child = int(process.stdout.readline())
     # The control: while the client lives, the lease is renewed.
@@ -149,7 +149,7 @@ def test_a_killed_clients_claim_ends_with_its_lease(max_: Shell, tenant: str, pl
         assert pipe is not None
         pipe.close()
     rows = platform.granted("GET", f"audit/?tenant={tenant}&action=claim.release")["results"]
-    assert [row["after"] for row in rows] == [{"why": "its lease of 5 s was not renewed"}]
+    assert [row["after"] for row in rows] == [{"why": "its lease of 8 s was not renewed"}]
 
 
 @pytest.fixture
@@ -161,9 +161,11 @@ def no_quota(platform: Platform, tenant: str) -> None:
 
 @pytest.mark.usefixtures("no_quota")
 def test_a_wait_that_runs_out_is_five(max_: Shell, tenant: str, platform: Platform) -> None:
+    first = max_.data("claim", "create", "--core", "10", "--memory", "1GiB", "--when-over-quota", "wait")
     ended = max_.run(*RUN, "--wait", "2s", "--", "true")
     assert ended.code == 5
-    assert "waiting: queued" in ended.err
+    assert "waiting: queued · 1 that you may see go first" in ended.err
+    assert max_.run("claim", "release", first["uid"]).code == 0
     assert "0 of 0 are free" in ended.err
     assert released(platform, tenant)
 
@@ -195,9 +197,8 @@ def test_a_lost_server_leaves_the_program_alone_and_is_told(max_: Shell, tenant:
         middle.cut()
         ended = finished(process)
     assert ended.code == 9
-    (claim,) = live_claims(platform, tenant)
     assert "the lease could not be renewed" in ended.err
-    assert f"`gpucloud claim release {claim['uid']}` does it by hand" in ended.err
+    assert re.search(r"claim (\S+) could not be released: .*\n`gpucloud claim release \1` does it by hand", ended.err)
     until(lambda: released(platform, tenant), seconds=40, what="the lease to run out")
 
 
@@ -320,3 +321,33 @@ def test_ctrl_z_stops_both_and_fg_goes_on_with_both(max_: Shell, tenant: str, pl
     terminal.until("ended 0")
     assert terminal.code() == 0
     assert released(platform, tenant)
+
+
+def test_in_a_pipeline_the_program_gets_the_terminal_when_it_reads(
+    max_: Shell, tenant: str, platform: Platform
+) -> None:
+    line = " ".join(max_.line(*RUN))
+    script = f"set -m; {line} -- sh -c 'echo up; read line; echo \"got $line\"' | cat; echo ended ${{PIPESTATUS[0]}}"
+    terminal = Terminal(max_, "bash", "-c", script)
+    terminal.until("up")
+    terminal.type("hello\n")
+    terminal.until("got hello")
+    terminal.until("ended 0")
+    assert terminal.code() == 0
+    assert released(platform, tenant)
+
+
+def test_ctrl_c_in_a_pipeline_reaches_the_program_once(max_: Shell, tenant: str, platform: Platform) -> None:
+    line = " ".join(max_.line(*RUN))
+    (max_.home / "listen.py").write_text(LISTENER)
+    script = f"{line} -- {sys.executable} listen.py | (trap '' INT; cat)"
+    terminal = Terminal(max_, "bash", "-c", f"cd {max_.home}; {script}")
+    terminal.until("up")
+    terminal.type("\x03")
+    terminal.until("SIGINT")
+    terminal._read(0.5)
+    assert terminal.said.count("SIGINT") == 1
+    (claim,) = live_claims(platform, tenant)
+    platform.granted("DELETE", f"claims/{claim['uid']}/")
+    terminal.code()
+    until(lambda: released(platform, tenant), seconds=20, what="the release")

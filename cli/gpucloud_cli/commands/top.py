@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -69,7 +70,7 @@ def look(api: Api, tenant: str | None) -> list[dict[str, Any]]:
 
 
 def row(claim: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is shown of a claim: sums over its GPUs."""
+    """What is shown of a claim: sums over its GPUs; of the time in which it is held back, the most."""
     ages = [one["age_seconds"] for one in series if one["age_seconds"] is not None]
     return {
         "tenant": claim["tenant"],
@@ -77,15 +78,22 @@ def row(claim: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
         "state": claim["state"],
         "where": ",".join(f"{item['node']}/{item['gpu_index']}" for item in claim["assignments"]) or None,
         "core": _of(series, "core_percent", claim["core_limit"] * claim["gpu_count"], "%"),
-        "throttled": _of(series, "throttled_percent", None, "%"),
+        "throttled": _of(series, "throttled_percent", None, "%", together=max),
         "memory": _of(series, "memory_mib", claim["memory_mib"] * claim["gpu_count"], "MiB"),
         "age": f"{max(ages):.0f}s" if ages else None,
         "uid": claim["uid"],
     }
 
 
-def _of(series: list[dict[str, Any]], name: str, limit: int | None, unit: str) -> str | None:
+def _of(
+    series: list[dict[str, Any]],
+    name: str,
+    limit: int | None,
+    unit: str,
+    *,
+    together: Callable[[list[float]], float] = sum,
+) -> str | None:
     latest = [one[name][-1] for one in series if one[name] and one[name][-1] is not None]
     if not latest:
         return None
-    return f"{sum(latest):.0f}{'' if limit is None else f'/{limit}'} {unit}"
+    return f"{together(latest):.0f}{'' if limit is None else f'/{limit}'} {unit}"
