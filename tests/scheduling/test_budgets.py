@@ -15,6 +15,7 @@ from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.resize import resize_claim
 from apps.scheduling.services.rounds import run_round
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, placed
+from tests.racing import race
 from tests.scheduling.clock import START, Clock
 
 ASKED = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
@@ -220,3 +221,12 @@ def test_a_senseless_budget_is_refused(cast: Cast, facts: dict[str, Any], field:
     answer = cast.olga.post("budgets/", {"tenant": "acme", "period": "month", "gpu_hours": "1", **facts})
     assert answer.code == "invalid-fields"
     assert field in answer.body["errors"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_workers_who_look_at_once_warn_once(real_cast: Cast) -> None:
+    row = budget(real_cast, "0")
+    told_by_each = race([tasks.watch_budgets] * 12)
+    assert sorted(told_by_each) == [0] * 11 + [3]
+    assert told() == [("budget.warning", 80), ("budget.warning", 95), ("budget.spent", 100)]
+    assert BudgetPeriod.objects.get().budget == row

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from apps.quotas.models import ResourceQuota
+from apps.quotas.models import ResourceQuota, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.quotas.services.budgets import create_budget
+from apps.quotas.services.member_limits import create_limit
 from apps.scheduling.models import Claim
 from apps.scheduling.services.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, uids
@@ -66,9 +67,11 @@ def test_a_lowered_quota_says_who_would_be_over_and_which_claims_could_no_longer
     ]  # fmt: skip
     # What is charged already stays charged, and waits for the GPU only.
     assert [(row["name"], row["reasons"][0]["code"]) for row in body["pending"]] == [
-        ("large", "quota-exceeded"),
+        ("large", "node-unavailable"),
         ("small", "node-unavailable"),
     ]
+    machine.node.change(cordoned=False)
+    assert names(previewed(cast, quota, hard=40)["runnable"]) == [("small", False)]
 
 
 def test_a_claim_that_could_start_now_and_not_after_is_told(cast: Cast, machine: Machine) -> None:
@@ -143,10 +146,20 @@ def test_a_spent_budget_keeps_claims_waiting_whatever_the_quota(cast: Cast, mach
     assert [row["reasons"][0]["code"] for row in body["pending"]] == ["budget-exceeded"]
 
 
+def test_a_members_own_limit_keeps_a_claim_waiting_whatever_the_quota(cast: Cast, machine: Machine) -> None:
+    quota = give(cast.acme, core_percent=10, memory_mib=None)["core_percent"]
+    user = User.objects.get(username="max")
+    create_limit(principal=SYSTEM, tenant=cast.acme, user=user, resource="core_percent", hard=60)
+    for name in ("first", "second"):
+        waiting(cast, name, core_request=40, principal=cast.member)
+    body = previewed(cast, quota, hard=100)
+    assert names(body["runnable"]) == [("first", True)]
+    assert [row["reasons"][0]["code"] for row in body["pending"]] == ["member-limit-exceeded"]
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_what_a_preview_says_of_the_queue_is_what_a_round_does_after_the_change(
-    cast: Cast, machine: Machine, seed: int
-) -> None:
+def test_what_a_preview_says_of_the_queue_is_what_a_round_does_after_the_change(cast: Cast, seed: int) -> None:
+    Machine("gpu1", cast.pool, gpus=1 + seed % 3)
     random_ = random.Random(seed)  # noqa: S311
     if seed % 2:
         for tenant in (cast.acme, cast.globex):

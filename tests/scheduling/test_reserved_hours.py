@@ -5,6 +5,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,10 @@ class History:
 
     def ask(self) -> None:
         tenant = self.random.choice([self.cast.acme, self.cast.globex])
-        facts = {"core_request": self.random.randrange(1, 101), "gpu_count": self.random.randrange(1, 4)}
+        facts: dict[str, Any] = {
+            "core_request": self.random.randrange(1, 101),
+            "gpu_count": self.random.randrange(1, 4),
+        }
         ask(self.cast, tenant=tenant, memory_mib=100, **facts)
 
     def resize(self) -> None:

@@ -4,14 +4,14 @@ What a member holds is not counted beside the claims but added up from them, und
 claims of one member cannot both see the last gigabyte, and there is no second number that could differ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from apps.quotas import holdings
-from apps.quotas.models import MemberLimit, Membership, Tenant, User
+from apps.quotas.models import MemberLimit, Membership, Resource, Tenant, User
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
@@ -23,13 +23,23 @@ def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> d
 
     Empty for who is no member: operators, and tokens that operators made.
     """
-    if user_id is None:
-        return {}
-    rows = MemberLimit.objects.filter(Q(user=user_id) | Q(user=None), tenant=tenant, resource__in=resources)
-    of = {row.resource: row.hard for row in sorted(rows, key=lambda row: row.user_id is not None)}
-    limits = {resource: hard for resource, hard in of.items() if hard is not None}
+    limits = _limits(tenant, user_id, resources)
     member = Membership.objects.select_for_update(no_key=True).filter(tenant=tenant, user=user_id)
     return limits if limits and list(member.values_list("pk")) else {}
+
+
+def seen(tenant: Tenant, user_id: int | None) -> dict[str, int]:
+    """The same of every resource, as it stands at this moment."""
+    limits = _limits(tenant, user_id, Resource.values)
+    return limits if limits and Membership.objects.filter(tenant=tenant, user=user_id).exists() else {}
+
+
+def _limits(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> dict[str, int]:
+    if user_id is None:
+        return {}
+    rows = MemberLimit.objects.filter(Q(user=user_id) | Q(user=None), tenant=tenant, resource__in=list(resources))
+    of = {row.resource: row.hard for row in sorted(rows, key=lambda row: row.user_id is not None)}
+    return {resource: hard for resource, hard in of.items() if hard is not None}
 
 
 def held(tenant: Tenant, user_id: int) -> dict[str, int]:

@@ -14,7 +14,8 @@ from django.db import transaction
 
 from apps.quotas.models import CohortShare, ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services import member_limits
+from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed
 from apps.scheduling.models import Claim
@@ -24,6 +25,7 @@ from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import read_fleet
 from apps.scheduling.services.rounds import taken
+from gpucloud.errors import GpucloudError
 
 # An operator reads no longer list; what is behind it is counted.
 MOST_CLAIMS = 200
@@ -67,6 +69,7 @@ class _Outlook:
         rows = ResourceQuota.objects.filter(tenant__in=tenants).select_related("tenant", "pool", "share")
         self.quotas = list(rows.order_by("pk"))
         self.fleets = dict(fleets)
+        self.members: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
         # Quotas of one share see one another's charges.
         shares: dict[int, CohortShare] = {}
         for quota in self.quotas:
@@ -75,45 +78,72 @@ class _Outlook:
 
     def of(self, claims: Iterable[Claim], spent: dict[int, Reasons]) -> dict[UUID, Reasons]:
         """Why each of these claims would go on waiting; nothing where it could start."""
-        return {claim.uid: spent[claim.tenant_id] or self._charge(claim) or self._place(claim) for claim in claims}
+        return {claim.uid: spent[claim.tenant_id] or self._start(claim) for claim in claims}
 
-    def _charge(self, claim: Claim) -> Reasons:
-        """As `charging` does it, on the numbers alone; what is charged already is not charged again."""
-        if any(claim.charged.values()):
-            return []
+    def _start(self, claim: Claim) -> Reasons:
+        """As a round does it: what does not fit is not charged."""
+        fleet = self.fleets[claim.pool_id]
+        answer = place(fleet.values(), request_of(claim))
+        if not isinstance(answer, Placed):
+            return [asdict(reason) for reason in answer.reasons]
+        if not any(claim.charged.values()):
+            try:
+                self._charge(claim)
+            except QuotaExceeded as error:
+                return [_reason(error)]
+        self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
+        return []
+
+    def _charge(self, claim: Claim) -> None:
+        """As `charging` does it, on the numbers alone. Raises QuotaExceeded."""
         asked = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
         wanted = {resource: amount for resource, amount in asked.items() if amount}
+        limits, held = self._member(claim)
+        for resource in limits.keys() & wanted.keys():
+            hard, used = limits[resource], held[resource]
+            if used + wanted[resource] > hard:
+                raise MemberLimitExceeded(resource=resource, hard=hard, used=used, requested=wanted[resource])
         quotas = [quota for quota in self.quotas if _covers(quota, claim) and quota.resource in wanted]
         for resource in ZERO_WITHOUT_ROW:
             if resource in wanted and resource not in {quota.resource for quota in quotas}:
-                return [_exceeded(resource, claim.pool.name, 0, 0, wanted[resource])]
+                raise QuotaExceeded(resource=resource, pool=claim.pool.name, hard=0, used=0, requested=wanted[resource])
         for quota in quotas:
-            amount = wanted[quota.resource]
-            if quota.free is not None and amount > quota.free:
-                pool = quota.pool.name if quota.pool else None
-                return [_exceeded(quota.resource, pool, quota.hard or 0, quota.used, amount, free=quota.free)]
+            _refuse_full(quota, wanted[quota.resource])
         for quota in quotas:
             more = quota.taken(quota.used + wanted[quota.resource]) - quota.taken()
             quota.used += wanted[quota.resource]
             if quota.share is not None:
                 quota.share.taken += more
-        return []
+        for resource in limits.keys() & wanted.keys():
+            held[resource] += wanted[resource]
 
-    def _place(self, claim: Claim) -> Reasons:
-        fleet = self.fleets[claim.pool_id]
-        answer = place(fleet.values(), request_of(claim))
-        if isinstance(answer, Placed):
-            self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
-            return []
-        return [asdict(reason) for reason in answer.reasons]
+    def _member(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
+        """What bounds the claim's member, and what the member holds, by resource."""
+        key = (claim.tenant_id, claim.user_id)
+        if key not in self.members:
+            limits = member_limits.seen(claim.tenant, claim.user_id)
+            held = member_limits.held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
+            self.members[key] = limits, held
+        return self.members[key]
+
+
+def _refuse_full(quota: ResourceQuota, amount: int) -> None:
+    if quota.free is not None and amount > quota.free:
+        raise QuotaExceeded(
+            resource=quota.resource,
+            pool=quota.pool.name if quota.pool else None,
+            hard=quota.hard or 0,
+            used=quota.used,
+            requested=amount,
+            free=quota.free,
+        )
 
 
 def _covers(quota: ResourceQuota, claim: Claim) -> bool:
     return quota.tenant_id == claim.tenant_id and quota.pool_id in (None, claim.pool_id)
 
 
-def _exceeded(resource: str, pool: str | None, hard: int, used: int, requested: int, **facts: int) -> dict[str, Any]:
-    error = QuotaExceeded(resource=resource, pool=pool, hard=hard, used=used, requested=requested, **facts)
+def _reason(error: GpucloudError) -> dict[str, Any]:
     return {"code": error.code, "gpus": 0, "detail": error.detail}
 
 
@@ -121,7 +151,7 @@ def _spent(tenant: Tenant) -> Reasons:
     try:
         refuse_spent(tenant)
     except BudgetExceeded as error:
-        return [{"code": error.code, "gpus": 0, "detail": error.detail}]
+        return [_reason(error)]
     return []
 
 
