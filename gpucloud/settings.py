@@ -224,5 +224,7 @@ LOGGING = {
     "loggers": {
         "django.request": {"level": "ERROR"},  # a 404 is an answer, not an event
         "uvicorn.access": {"level": "WARNING"},
+        # The heads of the audit log's chain are evidence: they are written whatever LOG_LEVEL, or a worker's own, says.
+        "apps.quotas.services.audit_chain": {"level": "INFO"},
     },
 }

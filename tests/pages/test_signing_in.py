@@ -192,6 +192,28 @@ def test_thirty_two_at_once_get_five_tries(real_cast: Cast) -> None:
     assert len(let_through) == attempts.ACCOUNT.most
 
 
+def test_counting_after_the_password_was_looked_at_lets_more_through(real_cast: Cast) -> None:
+    """The control: all look how many tries were taken, then at the password, and count last."""
+    key = attempts.ACCOUNT.key("anna", "203.0.113.9")
+    looked = threading.Barrier(12, timeout=60)
+    seen: list[int] = []
+
+    def guess() -> None:
+        try:
+            taken = Attempts.objects.filter(key=key).values_list("taken", flat=True).first() or 0
+            seen.append(taken)
+            looked.wait()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=guess) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(taken < attempts.ACCOUNT.most for taken in seen) > attempts.ACCOUNT.most
+
+
 def test_a_flood_of_wrong_tokens_is_told_to_wait_and_right_ones_go_on(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
