@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-UNITS_MIB = {"": 1.0, "mib": 1.0, "mi": 1.0, "m": 1.0, "gib": 1024.0, "gi": 1024.0, "g": 1024.0, "tib": 1024.0**2}
+UNITS_MIB = {"": 1.0, "mib": 1.0, "mi": 1.0, "gib": 1024.0, "gi": 1024.0, "g": 1024.0, "tib": 1024.0**2}
 UNITS_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)")
 PART = re.compile(r"(\d{1,9})([smhd]?)")

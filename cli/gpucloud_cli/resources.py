@@ -22,6 +22,7 @@ class Amount(click.ParamType):
 
 LIMIT = OrNull(Amount(), "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
+LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
 ROLES = click.Choice(["admin", "member", "viewer"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
 
@@ -58,6 +59,8 @@ class Resource:
     verbs: frozenset[str] = frozenset({"list", "show"})
     # Named in the path, like a member's tenant.
     parent: str | None = None
+    # Whether changes can be previewed (`?dry_run=true`).
+    previews: bool = False
     # What the API's list and its things are called, for help texts.
     words: str = ""
 
@@ -111,7 +114,57 @@ TABLE = (
         ),
         filters=(TENANT, POOL, Field("resource", RESOURCES, "of what")),
         verbs=ALL,
+        previews=True,
         words="what tenants may hold",
+    ),
+    Resource(
+        "quota-request",
+        "quota-requests/",
+        "uid",
+        ("uid", "tenant", "pool", "resource", "amount", "until", "state", "reason"),
+        fields=(
+            Field("tenant", help="a tenant's slug", required=True),
+            POOL_OR_ALL,
+            Field("resource", RESOURCES, "what is counted", required=True),
+            Field("amount", Amount(), "how much more; memory also as 64GiB", required=True),
+            Field("until", help="a moment, ISO 8601; for good unless given"),
+            Field("reason", help="why, for the operator", required=True),
+        ),
+        filters=(TENANT, POOL, Field("resource", RESOURCES, "of what"), Field("state", help="one state")),
+        verbs=frozenset({"list", "show", "create"}),
+        words="requests of tenants for more, and what became of them",
+    ),
+    Resource(
+        "limit-range",
+        "limit-ranges/",
+        "id",
+        ("id", "tenant", "pool", "field", "minimum", "maximum", "default"),
+        fields=(
+            Field("tenant", help="a tenant's slug", required=True, changes=False),
+            POOL_OR_ALL,
+            Field("field", LIMITED, "of a claim", required=True, changes=False),
+            Field("minimum", OrNull(Amount()), "memory also as 8GiB; or none"),
+            Field("maximum", OrNull(Amount()), "memory also as 8GiB; or none"),
+            Field("default", OrNull(Amount()), "where a claim does not say it; or none"),
+        ),
+        filters=(TENANT, POOL),
+        verbs=ALL,
+        words="what single claims of a tenant may ask for",
+    ),
+    Resource(
+        "member-limit",
+        "member-limits/",
+        "id",
+        ("id", "tenant", "member", "resource", "hard"),
+        fields=(
+            Field("tenant", help="a tenant's slug", required=True, changes=False),
+            Field("member", OrNull(click.STRING, "each"), "a username; each that has none without it", changes=False),
+            Field("resource", RESOURCES, "what is counted", required=True, changes=False),
+            Field("hard", LIMIT, "how much; memory also as 64GiB", required=True),
+        ),
+        filters=(TENANT, Field("member", help="a username"), Field("resource", RESOURCES, "of what")),
+        verbs=ALL,
+        words="what single members may hold of their tenant's quota",
     ),
     Resource(
         "pool",

@@ -1,5 +1,6 @@
 """The commands of every resource, built from the table: list, show, create, change, remove."""
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -7,7 +8,7 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.api import PAGE
-from gpucloud_cli.doors import Asked, answers, asked, body, connects, takes
+from gpucloud_cli.doors import Asked, Command, answers, asked, body, takes
 from gpucloud_cli.failures import Usage
 from gpucloud_cli.resources import Field, Resource
 
@@ -40,6 +41,15 @@ def _parents(resource: Resource) -> tuple[Field, ...]:
 
 def _parent(resource: Resource, given: dict[str, Any]) -> str | None:
     return None if resource.parent is None else given[f"{resource.parent}_"]
+
+
+def _previews(resource: Resource) -> Callable[[Command], Command]:
+    """`--dry-run`, where the API has it."""
+    if not resource.previews:
+        return lambda command: command
+    return click.option(
+        "--dry-run", is_flag=True, help="say who would be over, and what would start or wait; change nothing"
+    )
 
 
 def _list(resource: Resource) -> click.Command:
@@ -77,11 +87,13 @@ def _show(resource: Resource) -> click.Command:
 def _create(resource: Resource) -> click.Command:
     @click.command(help="Give somebody a role, or change it." if resource.name == "member" else "Make one.")
     @takes((*_parents(resource), *resource.fields))
+    @_previews(resource)
     @answers
     @asked
-    def command(asked: Asked, /, **given: Any) -> None:
+    def command(asked: Asked, /, dry_run: bool = False, **given: Any) -> None:
+        path, wanted = path_of(resource, _parent(resource, given)), body(resource.fields, given)
         with asked.api() as api:
-            asked.show(api.post(path_of(resource, _parent(resource, given)), body(resource.fields, given)).body)
+            asked.show(api.post(path, wanted, dry_run=dry_run or None).body)
 
     return command
 
@@ -93,16 +105,17 @@ def _change(resource: Resource) -> click.Command:
     @click.argument("key", metavar=resource.key.upper())
     @takes(fields, required=False)
     @click.option("--if-version", type=click.INT, help="refuse (exit 3) unless it is still at this version")
+    @_previews(resource)
     @answers
     @asked
-    def command(asked: Asked, /, key: str, if_version: int | None, **given: Any) -> None:
+    def command(asked: Asked, /, key: str, if_version: int | None, dry_run: bool = False, **given: Any) -> None:
         wanted = body(fields, given)
         if not wanted:
             raise Usage("Nothing to change was given: see --help.")
         with asked.api() as api:
             path = path_of(resource, None, key)
             etag = api.get(path).etag if if_version is None else f'"{if_version}"'
-            asked.show(api.patch(path, wanted, etag=etag).body)
+            asked.show(api.patch(path, wanted, etag=etag, dry_run=dry_run or None).body)
 
     return command
 
@@ -111,15 +124,19 @@ def _remove(resource: Resource) -> click.Command:
     @click.command(help="Take one away.")
     @takes(_parents(resource))
     @click.argument("key", metavar=resource.key.upper())
-    @connects
+    @_previews(resource)
+    @answers
     @asked
-    def command(asked: Asked, /, key: str, **given: Any) -> None:
+    def command(asked: Asked, /, key: str, dry_run: bool = False, **given: Any) -> None:
         with asked.api() as api:
             path = path_of(resource, _parent(resource, given), key)
             # A quota is removed at the version that was read; a member has none to read.
             etag = None if "show" not in resource.verbs else api.get(path).etag
-            api.delete(path, etag=etag)
-        output.say(f"{resource.name} {key} is removed")
+            answer = api.delete(path, etag=etag, dry_run=dry_run or None)
+        if dry_run:
+            asked.show(answer.body)
+        else:
+            output.say(f"{resource.name} {key} is removed")
 
     return command
 

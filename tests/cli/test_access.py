@@ -108,7 +108,7 @@ def test_sizes(text: str, mib: int) -> None:
     assert amounts.mib(text) == mib
 
 
-@pytest.mark.parametrize("text", ["", "8GB", "-1", "0.0001GiB", "8XB", "1e3", "8 8", "9" * 99])
+@pytest.mark.parametrize("text", ["", "8GB", "-1", "0.0001GiB", "8XB", "1e3", "8 8", "9" * 99, "10m"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
         amounts.mib(text)
@@ -166,6 +166,8 @@ def test_every_name_in_the_table_is_the_apis(resource: Resource) -> None:
     item = schema(page.rpartition("/")[2])["results"]["items"]["$ref"]
     shown = {column.partition(".")[0] for column in resource.columns} | {resource.key}
     assert shown <= set(schema(item.rpartition("/")[2]))
+    if resource.previews:
+        assert "dry_run" in {one["name"] for one in operation(path, "post")["parameters"]}
     if "create" in resource.verbs:
         assert {field.name for field in resource.fields} <= set(body_of(path, "post"))
 

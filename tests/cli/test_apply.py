@@ -83,6 +83,42 @@ def test_what_a_list_does_not_name_goes_with_prune_only(olga: Shell) -> None:
     assert len(olga.data("quota", "list", "--tenant", slug)) == 1
 
 
+def test_limits_of_claims_and_of_members_are_declared_too(olga: Shell) -> None:
+    slug = new_name("a")
+    more = """\
+limit_ranges:
+  - {field: memory_mib, maximum: 8GiB, default: 1GiB}
+member_limits:
+  - {member: operator, resource: vgpus, hard: 2}
+  - {resource: vgpus, hard: 1}
+"""
+    assert olga.run("apply", "-f", write(olga, wanted(slug, more=more)), "--yes").code == 0
+    changed = olga.run("apply", "-f", write(olga, wanted(slug, more=more.replace("8GiB", "9GiB"))), "--yes")
+    assert changed.out == f"~ limit-range/{slug}/*/memory_mib  maximum: 8192 → 9216\n"
+    without = olga.run(
+        "apply",
+        "-f",
+        "-",
+        "--yes",
+        "--prune",
+        stdin=f"""\
+apiVersion: gpucloud.io/v1
+kind: Tenant
+slug: {slug}
+members: []
+limit_ranges: []
+member_limits: []
+""",
+    )
+    assert without.out.splitlines() == [
+        f"- limit-range/{slug}/*/memory_mib  minimum: none, maximum: 9216, default: 1024",
+        f"- member-limit/{slug}/*/vgpus  hard: 1",
+        f"- member-limit/{slug}/operator/vgpus  hard: 2",
+        f"- member/{slug}/operator  role: viewer",
+    ]
+    assert without.code == 0, without
+
+
 def test_what_is_exported_is_applied_as_no_change(olga: Shell) -> None:
     slug = new_name("a")
     assert olga.run("apply", "-f", write(olga, wanted(slug)), "--yes").code == 0

@@ -37,6 +37,20 @@ def test_a_quota_takes_sizes_and_unlimited(olga: Shell, tenant: str) -> None:
     assert again.code == 3
 
 
+def test_a_quota_is_previewed_and_asked_for(olga: Shell, max_: Shell, tenant: str) -> None:
+    core = next(row for row in olga.data("quota", "list", "--tenant", tenant) if row["resource"] == "core_percent")
+    preview = olga.data("quota", "change", str(core["id"]), "--hard", "0", "--dry-run")
+    assert preview["dry_run"] is True
+    asked = ("quota-request", "create", "--tenant", tenant, "--resource", "core_percent", "--amount", "100")
+    assert max_.run(*asked, "--reason", "a paper").code == 4
+    made = olga.data(*asked, "--reason", "a paper")
+    countered = olga.data("quota-request", "counter", made["uid"], "--amount", "50", "--words", "half")
+    assert (countered["state"], countered["offered_amount"]) == ("countered", 50)
+    assert olga.data("quota-request", "accept", made["uid"])["granted_amount"] == 50
+    assert olga.data("quota", "show", str(core["id"]))["hard"] == 450
+    assert olga.run("quota-request", "deny", made["uid"], "--words", "late").code == 3
+
+
 def test_tables_are_for_people_and_whole_in_a_pipe(olga: Shell, tenant: str) -> None:
     listed = olga.run("quota", "list", "--tenant", tenant)
     head, *rows = listed.out.splitlines()

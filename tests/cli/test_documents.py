@@ -44,6 +44,8 @@ def test_the_documents_declaration_is_a_valid_one(tmp_path: Path) -> None:
     (tmp_path / "platform.yaml").write_text(text)
     declared = documents.read([str(tmp_path)])
     assert sorted(str(who) for who in declared.items) == [
+        "limit-range/acme/*/memory_mib",
+        "member-limit/acme/anna/core_percent",
         "member/acme/anna",
         "pool/default",
         "quota/acme/*/core_percent",

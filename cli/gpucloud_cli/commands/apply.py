@@ -29,15 +29,15 @@ def join(root: click.Group) -> None:
 @click.command()
 @click.option("-f", "--file", "places", multiple=True, required=True, help="a YAML file, a directory, or - for stdin")
 @click.option("--dry-run", is_flag=True, help="only show the difference")
-@click.option("--prune", is_flag=True, help="also remove quotas and members that the tenants' lists do not name")
+@click.option("--prune", is_flag=True, help="also remove what the tenants' lists do not name")
 @click.option("--yes", is_flag=True, help="do not ask")
 @answers
 @asked
 def apply(asked: Asked, /, places: tuple[str, ...], dry_run: bool, prune: bool, yes: bool) -> None:
-    """Make tenants, quotas, members and pools as the files say; shows the difference first.
+    """Make tenants, all within them, and pools as the files say; shows the difference first.
 
-    Fields that a file leaves out stay as they are. A tenant's `quotas` or `members` left out is left alone; where the
-    list is there it is the whole truth, and --prune removes the rest. Tenants and pools are never removed.
+    Fields that a file leaves out stay as they are. A tenant's list (`quotas`, `members`, …) left out is left alone;
+    where it is there it is the whole truth, and --prune removes the rest. Tenants and pools are never removed.
     """
     declared = documents.read(places)
     with asked.api() as api:
@@ -67,7 +67,7 @@ def apply(asked: Asked, /, places: tuple[str, ...], dry_run: bool, prune: bool, 
 @connects
 @asked
 def export(asked: Asked, /, tenants: tuple[str, ...], out: Path | None) -> None:
-    """Write tenants, quotas, members and pools as YAML that `apply` takes."""
+    """Write tenants, all within them, and pools as YAML that `apply` takes."""
     with asked.api() as api:
         slugs = tenants or present.tenants(api)
         made = [] if tenants else [_document("Pool", row.values) for row in _sorted(present.pools(api))]
@@ -87,7 +87,8 @@ def _rows(api: Api, declared: documents.Declared) -> list[present.Row]:
     rows = present.pools(api) if any(who.kind is POOL for who in declared.items) else []
     for who in declared.items:
         if who.kind is TENANT:
-            rows += present.tenant(api, str(who.names[0]))
+            slug = str(who.names[0])
+            rows += present.tenant(api, slug, [kind for kind in WITHIN_TENANTS if (slug, kind) in declared.whole])
     return rows
 
 

@@ -15,12 +15,6 @@ from gpucloud_cli.failures import Failure, Interrupted, Problem, Unreachable
 from gpucloud_cli.resources import CLAIM_FIELDS, Field
 
 NAME = Field("name", help="for people; the command's name unless given")
-NEEDED = tuple(
-    Field(field.name, field.kind, field.help, field.flag, required=True)
-    if field.flag in {"--core", "--memory"}
-    else field
-    for field in CLAIM_FIELDS
-)
 # A claim that fits is in force within a second; this is for a machine that is busy.
 SHORT_WAIT_SECONDS = 30
 # The node's word that the program's share is free again.
@@ -36,7 +30,7 @@ def join(root: click.Group) -> None:
 
 
 @click.command(context_settings=WORDS, options_metavar="OPTIONS --")
-@takes((*NEEDED, NAME))
+@takes((*CLAIM_FIELDS, NAME))
 @click.option("--wait", type=DURATION, help="for quota and GPUs; then exit 5. Unless given: 30s, and for GPUs only")
 @click.option(
     "--lease", type=DURATION, default="5m", show_default=True, help="the claim ends so long after we were killed"
@@ -54,7 +48,7 @@ def run(asked: Asked, /, command: tuple[str, ...], **given: Any) -> None:
     The exit code is the command's own (128 + n where signal n ended it); signals are passed on to it. A client that is
     killed outright cannot release: then the claim's lease ends it.
     """
-    wanted = body((*NEEDED, NAME), given)
+    wanted = body((*CLAIM_FIELDS, NAME), given)
     wanted.setdefault("name", Path(command[0]).name[:200])
     wanted.setdefault("when_over_quota", "refuse" if given["wait"] is None else "wait")
     if not given["keep"]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucloud_cli.amounts import mib
-from gpucloud_cli.resources import POLICIES, RESOURCES, ROLES
+from gpucloud_cli.resources import LIMITED, POLICIES, RESOURCES, ROLES
 
 API_VERSION = "gpucloud.io/v1"
 
@@ -119,8 +119,32 @@ MEMBER = Kind(
     listed="members",
     versioned=False,
 )
+LIMIT_RANGE = Kind(
+    "limit-range",
+    "limit-ranges/",
+    ("pool", "field"),
+    {
+        "pool": text_or_null,
+        "field": one_of(tuple(LIMITED.choices)),
+        "minimum": limit,
+        "maximum": limit,
+        "default": limit,
+    },
+    frozenset({"field"}),
+    "id",
+    listed="limit_ranges",
+)
+MEMBER_LIMIT = Kind(
+    "member-limit",
+    "member-limits/",
+    ("member", "resource"),
+    {"member": text_or_null, "resource": one_of(tuple(RESOURCES.choices)), "hard": limit},
+    frozenset({"resource", "hard"}),
+    "id",
+    listed="member_limits",
+)
 DOCUMENTS = {"Pool": POOL, "Tenant": TENANT}
-WITHIN_TENANTS = (QUOTA, MEMBER)
+WITHIN_TENANTS = (QUOTA, MEMBER, LIMIT_RANGE, MEMBER_LIMIT)
 
 
 @dataclass(frozen=True)

@@ -86,12 +86,13 @@ def _is_surplus(declared: Declared, who: Identity) -> bool:
 
 def _rank(change: Change) -> tuple[int, str]:
     """Pools, tenants; then what frees before what takes, so that a quota can move from one tenant to another."""
-    if change.who.kind in (POOL, TENANT):
-        return (0 if change.who.kind is POOL else 1), str(change.who)
-    if change.who.kind is QUOTA:
-        return (2 if change.action == "remove" else 3 if _lowers(change) else 4), str(change.who)
-    assert change.who.kind is MEMBER
-    return 5, str(change.who)
+    kind = change.who.kind
+    if change.action == "remove":
+        # A member's limit goes before the member.
+        return (3 if kind is MEMBER else 2), str(change.who)
+    if kind is QUOTA:
+        return (4 if _lowers(change) else 5), str(change.who)
+    return {POOL: 0, TENANT: 1, MEMBER: 6}.get(kind, 7), str(change.who)
 
 
 def _lowers(change: Change) -> bool:

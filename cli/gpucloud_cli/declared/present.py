@@ -38,15 +38,15 @@ def pools(api: Api) -> list[Row]:
     return [row(POOL, answered, None) for answered in api.rows(POOL.path)]
 
 
-def tenant(api: Api, slug: str) -> list[Row]:
-    """A tenant and all that is declared within it; nothing where there is none."""
+def tenant(api: Api, slug: str, kinds: Iterable[Kind] = WITHIN_TENANTS) -> list[Row]:
+    """A tenant and what of these kinds is within it; nothing where there is none."""
     try:
         answered = api.get(f"{TENANT.path}{quote(slug, safe='')}/").body
     except Problem as problem:
         if problem.status == 404:
             return []
         raise
-    return [row(TENANT, answered, None), *(found for kind in WITHIN_TENANTS for found in within(api, kind, slug))]
+    return [row(TENANT, answered, None), *(found for kind in kinds for found in within(api, kind, slug))]
 
 
 def within(api: Api, kind: Kind, slug: str) -> Iterable[Row]:
