@@ -47,6 +47,9 @@ class StrictFilterBackend(DjangoFilterBackend):
             )
         if filterset:
             _refuse_half_truths(request, filterset.filters)
+        if empty := [name for name, value in request.query_params.items() if not value and name in known]:
+            # `?tenant=$TENANT` of a script that has forgotten to set it must not be everybody's list.
+            raise ValidationError({name: ["Is empty: leave it out."] for name in empty})
         if any("\x00" in value for value in request.query_params.values()):
             raise ValidationError({"non_field_errors": ["A filter holds a NUL character."]})
         return super().filter_queryset(request, queryset, view)

@@ -3,6 +3,8 @@
 from typing import Any
 
 from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter
 
 PROBLEM = {
     "type": "object",
@@ -22,6 +24,9 @@ READS = {
     "401": "No valid token or session",
     "403": "Not allowed",
     "404": "Not found, or not yours",
+    "406": "No such format",
+    "409": "The present state has no answer to this",
+    "422": "It can never be answered as asked",
     "429": "Too many requests: wait as long as Retry-After says",
 }
 WRITES = READS | {
@@ -53,11 +58,28 @@ def refuse_what_cannot_be_set(result: dict[str, Any], **_: Any) -> dict[str, Any
             schema["additionalProperties"] = False
             if name.startswith("Patched"):
                 schema["minProperties"] = 1
+    for operations in result["paths"].values():
+        if "requestBody" in (patch := operations.get("patch", {})):
+            patch["requestBody"]["required"] = True
     return result
 
 
+IF_MATCH = "The entity tag that was read: refused with 412 where the present one is another. Any: `*`."
+IDEMPOTENCY_KEY = "Any text of your own: the same request with the same key gets the first answer, and has one effect."
+
+
 class Schema(AutoSchema):
-    """Knows our list views, which are no view sets, by their attribute `lists`."""
+    """Knows our list views, which are no view sets, by their attribute `lists`, and the headers that changes take."""
+
+    def get_override_parameters(self) -> list[Any]:
+        """`If-Match` where there are entity tags, `Idempotency-Key` where a repeated POST has one effect."""
+        found = list(super().get_override_parameters())
+        if self.method != "GET" and getattr(self.view, "tagged", False):
+            required = self.method in getattr(self.view, "tag_required", ())
+            found.append(_header("If-Match", IF_MATCH, required=required))
+        if self.method == "POST" and getattr(getattr(self.view, "post", None), "idempotent", False):
+            found.append(_header("Idempotency-Key", IDEMPOTENCY_KEY))
+        return found
 
     def _is_list_view(self, serializer: Any = None) -> bool:
         return self.method == "GET" and getattr(self.view, "lists", False)
@@ -65,3 +87,7 @@ class Schema(AutoSchema):
     def _is_create_operation(self) -> bool:
         """A POST to a list makes a row and answers 201."""
         return self.method == "POST" and getattr(self.view, "lists", False)
+
+
+def _header(name: str, description: str, *, required: bool = False) -> OpenApiParameter:
+    return OpenApiParameter(name, OpenApiTypes.STR, OpenApiParameter.HEADER, required=required, description=description)

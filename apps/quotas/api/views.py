@@ -23,6 +23,8 @@ class ApiView(GenericAPIView[Any]):
     lookup_key: ClassVar[str] = "pk"
     # Whether its changes look at If-Match themselves; where nothing has an entity tag, no tag matches.
     tagged: ClassVar[bool] = True
+    # The methods that do not go without If-Match.
+    tag_required: ClassVar[frozenset[str]] = frozenset()
     # Query parameters that a change may carry, by method. Others are refused: a route that does not know `?dry_run=`
     # must not take it for an order.
     change_parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
@@ -30,6 +32,8 @@ class ApiView(GenericAPIView[Any]):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """After authentication: scope, parameters, tag. Raises ScopeMissing, ValidationError, PreconditionFailed."""
         super().initial(request, *args, **kwargs)
+        if not hasattr(self, str(request.method).lower()):
+            return  # the refusal follows, whatever else is wrong
         reads = request.method in ("GET", "HEAD", "OPTIONS")
         if scope := self.read_scope if reads else self.write_scope:
             self.principal.require_scope(scope)

@@ -193,8 +193,11 @@ class ClaimEnv(ClaimView):
     )
     def get(self, request: Request, uid: str) -> Response | HttpResponse:
         """The environment of a process under the claim; 409 before it is placed."""
+        form = request.query_params.get("as", "json")
+        if form not in ("json", "sh"):
+            raise ValidationError({"as": ["Must be json or sh."]})
         facts = claim_environment(principal=self.principal, claim=self.find(uid))
-        if request.query_params.get("as") == "sh":
+        if form == "sh":
             return HttpResponse(shell_lines(facts), content_type="text/plain", headers={"Cache-Control": "no-store"})
         return Response(self.get_serializer(facts).data, headers={"Cache-Control": "no-store"})
 

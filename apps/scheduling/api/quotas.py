@@ -100,6 +100,7 @@ class QuotaList(routes.QuotaList):
 class QuotaDetail(routes.QuotaDetail):
     """One quota."""
 
+    tag_required = frozenset({"PATCH", "DELETE"})
     change_parameters = {"PATCH": frozenset({"dry_run"}), "DELETE": frozenset({"dry_run"})}
 
     @extend_schema(parameters=[DRY_RUN], responses={200: CHANGED_OR_PREVIEW})

@@ -1,0 +1,34 @@
+"""Schemathesis against a live server: every operation of the OpenAPI document, asked rightly and wrongly.
+
+No answer is a 5xx; every status, content type, header and body is as the document says; what the document forbids is
+refused and what it allows is not refused for its form; nobody gets in without a token.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+
+from tests.fuzz.conftest import Server
+
+# The database is the server's: the tests' own transaction stays empty.
+pytestmark = [pytest.mark.serial, pytest.mark.django_db]
+PROGRAM = Path(sys.executable).with_name("schemathesis")
+CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
+DOCUMENT = Path(settings.BASE_DIR) / "docs" / "openapi.yaml"
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("examples", [3, pytest.param(200, marks=pytest.mark.long)], ids=["few", "many"])
+def test_every_operation_answers_as_documented(server: Server, tmp_path: Path, examples: int) -> None:
+    fuzz = subprocess.run(
+        [
+            str(PROGRAM), "--config-file", str(CONFIGURATION), "run", str(DOCUMENT), "--url", server.url,
+            "--header", f"Authorization: Bearer {server.token}", "--max-examples", str(examples),
+            "--no-color", "--continue-on-failure", "--generation-database", "none",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert fuzz.returncode == 0, fuzz.stdout + fuzz.stderr
