@@ -210,7 +210,8 @@ CELERY_BEAT_SCHEDULE = {
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "lapse-requests": {"task": "apps.quotas.tasks.lapse_requests", "schedule": 30.0, "options": {"expires": 30}},
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
-    "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": 600.0, "options": {"expires": 600}},
+    # It counts the last two hours anew each time, second by second: more often would be work for nothing.
+    "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": crontab(minute=5)},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }

@@ -1,5 +1,7 @@
 """Lists: every row once, in order, at a price that does not grow with their number; and the document that says so."""
 
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import quotas, tenants
+from apps.quotas.services import budgets, prices, quotas, requests, tenants
 from apps.scheduling.services.rounds import run_round
 from tests.cast import Api, Cast, Machine, ask, everything, give_plenty, token_for, uids
 from tests.scheduling.routes import ROUTES, Platform, Route, name_of
@@ -49,6 +51,10 @@ def grow(cast: Cast, number: int) -> None:
     tenants.create_pool(principal=SYSTEM, name=f"p{number}")
     quota = quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=None, resource="vgpus", hard=1)
     quotas.change_quota(principal=SYSTEM, quota=quota, hard=2)
+    budgets.create_budget(principal=SYSTEM, tenant=tenant, period="week", gpu_hours=Decimal(1))
+    day = date(2030, 1, 1 + number)
+    prices.set_price(principal=SYSTEM, gpu_model="x", pool=None, valid_from=day, per_gpu_hour=Decimal(1))
+    requests.ask(principal=SYSTEM, tenant=tenant, pool=None, resource="vgpus", amount=1, reason="r")
     token_for(cast.acme)
     Machine(f"more{number}", cast.pool)
     ask(cast, gpu_count=2)

@@ -32,6 +32,7 @@ JOIN scheduling_claim AS claim ON claim.id = assignment.claim_id
 JOIN nodes_gpu AS gpu ON gpu.id = assignment.gpu_id
 WHERE sample.at >= %(begin)s
 GROUP BY 1, 2, 3, 4
+ORDER BY 1, 2, 3, 4
 """
 
 
