@@ -1,5 +1,6 @@
 """Query filters: allow-listed, and a misspelt one is an error instead of the whole list."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Manager, QuerySet, Subquery
@@ -8,6 +9,8 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+# No place on earth is further from UTC than fourteen hours.
+MOST_OFFSET = timedelta(hours=16)
 ALWAYS = {"cursor", "limit", "format"}
 
 
@@ -47,6 +50,7 @@ class StrictFilterBackend(DjangoFilterBackend):
             )
         if filterset:
             _refuse_half_truths(request, filterset.filters)
+            _refuse_strange_moments(filterset)
         if empty := [name for name, value in request.query_params.items() if not value and name in known]:
             # `?tenant=$TENANT` of a script that has forgotten to set it must not be everybody's list.
             raise ValidationError({name: ["Is empty: leave it out."] for name in empty})
@@ -60,3 +64,18 @@ def _refuse_half_truths(request: Request, filters: dict[str, Any]) -> None:
     for name, item in filters.items():
         if isinstance(item, BooleanFilter) and request.query_params.get(name, "true").lower() not in ("true", "false"):
             raise ValidationError({name: ["Must be true or false."]})
+
+
+def _refuse_strange_moments(filterset: FilterSet) -> None:
+    for name, value in filterset.form.cleaned_data.items() if filterset.is_valid() else ():
+        if isinstance(value, datetime) and _strange(value):
+            raise ValidationError({name: ["Not a moment that can be compared: write it in UTC, with Z."]})
+
+
+def _strange(moment: datetime) -> bool:
+    """PostgreSQL takes no offset of sixteen hours, and Python no year before the first or after the last."""
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        return True
+    return abs(moment.utcoffset() or timedelta()) >= MOST_OFFSET

@@ -169,6 +169,16 @@ def test_a_wrong_value_is_refused_by_field(platform: Platform, path: str, field:
 
 @pytest.mark.parametrize("route", LISTS, ids=name_of)
 @pytest.mark.parametrize(
+    "moment", ["2026-01-01T00:00:00-19:59", "0001-01-01T00:00:00%2B10:00", "9999-12-31T23:59:59-10:00"]
+)
+def test_a_moment_that_no_calendar_has_is_refused(platform: Platform, route: Route, moment: str) -> None:
+    for name in ("updated_since", "since", "until"):
+        answer = platform.cast.olga.get(f"{platform.path(route)}?{name}={moment}")
+        assert name in refused(answer, 400, "invalid-fields").body["errors"]
+
+
+@pytest.mark.parametrize("route", LISTS, ids=name_of)
+@pytest.mark.parametrize(
     "query", ["colour=red", "tennant=acme", "limit=x", "limit=0", "limit=-5", "limit=1.5", "limit="]
 )
 def test_an_unknown_filter_or_a_senseless_limit_of_a_list_is_refused(

@@ -16,6 +16,7 @@ from apps.quotas.models import Price
 from apps.quotas.models.price import PRICE_PLACES
 from apps.quotas.services import prices
 from gpucloud.api import etags
+from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict, StrictDecimal
 
 
@@ -39,11 +40,10 @@ class PriceSerializer(Strict):
         return str(settings.CURRENCY)
 
 
-class PriceFilter(filters.FilterSet):
+class PriceFilter(Changed):
     """Prices of what and where."""
 
     pool = filters.CharFilter(field_name="pool__name")
-    updated_since = filters.IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
 
     class Meta:
         model = Price

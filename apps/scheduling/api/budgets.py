@@ -17,6 +17,7 @@ from apps.quotas.models.budget import HOUR_PLACES, Period
 from apps.quotas.services import budgets
 from apps.scheduling.services.budgets import counted_standing, standing_of
 from gpucloud.api import etags
+from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict, StrictDecimal
 
 
@@ -71,11 +72,10 @@ class BudgetChangeSerializer(BudgetSerializer):
     ends_at = serializers.DateTimeField(read_only=True, allow_null=True)
 
 
-class BudgetFilter(filters.FilterSet):
+class BudgetFilter(Changed):
     """Budgets by whose and for what."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
-    updated_since = filters.IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
 
     class Meta:
         model = Budget
