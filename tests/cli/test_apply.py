@@ -65,6 +65,7 @@ def test_a_tenant_is_made_changed_and_then_as_it_should_be(olga: Shell) -> None:
     assert olga.data("member", "list", "--tenant", slug) == [{"username": "operator", "role": "admin"}]
 
 
+@pytest.mark.long
 def test_what_a_list_does_not_name_goes_with_prune_only(olga: Shell) -> None:
     slug = new_name("a")
     assert olga.run("apply", "-f", write(olga, wanted(slug)), "--yes").code == 0
@@ -83,6 +84,7 @@ def test_what_a_list_does_not_name_goes_with_prune_only(olga: Shell) -> None:
     assert len(olga.data("quota", "list", "--tenant", slug)) == 1
 
 
+@pytest.mark.long
 def test_limits_of_claims_and_of_members_are_declared_too(olga: Shell) -> None:
     slug = new_name("a")
     more = """\
@@ -138,6 +140,7 @@ def test_what_is_exported_is_applied_as_no_change(olga: Shell) -> None:
     assert olga.run("apply", "-f", write(olga, text), "--dry-run").out == f"~ tenant/{slug}  weight: 3 → 4\n"
 
 
+@pytest.mark.long
 def test_a_pool_is_made_and_its_sharing_changed(olga: Shell) -> None:
     name = new_name("p")
     text = f"apiVersion: gpucloud.io/v1\nkind: Pool\nname: {name}\nsharing_policy: fair\n"
@@ -199,6 +202,7 @@ def test_without_a_terminal_nothing_is_applied_unasked(olga: Shell) -> None:
     assert olga.run("tenant", "show", slug).code == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"y\n", 0)])
 def test_on_a_terminal_it_asks(olga: Shell, answer: bytes, code: int) -> None:
     slug = new_name("a")
@@ -249,6 +253,7 @@ def test_a_refusal_in_the_middle_is_told_exactly(olga: Shell) -> None:
     assert "username" in ended.err
 
 
+@pytest.mark.long
 def test_a_token_that_may_not_is_four(max_: Shell, tenant: str) -> None:
     file = write(max_, f"apiVersion: gpucloud.io/v1\nkind: Tenant\nslug: {tenant}\nweight: 9\n")
     assert max_.run("apply", "-f", file, "--dry-run").out == f"~ tenant/{tenant}  weight: 1 → 9\n"

@@ -37,6 +37,7 @@ def test_a_quota_takes_sizes_and_unlimited(olga: Shell, tenant: str) -> None:
     assert again.code == 3
 
 
+@pytest.mark.long
 def test_a_quota_is_previewed_and_asked_for(olga: Shell, max_: Shell, tenant: str) -> None:
     core = next(row for row in olga.data("quota", "list", "--tenant", tenant) if row["resource"] == "core_percent")
     preview = olga.data("quota", "change", str(core["id"]), "--hard", "0", "--dry-run")
@@ -64,6 +65,7 @@ def test_tables_are_for_people_and_whole_in_a_pipe(olga: Shell, tenant: str) -> 
     assert olga.run("tenant", "show", tenant).out.splitlines()[0].split() == ["slug", tenant]
 
 
+@pytest.mark.long
 def test_a_node_is_added_with_the_command_to_copy(olga: Shell, platform: Platform) -> None:
     name = new_name("n")
     added = olga.run("node", "add", name)
@@ -99,6 +101,7 @@ def test_a_token_is_shown_once_or_put_in_a_file_of_ones_own(olga: Shell, tenant:
     assert olga.run("whoami", "--token-file", str(file), "--json").data["operator"] is False
 
 
+@pytest.mark.long
 def test_a_member_comes_and_goes(olga: Shell, tenant: str) -> None:
     assert olga.data("member", "create", "operator", "--tenant", tenant, "--role", "viewer")["role"] == "viewer"
     assert olga.data("member", "list", "--tenant", tenant) == [{"username": "operator", "role": "viewer"}]
@@ -135,6 +138,7 @@ def test_a_wait_that_runs_out_is_five_and_the_claim_stays(max_: Shell, tenant: s
     assert len(live_claims(platform, tenant)) == 1
 
 
+@pytest.mark.long
 def test_any_route_can_be_called(olga: Shell, tenant: str, tmp_path: Path) -> None:
     assert olga.run("api", "GET", f"quotas/?tenant={tenant}").data["results"][0]["tenant"] == tenant
     slug = new_name("t")
@@ -148,15 +152,15 @@ def test_any_route_can_be_called(olga: Shell, tenant: str, tmp_path: Path) -> No
     ("line", "code"),
     [
         ("nothing", 2),
-        ("tenant show", 2),
-        ("tenant change acme", 2),
-        ("claim create --core 10 --memory 8XB", 2),
         ("claim create --core 10 --memory 8GiB --tenant ../nobody", 2),
         ("tenant create UPPER", 2),
-        ("tenant show ..", 2),
+        pytest.param("tenant show", 2, marks=pytest.mark.long),
+        pytest.param("tenant change acme", 2, marks=pytest.mark.long),
+        pytest.param("claim create --core 10 --memory 8XB", 2, marks=pytest.mark.long),
+        pytest.param("tenant show ..", 2, marks=pytest.mark.long),
         ("tenant show no-such-tenant", 1),
         ("claim show 00000000-0000-4000-8000-000000000000", 1),
-        ("--version", 0),
+        pytest.param("--version", 0, marks=pytest.mark.long),
         ("run --help", 0),
     ],
 )

@@ -122,7 +122,14 @@ def step(name: str) -> str:
 
 @pytest.mark.serial
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("name", "wanted"), [("github", "good"), ("gitlab", "bad"), ("jenkins", "good")])
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("gitlab", "bad"),
+        pytest.param("github", "good", marks=pytest.mark.long),
+        pytest.param("jenkins", "good", marks=pytest.mark.long),
+    ],
+)
 def test_a_recipe_runs_its_tests_and_releases(
     max_: Shell, tenant: str, platform: Platform, name: str, wanted: str
 ) -> None:

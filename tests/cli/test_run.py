@@ -62,9 +62,9 @@ def test_the_program_runs_under_its_limits_and_the_claim_is_released(
     ("program", "code"),
     [
         (("sh", "-c", "exit 7"), 7),
-        (("sh", "-c", "kill -KILL $$"), 137),
         (("no-such-command",), 127),
-        (("/etc/passwd",), 126),
+        pytest.param(("sh", "-c", "kill -KILL $$"), 137, marks=pytest.mark.long),
+        pytest.param(("/etc/passwd",), 126, marks=pytest.mark.long),
     ],
 )
 def test_the_exit_code_is_the_programs(
@@ -87,7 +87,7 @@ def test_what_the_program_reads_and_writes_is_its_own(max_: Shell) -> None:
     assert all(line.startswith("gpucloud: ") for line in ended.err.splitlines())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.long)])
 def test_a_signal_ends_the_program_and_the_claim(
     max_: Shell, tenant: str, platform: Platform, number: signal.Signals
 ) -> None:
@@ -120,6 +120,7 @@ def test_an_interrupt_ends_a_program_that_does_not_listen(max_: Shell, tenant: s
     assert released(platform, tenant)
 
 
+@pytest.mark.long
 def test_what_was_ignored_stays_ignored(max_: Shell, tenant: str, platform: Platform) -> None:
     line = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *max_.line(*RUN, "--", "sh", "-c", "echo up; exec sleep 60")]
     process = subprocess.Popen(line, env=max_.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -177,7 +178,9 @@ def test_without_a_wait_over_quota_is_three(max_: Shell, tenant: str, platform: 
 
 
 @pytest.mark.usefixtures("no_quota")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_an_interrupted_wait_releases(
     max_: Shell, tenant: str, platform: Platform, number: signal.Signals, code: int
 ) -> None:
@@ -227,6 +230,7 @@ def test_a_lost_answer_makes_no_second_claim(max_: Shell, tenant: str, platform:
     assert max_.run("claim", "release", made.data["uid"], "--wait", "20s").code == 0
 
 
+@pytest.mark.long
 def test_a_claim_that_somebody_else_releases_ends_the_program(max_: Shell, tenant: str, platform: Platform) -> None:
     process = max_.start(*RUN, "--lease", "10s", "--", "sh", "-c", "echo up; exec sleep 60")
     assert process.stdout is not None
@@ -237,6 +241,7 @@ def test_a_claim_that_somebody_else_releases_ends_the_program(max_: Shell, tenan
     until(lambda: released(platform, tenant), seconds=20, what="the release")
 
 
+@pytest.mark.long
 def test_kept_claims_stay_and_others_can_enter_them(max_: Shell, tenant: str, platform: Platform) -> None:
     ended = max_.run(*RUN, "--keep", "--", "true")
     assert ended.code == 0
@@ -296,6 +301,7 @@ def test_ctrl_c_reaches_the_program_once(max_: Shell, tenant: str, platform: Pla
     assert released(platform, tenant)
 
 
+@pytest.mark.long
 def test_the_program_may_read_the_terminal(max_: Shell, tenant: str, platform: Platform) -> None:
     terminal = Terminal(max_, *max_.line(*RUN, "--", "sh", "-c", 'echo up; read line; echo "got $line"'))
     terminal.until("up")
@@ -323,6 +329,7 @@ def test_ctrl_z_stops_both_and_fg_goes_on_with_both(max_: Shell, tenant: str, pl
     assert released(platform, tenant)
 
 
+@pytest.mark.long
 def test_in_a_pipeline_the_program_gets_the_terminal_when_it_reads(
     max_: Shell, tenant: str, platform: Platform
 ) -> None:
@@ -337,6 +344,7 @@ def test_in_a_pipeline_the_program_gets_the_terminal_when_it_reads(
     assert released(platform, tenant)
 
 
+@pytest.mark.long
 def test_ctrl_c_in_a_pipeline_reaches_the_program_once(max_: Shell, tenant: str, platform: Platform) -> None:
     line = " ".join(max_.line(*RUN))
     (max_.home / "listen.py").write_text(LISTENER)
