@@ -1,6 +1,5 @@
 """Serializers that refuse what they do not know."""
 
-from decimal import Decimal
 from typing import Any
 
 from rest_framework import serializers
@@ -70,14 +69,3 @@ class StrictInteger(serializers.IntegerField):
         if isinstance(data, bool) or not isinstance(data, int):
             self.fail("invalid")
         return int(super().to_internal_value(data))
-
-
-class StrictDecimal(serializers.DecimalField):
-    """A decimal number as text, or a whole number: a JSON number with a fraction was a float on its way here."""
-
-    default_error_messages = {"inexact": 'Write it as text, like "2.50": a JSON number with a fraction is not exact.'}
-
-    def to_internal_value(self, data: Any) -> Decimal:
-        if isinstance(data, bool | float) or not isinstance(data, int | str):
-            self.fail("inexact")
-        return Decimal(super().to_internal_value(data))

@@ -17,7 +17,7 @@ from apps.quotas.models.price import PRICE_PLACES
 from apps.quotas.services import prices
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
-from gpucloud.api.serializers import Strict, StrictDecimal
+from gpucloud.api.serializers import Strict
 
 
 class PriceSerializer(Strict):
@@ -27,7 +27,7 @@ class PriceSerializer(Strict):
     gpu_model = serializers.CharField(max_length=200, help_text="As the nodes' agents name it: see /api/v1/gpus/.")
     pool = PoolByName(allow_null=True, default=None, help_text="Null: every pool that has no price of its own.")
     valid_from = serializers.DateField(help_text="The day, in UTC, from whose beginning it holds.")
-    per_gpu_hour = StrictDecimal(
+    per_gpu_hour = serializers.DecimalField(
         max_digits=12, decimal_places=PRICE_PLACES, min_value=0, help_text='For a whole GPU, as text: "2.50".'
     )
     currency = serializers.SerializerMethodField(help_text="The installation's.")

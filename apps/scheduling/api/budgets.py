@@ -18,7 +18,7 @@ from apps.quotas.services import budgets
 from apps.scheduling.services.budgets import counted_standing, standing_of
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
-from gpucloud.api.serializers import Strict, StrictDecimal
+from gpucloud.api.serializers import Strict
 
 
 class StandingSerializer(Strict):
@@ -39,7 +39,9 @@ class BudgetSerializer(Strict):
     period = serializers.ChoiceField(choices=Period.choices)
     starts_at = serializers.DateTimeField(allow_null=True, default=None, help_text="With the period `custom` only.")
     ends_at = serializers.DateTimeField(allow_null=True, default=None, help_text="With the period `custom` only.")
-    gpu_hours = StrictDecimal(max_digits=14, decimal_places=HOUR_PLACES, min_value=0, help_text='As text: "100".')
+    gpu_hours = serializers.DecimalField(
+        max_digits=14, decimal_places=HOUR_PLACES, min_value=0, help_text='As text: "100".'
+    )
     current = serializers.SerializerMethodField(help_text="Null: no period of it is now.")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
