@@ -137,7 +137,8 @@ def charge(whose: Whose, *, amounts: Amounts) -> None:
         amount = wanted[quota.resource]
         if not (_take(quota, amount) and cohorts.take(quota, amount)):
             raise _exceeded(quota, amount, whose.principal)
-        enter(quota, LedgerEntry.Kind.CHARGE, amount, whose.claim_uid, whose.principal)
+    changes = {quota: wanted[quota.resource] for quota in quotas}
+    enter_all(changes, LedgerEntry.Kind.CHARGE, whose.claim_uid, whose.principal)
 
 
 @transaction.atomic
@@ -232,15 +233,25 @@ def enter(
     quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, claim_uid: uuid.UUID, principal: Principal
 ) -> None:
     """Write one change into the ledger, after it was made."""
-    now = ResourceQuota.objects.values_list("used", "hard").get(pk=quota.pk)
-    LedgerEntry.objects.create(
-        tenant_id=quota.tenant_id,
-        pool_id=quota.pool_id,
-        resource=quota.resource,
-        kind=kind,
-        amount=amount,
-        used=now[0],
-        hard=now[1],
-        claim_uid=claim_uid,
-        actor=principal.name,
+    enter_all({quota: amount}, kind, claim_uid, principal)
+
+
+def enter_all(
+    changes: Mapping[ResourceQuota, int], kind: LedgerEntry.Kind, claim_uid: uuid.UUID, principal: Principal
+) -> None:
+    """Write changes of several quotas, after they were made: one query to read them, one to write."""
+    now = ResourceQuota.objects.in_bulk([quota.pk for quota in changes])
+    LedgerEntry.objects.bulk_create(
+        LedgerEntry(
+            tenant_id=quota.tenant_id,
+            pool_id=quota.pool_id,
+            resource=quota.resource,
+            kind=kind,
+            amount=amount,
+            used=now[quota.pk].used,
+            hard=now[quota.pk].hard,
+            claim_uid=claim_uid,
+            actor=principal.name,
+        )
+        for quota, amount in changes.items()
     )

@@ -81,10 +81,10 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     refuse_impossible(claim)
     refuse_spent(tenant)
+    target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
     try:
-        with transaction.atomic():
-            target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
-            states.charge_to(claim, target, principal=principal)
+        # A new claim is only charged, never refunded, and a charge takes everything or nothing by itself.
+        states.charge_to(claim, target, principal=principal)
     except QuotaExceeded as error:
         if claim.when_over_quota == OverQuota.REFUSE:
             raise
