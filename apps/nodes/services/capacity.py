@@ -1,10 +1,11 @@
 """Promising pieces of GPUs and taking them back: the conditional UPDATE is the check."""
 
-from django.db.models import F
+from django.db.models import Count, F, Sum
 from django.utils import timezone
 
 from apps.nodes.models import Gpu
 from apps.nodes.models.gpu import WHOLE
+from apps.quotas.models import Pool, Resource
 
 
 def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
@@ -30,3 +31,10 @@ def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:
         version=F("version") + 1,
         updated_at=timezone.now(),
     )
+
+
+def of_pool(pool: Pool) -> dict[str, int]:
+    """What the GPUs of a pool have together, whoever uses it; see `apps.quotas.capacities`."""
+    gpus = Gpu.objects.filter(node__pool=pool, present=True)
+    sums = gpus.aggregate(count=Count("pk"), memory_mib=Sum("memory_mib", default=0))
+    return {Resource.CORE_PERCENT: WHOLE * sums["count"], Resource.MEMORY_MIB: sums["memory_mib"]}

@@ -66,6 +66,17 @@ class MemberSerializer(Strict):
     role = serializers.ChoiceField(choices=Role.choices)
 
 
+def overcommit_field(what: str) -> StrictInteger:
+    """A ratio in percent."""
+    return StrictInteger(
+        min_value=1,
+        max_value=10_000,
+        allow_null=True,
+        default=None,
+        help_text=f"How much {what} quotas may promise together, in percent of what the GPUs have. Null: unchecked.",
+    )
+
+
 class PoolSerializer(Strict):
     """A pool."""
 
@@ -82,6 +93,8 @@ class PoolSerializer(Strict):
     parts = StrictInteger(
         min_value=1, max_value=MOST_PARTS, default=1, help_text="`average` only: into how many each GPU is divided."
     )
+    core_overcommit_percent = overcommit_field("core")
+    memory_overcommit_percent = overcommit_field("memory")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)

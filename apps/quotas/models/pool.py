@@ -34,6 +34,9 @@ class Pool(Row):
     )
     core_ceiling = models.PositiveSmallIntegerField(default=100, db_default=100)
     parts = models.PositiveSmallIntegerField(default=1, db_default=1)
+    # What quotas may promise together, in percent of what the GPUs have; null: whatever they say.
+    core_overcommit_percent = models.PositiveIntegerField(null=True)
+    memory_overcommit_percent = models.PositiveIntegerField(null=True)
 
     class Meta:
         ordering = ["name"]

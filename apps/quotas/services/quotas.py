@@ -4,7 +4,7 @@ from django.db import IntegrityError, transaction
 
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit, charging, cohorts
+from apps.quotas.services import audit, charging, cohorts, overcommit
 from apps.quotas.services.tenants import InUse, NameTaken
 from gpucloud.api import etags
 
@@ -25,9 +25,10 @@ def create_quota(
 ) -> ResourceQuota:
     """Give a tenant a quota; what its claims hold already counts, and stays theirs.
 
-    Raises NameTaken where it has one for this pool and resource: change that one.
+    Raises NameTaken where it has one for this pool and resource: change that one; Overcommitted.
     """
     principal.require_operator()
+    promised = overcommit.promises(pool)
     charging.lock_tenants(tenant, alone=True)
     tenant.refresh_from_db(fields=["cohort"])
     quota = ResourceQuota(tenant=tenant, pool=pool, resource=resource, hard=hard)
@@ -46,6 +47,7 @@ def create_quota(
     _note(quota, principal=principal, action="quota.create", before=None)
     charging.count_held(quota, principal=principal)
     cohorts.recount([quota.share_id], may_exceed=True)
+    overcommit.refuse_growth(promised)
     return quota
 
 
@@ -60,6 +62,7 @@ def change_quota(
     """
     principal.require_operator()
     assert values.keys() <= set(SETTABLE), values
+    promised = overcommit.promises(quota.pool)
     quota = _locked(quota, versions)
     before = {name: getattr(quota, name) for name in values}
     for name, value in values.items():
@@ -68,6 +71,7 @@ def change_quota(
     borrowed = 0 if quota.hard is None else max(0, quota.used - quota.hard)
     quota.change(**values, excess=excess, borrowed=borrowed)
     cohorts.recount([quota.share_id], may_exceed=values.get("lending_limit", 0) == before.get("lending_limit", 0))
+    overcommit.refuse_growth(promised)
     _note(quota, principal=principal, action="quota.set", before=before)
     return quota
 
@@ -79,6 +83,7 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
     Raises InUse, CohortInUse, PreconditionFailed.
     """
     principal.require_operator()
+    promised = overcommit.promises(quota.pool)
     quota = _locked(quota, versions)
     if quota.used:
         raise InUse(f"{quota.used} of {quota.resource} are in use: release the claims first.", used=quota.used)
@@ -87,6 +92,7 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
     _note(quota, principal=principal, action="quota.delete", before=before)
     quota.delete()
     cohorts.recount([quota.share_id], may_exceed=False)
+    overcommit.refuse_growth(promised)
 
 
 def _locked(quota: ResourceQuota, versions: etags.Versions) -> ResourceQuota:

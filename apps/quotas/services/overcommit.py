@@ -1,0 +1,72 @@
+"""How much more than its GPUs have a pool's quotas may promise together.
+
+What a tenant is promised in a pool is the least `hard` of its quotas that cover it: the pool's own, and the one for all
+pools, which counts in full in each, as all of it may be claimed there. Only growth is refused: what was promised before
+the ratio, or before a GPU was taken away, stays. A share of a GPU itself is never promised twice, whatever the ratio.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from django.db.models import Q
+
+from apps.quotas import capacities
+from apps.quotas.models import Pool, Resource, ResourceQuota
+from gpucloud.errors import Conflict
+
+RATIOS = {Resource.CORE_PERCENT: "core_overcommit_percent", Resource.MEMORY_MIB: "memory_overcommit_percent"}
+# By pool and resource; infinite where a tenant is unlimited.
+Promises = dict[tuple[int, str], float]
+
+
+class Overcommitted(Conflict):
+    """The pool's quotas would promise more than its ratio allows."""
+
+    code = "overcommitted"
+    title = "More than the pool may promise"
+
+
+def promises(pool: Pool | None) -> Promises:
+    """What is promised now in the pool, or in all, where there is a ratio. Locks those pools, before all other rows."""
+    bounded = Pool.objects.exclude(core_overcommit_percent=None, memory_overcommit_percent=None)
+    pools = bounded.filter(pk=pool.pk) if pool else bounded
+    return {
+        (row.pk, resource): _promised(row, resource)
+        for row in pools.select_for_update(no_key=True).order_by("pk")
+        for resource in RATIOS
+    }
+
+
+def refuse_growth(before: Promises) -> None:
+    """After a change of quotas, in its transaction. Raises Overcommitted."""
+    for pool in Pool.objects.filter(pk__in={pk for pk, _ in before}).order_by("pk"):
+        refuse(pool, (name for name in RATIOS if _promised(pool, name) > before[pool.pk, name]))
+
+
+def refuse(pool: Pool, resources: Iterable[str] = tuple(RATIOS)) -> None:
+    """Raises Overcommitted where more of these is promised in the pool than its ratio allows."""
+    for resource in resources:
+        ratio = getattr(pool, RATIOS[Resource(resource)])
+        promised = _promised(pool, resource)
+        if ratio is None or promised * 100 <= (has := capacities.capacity(pool)[resource]) * ratio:
+            continue
+        told = "Without a limit" if promised == math.inf else int(promised)
+        facts: dict[str, Any] = {"promised": None if promised == math.inf else int(promised)}
+        raise Overcommitted(
+            f"{told} of {resource} would be promised in pool {pool.name}, which has {has} and may promise "
+            f"{ratio} percent of it: lower a quota, or raise {RATIOS[Resource(resource)]}.",
+            pool=pool.name,
+            resource=resource,
+            capacity=has,
+            overcommit_percent=ratio,
+            **facts,
+        )
+
+
+def _promised(pool: Pool, resource: str) -> float:
+    rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), resource=resource)
+    least: dict[int, float] = {}
+    for tenant_id, hard in rows.values_list("tenant_id", "hard"):
+        least[tenant_id] = min(least.get(tenant_id, math.inf), math.inf if hard is None else hard)
+    return sum(least.values())
