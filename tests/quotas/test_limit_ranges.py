@@ -109,3 +109,24 @@ def test_ranges_are_made_changed_and_removed_by_operators_with_a_trace(cast: Cas
     assert cast.olga.delete(path).status == 204
     actions = AuditEvent.objects.filter(object_type="limit-range").order_by("pk").values_list("action", flat=True)
     assert list(actions) == ["limit-range.create", "limit-range.set", "limit-range.delete"]
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [
+        ("core_request", 100),
+        ("core_limit", 100),
+        ("memory_mib", 2**31 - 1),
+        ("gpu_count", 64),
+        ("time_limit_seconds", 366 * 86400),
+    ],
+)
+def test_no_default_is_above_what_any_claim_may_say(cast: Cast, field: str, most: int) -> None:
+    body = {"tenant": "acme", "field": field, "default": most}
+    refused = cast.olga.post("limit-ranges/", {**body, "default": most + 1})
+    assert (refused.status, refused.code, refused.body["most"]) == (422, "range-invalid", most)
+    made = cast.olga.post("limit-ranges/", body)
+    assert cast.olga.patch(f"limit-ranges/{made.body['id']}/", {"default": most + 1}).code == "range-invalid"
+    assert ask(cast, **{field: "unsaid"}).body[field] == most
+    assert ask(cast, **{field: most}).status == 201
+    assert cast.max.post("claims/", {**ASKED, field: most + 1}).status == 400

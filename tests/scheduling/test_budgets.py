@@ -10,7 +10,9 @@ from apps.quotas.models import AuditEvent, Budget, BudgetPeriod
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.budgets import create_budget, period_at
 from apps.scheduling import tasks
-from apps.scheduling.services.budgets import BudgetExceeded, standing_of
+from apps.scheduling.models import Claim
+from apps.scheduling.services import budgets
+from apps.scheduling.services.budgets import BudgetExceeded, Standing, standing_of
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.resize import resize_claim
 from apps.scheduling.services.rounds import run_round
@@ -116,6 +118,28 @@ def test_what_waits_in_the_queue_is_not_placed_on_a_spent_budget_until_the_next_
     waiting.refresh_from_db()
     assert waiting.state == "assigned"
     assert_books_agree()
+
+
+def test_a_queue_that_waits_for_a_budget_is_left_alone_and_the_budget_counted_once(
+    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget(cast, "1")
+    placed(cast, machine, core_request=50)
+    waiting = [ask(cast) for _ in range(3)]
+    clock.advance(hours=3)
+    assert run_round(cast.pool) is not None
+    versions = [Claim.objects.get(pk=claim.pk).version for claim in waiting]
+    counted = []
+
+    def counting(*args: Any, **facts: Any) -> Standing | None:
+        counted.append(args)
+        return standing_of(*args, **facts)
+
+    monkeypatch.setattr(budgets, "standing_of", counting)
+    clock.advance(hours=1)  # what runs goes on spending
+    assert run_round(cast.pool) is None
+    assert [Claim.objects.get(pk=claim.pk).version for claim in waiting] == versions
+    assert len(counted) == 1
 
 
 def test_more_hours_let_claims_in_again_and_begin_the_warnings_anew(cast: Cast, machine: Machine, clock: Clock) -> None:

@@ -98,6 +98,16 @@ def test_a_repair_writes_what_the_claims_say_and_leaves_a_trace(claim: Claim) ->
     assert check() == ""
 
 
+def test_a_repaired_share_leaves_a_trace(claim: Claim) -> None:
+    CohortShare.objects.filter(resource="core_percent", pool=None).update(lendable=61, taken=3)
+    check("--repair")
+    assert not differences()
+    event = AuditEvent.objects.get(action="cohort.repair")
+    assert (event.object_type, event.object_id) == ("cohort", "ml")
+    assert event.before == {"resource": "core_percent", "pool": None, "lendable": 61, "taken": 3}
+    assert event.after == {"resource": "core_percent", "pool": None, "lendable": 60, "taken": 40}
+
+
 def test_what_was_repaired_can_be_given_back(cast: Cast, claim: Claim, machine: Machine) -> None:
     LedgerEntry.objects.create(
         tenant=cast.acme, resource="core_percent", kind="refund", amount=-15, used=25, claim_uid=claim.uid, actor="-"

@@ -4,6 +4,7 @@ The normal run lets 16 go at once, the long one 32 and 64. After each race nobod
 borrow, and ledger, claims and used amounts agree to the unit.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -126,6 +127,51 @@ def test_control_in_the_order_in_which_they_are_asked_for_they_hold_each_other(
     monkeypatch.setattr(charging, "_covering", as_asked)
     monkeypatch.setattr(charging, "enter", slowly(charging.enter))
     assert outcomes(crossed(real_cast, 16))["OperationalError"] >= 1  # PostgreSQL saw a deadlock and ended one
+
+
+# A quota is removed while claims arrive
+
+
+def removed_while_claimed(cast: Cast, monkeypatch: pytest.MonkeyPatch, racers: int) -> list[Any]:
+    """A quota of what nobody must have one for: with it or without it, every claim is granted."""
+    rows = give(cast.acme, core_percent=None, memory_mib=None, vgpus=100)
+    in_key_order, read = charging._covering, threading.Event()
+
+    def slowly_covering(whose: Whose, amounts: charging.Amounts) -> list[ResourceQuota]:
+        found = in_key_order(whose, amounts)
+        read.set()
+        time.sleep(4 * A_MOMENT_SECONDS)
+        return found
+
+    def remove() -> None:
+        read.wait(timeout=30)
+        quotas.delete_quota(principal=SYSTEM, quota=rows["vgpus"])
+
+    monkeypatch.setattr(charging, "_covering", slowly_covering)
+    return race([*asks(cast, racers // 2), remove, *asks(cast, racers // 2 - 1)], at_once=racers)
+
+
+@RACERS
+def test_a_quota_removed_while_claims_arrive_fails_none_of_them(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch, racers: int
+) -> None:
+    results = outcomes(removed_while_claimed(real_cast, monkeypatch, racers))
+    assert results["Claim"] == racers - 1
+    assert results["NoneType"] + results["InUse"] == 1
+    assert_all_agrees()
+
+
+def test_control_a_quota_that_is_not_removed_alone_is_missed_by_claims_under_way(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = charging.lock_tenants
+
+    def together(*tenants: Tenant, alone: bool = False) -> bool:
+        return lock(*tenants)
+
+    monkeypatch.setattr(charging, "lock_tenants", together)
+    results = outcomes(removed_while_claimed(real_cast, monkeypatch, 16))
+    assert results["DoesNotExist"] >= 1
 
 
 # A quota is lowered while claims arrive

@@ -195,6 +195,18 @@ def test_a_lapse_of_a_quota_that_is_gone_is_a_lapse(cast: Cast, quota: ResourceQ
     assert cast.anna.get(path).body["state"] == "lapsed"
 
 
+def test_a_lapse_takes_nothing_from_a_quota_that_was_made_since(cast: Cast, quota: ResourceQuota, clock: Clock) -> None:
+    path = asked(cast, until=(clock.now + timedelta(days=1)).isoformat())
+    cast.olga.post(path + "approve/")
+    assert cast.olga.delete(f"quotas/{quota.pk}/", If_Match="*").status == 204
+    clock.advance(hours=1)
+    made = give(cast.acme, core_percent=30)["core_percent"]
+    clock.advance(days=2)
+    assert tasks.lapse_requests() == 1
+    assert cast.anna.get(path).body["state"] == "lapsed"
+    assert hard(made) == 30
+
+
 def test_what_has_no_limit_cannot_be_raised(cast: Cast, quota: ResourceQuota) -> None:
     for facts in ({"resource": "memory_mib"}, {"resource": "vgpus"}):
         assert cast.anna.post("quota-requests/", {**MORE, **facts}).code == "not-limited"

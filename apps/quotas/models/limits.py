@@ -24,6 +24,16 @@ class ClaimField(models.TextChoices):
     TIME_LIMIT_SECONDS = "time_limit_seconds"
 
 
+# The most that any claim may say. A default goes past the door that looks at what was said, so it keeps to them too.
+MOST: dict[str, int] = {
+    ClaimField.CORE_REQUEST: 100,
+    ClaimField.CORE_LIMIT: 100,
+    ClaimField.MEMORY_MIB: 2**31 - 1,
+    ClaimField.GPU_COUNT: 64,
+    ClaimField.TIME_LIMIT_SECONDS: 366 * 86400,
+}
+
+
 class LimitRangeQuerySet(models.QuerySet["LimitRange"]):
     """Limit ranges, asked with who is asking."""
 

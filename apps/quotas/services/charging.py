@@ -84,7 +84,7 @@ class MemberLimitExceeded(QuotaExceeded):
 
 
 def lock_tenants(*tenants: Tenant, alone: bool = False) -> bool:
-    """Keep the tenants' sets of quotas as they are: shared by charges and refunds, `alone` for whoever makes a quota.
+    """Keep the tenants' sets of quotas as they are: shared by charges and refunds, `alone` to make or remove one.
 
     Without it a claim under way while a quota is made would be charged to the quotas of before, never to the new one.
     True where one of them is in a cohort.

@@ -7,7 +7,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from apps.quotas.models import LimitRange, Pool, Tenant
-from apps.quotas.models.limits import ClaimField
+from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
@@ -34,7 +34,7 @@ class FieldMissing(Invalid):
 
 
 class RangeInvalid(Invalid):
-    """minimum, default and maximum do not follow each other."""
+    """minimum, default and maximum do not follow each other, or are above what any claim may say."""
 
     code = "range-invalid"
     title = "Not a range"
@@ -141,6 +141,12 @@ def _refuse_disorder(row: LimitRange) -> None:
     given = [value for value in (row.minimum, row.default, row.maximum) if value is not None]
     if not given or given != sorted(given):
         raise RangeInvalid("Give at least one of them, with minimum ≤ default ≤ maximum.", **_facts(row))
+    if given[-1] > MOST[row.field]:
+        raise RangeInvalid(
+            f"{given[-1]} is above {MOST[row.field]}, the most of {row.field} that any claim may ask for.",
+            most=MOST[row.field],
+            **_facts(row),
+        )
 
 
 def _facts(row: LimitRange) -> dict[str, int | None]:

@@ -84,6 +84,8 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
     """
     principal.require_operator()
     promised = overcommit.promises(quota.pool)
+    # Alone: a charge under way would find gone what it has just read.
+    charging.lock_tenants(quota.tenant, alone=True)
     quota = _locked(quota, versions)
     if quota.used:
         raise InUse(f"{quota.used} of {quota.resource} are in use: release the claims first.", used=quota.used)

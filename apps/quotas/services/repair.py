@@ -22,9 +22,32 @@ def repair_quotas(*, principal: Principal, quota_ids: Collection[int]) -> None:
     charging.lock_tenants(*(quota.tenant for quota in quotas), alone=True)
     shares = list(CohortShare.objects.values_list("pk", flat=True))
     cohorts.lock(shares)
+    before = _sums()
     for quota in quotas.all():
         _repair(quota, principal=principal)
     cohorts.recount(shares, may_exceed=True)
+    for share, sums in _sums().items():
+        # One that was made meanwhile was not repaired.
+        if sums != (old := before.get(share, sums)):
+            _note(share, old, sums, principal=principal)
+
+
+def _sums() -> dict[CohortShare, dict[str, int]]:
+    """What each share says."""
+    rows = CohortShare.objects.select_related("pool")
+    return {share: {"lendable": share.lendable, "taken": share.taken} for share in rows}
+
+
+def _note(share: CohortShare, before: dict[str, int], after: dict[str, int], *, principal: Principal) -> None:
+    what = {"resource": share.resource, "pool": share.pool and share.pool.name}
+    audit.record(
+        principal=principal,
+        action="cohort.repair",
+        object_type="cohort",
+        object_id=share.cohort,
+        before={**what, **before},
+        after={**what, **after},
+    )
 
 
 def _repair(quota: ResourceQuota, *, principal: Principal) -> None:

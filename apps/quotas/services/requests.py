@@ -132,10 +132,14 @@ def lapse_due() -> int:
 def _lapse(pk: int) -> bool:
     """The quota falls by what was granted, to nothing at least; what is held above it stays, as `excess`."""
     request = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=pk)
-    if request.state != RequestState.APPROVED or request.granted_amount is None:
+    if request.state != RequestState.APPROVED:
         return False  # another worker was faster
+    assert request.granted_amount is not None
+    assert request.decided_at is not None
     charging.lock_tenants(request.tenant, alone=True)
     quota = _quota_of(request)
+    if quota is not None and quota.created_at > request.decided_at:
+        quota = None  # made since, in the place of the one that was raised
     hard = None if quota is None else quota.hard
     if quota is not None and hard is not None:
         # Without a limit, or without the quota, there is nothing to take back.

@@ -5,11 +5,12 @@ from typing import Any
 from rest_framework import serializers
 
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
+from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.models import AssignmentState, ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT, OverQuota
 from gpucloud.api.serializers import Strict, StrictInteger
 
-MAX_MEMORY_MIB = 2**31 - 1
+MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
 # Fields whose work has its own place in the plan: their defaults are answered, another value is refused, never ignored.
 NOT_YET = {
     "affinity": None,
@@ -77,7 +78,9 @@ class ClaimSerializer(Strict):
     tenant = TenantBySlug()
     name = serializers.CharField(max_length=200, default="unnamed")
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
-    gpu_count = StrictInteger(min_value=1, max_value=64, required=False, help_text="1 unless given.")
+    gpu_count = StrictInteger(
+        min_value=1, max_value=MOST[ClaimField.GPU_COUNT], required=False, help_text="1 unless given."
+    )
     core_request = StrictInteger(
         min_value=1, max_value=100, required=False, help_text=f"Percent of each GPU, guaranteed. {NEEDED_HELP}"
     )
@@ -92,7 +95,7 @@ class ClaimSerializer(Strict):
     priority = StrictInteger(min_value=-1000, max_value=1000, default=0, help_text="Higher goes first.")
     time_limit_seconds = StrictInteger(
         min_value=1,
-        max_value=366 * 86400,
+        max_value=MOST[ClaimField.TIME_LIMIT_SECONDS],
         allow_null=True,
         required=False,
         help_text="Released so long after placing.",

@@ -59,8 +59,9 @@ def _try(pool: Pool, queue: list[Claim]) -> Round | None:
     started = time.perf_counter()
     seen = read_fleet(pool)
     fleet, decisions, changed = {gpu.uuid: gpu for gpu in seen}, [], False
+    spent: dict[int, Refused] = {}
     for claim in queue:
-        answer = _decide(claim, fleet)
+        answer = _decide(claim, fleet, spent)
         if isinstance(answer, Placed):
             fleet = taken(fleet, answer, request_of(claim))
             changed = True
@@ -80,12 +81,18 @@ def _try(pool: Pool, queue: list[Claim]) -> Round | None:
     )
 
 
-def _decide(claim: Claim, fleet: dict[str, GpuState]) -> Placed | Refused:
+def _decide(claim: Claim, fleet: dict[str, GpuState], spent: dict[int, Refused]) -> Placed | Refused:
+    """`spent` remembers by tenant whose budget is: a long queue must not count it again for each of its claims."""
     answer = place(fleet.values(), request_of(claim))
+    if isinstance(answer, Placed) and claim.tenant_id in spent:
+        return spent[claim.tenant_id]
     if isinstance(answer, Placed):
         try:
             _commit(claim, answer)
-        except (QuotaExceeded, BudgetExceeded) as error:
+        except BudgetExceeded as error:
+            spent[claim.tenant_id] = Refused((Reason(error.code, 0, error.detail),))
+            return spent[claim.tenant_id]
+        except QuotaExceeded as error:
             return Refused((Reason(error.code, 0, error.detail),))
         except LostRace:
             events.wake_scheduler(claim.pool)
