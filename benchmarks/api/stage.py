@@ -6,6 +6,7 @@ that is posted stays pending, and what is measured is the API.
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +43,9 @@ def stage(directory: Path, *, clients: int, tenants: int, history: int) -> Itera
         os.environ.update(commands.control_plane)
         tokens, slugs, claims = _filled(clients, tenants, history)
         server = commands.server()
-        server = replace(server, command=(*server.command, "--workers", str(WORKERS)))
+        # SIGKILL, if the benchmark is killed, would reach the server's first process and leave its workers.
+        several = (*server.command, "--workers", str(WORKERS))
+        server = replace(server, command=several, orphan_signal=signal.SIGTERM)
         process = processes.start(server)
         try:
             processes.wait_ready(server, process)
