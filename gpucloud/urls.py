@@ -3,15 +3,16 @@
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.views import defaults
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularSwaggerView
 
 from gpucloud import health
 from gpucloud.api import problems
+from gpucloud.api.document import Document
 
 urlpatterns = [
     path("healthz", health.healthz),
     path("readyz", health.readyz),
-    path("api/v1/openapi.yaml", SpectacularAPIView.as_view(), name="openapi"),
+    path("api/v1/openapi.yaml", Document.as_view(), name="openapi"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="openapi"), name="api-docs"),
     path("api/v1/", include("apps.quotas.api.urls")),
     path("api/v1/", include("apps.nodes.api.urls")),

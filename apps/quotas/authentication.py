@@ -49,6 +49,8 @@ class Session(authentication.SessionAuthentication):
 def source_of(request: Request | HttpRequest) -> str | None:
     """The peer's address; None behind a Unix socket, or where a proxy sends something that is no address."""
     try:
-        return str(ipaddress.ip_address(request.META.get("REMOTE_ADDR", "")))
+        address = ipaddress.ip_address(request.META.get("REMOTE_ADDR", ""))
     except ValueError:
         return None
+    # A socket of both families shows IPv4 in IPv6's clothes: no network of IPv4 would hold it.
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -24,7 +24,8 @@ class BoundedBody:
         limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         length = dict(scope["headers"]).get(b"content-length")
         if length is not None:
-            too_large = length.isdigit() and len(length) < 19 and int(length) > limit
+            # Nineteen digits are too many, whatever number they are, and the interpreter reads no thousands of them.
+            too_large = len(length) > 18 or (length.isdigit() and int(length) > limit)
             await (_refuse(send) if too_large else self.application(scope, receive, send))
         elif (messages := await _read(receive, limit)) is None:
             await _refuse(send)

@@ -21,11 +21,11 @@ class StrictJSONParser(BaseParser):
             return {}
         try:
             value = json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+            _whole_characters(value)
         except (ValueError, RecursionError) as error:
             raise ParseError(f"The body is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise ParseError("The body must be a JSON object.")
-        _whole_characters(value)
         if "\\u0000" in (text := raw.decode()) or "\x00" in text:
             # PostgreSQL cannot store it, and no name needs it.
             raise ParseError("The body holds a NUL character, which no field can store.")

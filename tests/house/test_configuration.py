@@ -85,6 +85,14 @@ def test_compose_runs_every_process_of_the_platform() -> None:
     assert {"postgres", "valkey", "migrate", "web", "scheduler", "worker", "beat", "agent"} <= set(services)
 
 
+def test_compose_lets_the_health_check_in_whatever_the_hosts_are() -> None:
+    web = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["web"]
+    always = web["environment"]["ALLOWED_HOSTS"].rpartition("}")[2].split(",")
+    asked = re.search(r'HTTPConnection\("([\d.]+)"', (ROOT / "deploy" / "docker" / "ready.py").read_text())
+    assert asked is not None
+    assert asked[1] in always
+
+
 def test_compose_gives_an_agent_no_secret_of_the_control_plane() -> None:
     agent = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["agent"]
     assert not {"SECRET_KEY", "DATABASE_URL", "REDIS_URL"} & set(agent["environment"])

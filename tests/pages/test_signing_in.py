@@ -137,6 +137,12 @@ def test_one_address_does_not_try_many_names(cast: Cast) -> None:
     assert try_once("another", address="198.51.100.1").status_code == 200
 
 
+def test_the_longest_name_comes_in_and_is_written_down(anna: User) -> None:
+    User.objects.create_user("b" * 150, password=PASSWORD)
+    assert came_in(try_once("b" * 150, PASSWORD))
+    assert AuditEvent.objects.filter(action="person.sign_in", object_id="b" * 150).exists()
+
+
 def test_ipv6_addresses_of_one_customer_are_one(anna: User) -> None:
     for number in range(attempts.ACCOUNT.most):
         try_once(address=f"2001:db8::{number + 1}")

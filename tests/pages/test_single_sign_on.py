@@ -1,5 +1,6 @@
 """Sign-on at a real OpenID provider on loopback: discovery, redirects, signed tokens; and all that must not pass."""
 
+import logging
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,6 +16,7 @@ from apps.quotas import openid
 from apps.quotas.models import AuditEvent, Identity, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import attempts, tenants
+from gpucloud.logs import OneLine
 from gpucloud.web.sessions import BEGUN
 from tests.cast import Cast
 from tests.identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, inside, query_of, running
@@ -325,6 +327,16 @@ def test_a_provider_that_is_away_leaves_the_password(cast: Cast, provider: Ident
 
 def test_who_changes_their_mind_is_told_so(cast: Cast, provider: IdentityProvider) -> None:
     assert refused(sign_on(provider, None)[1], "You cancelled")
+
+
+def test_nobody_writes_lines_into_the_log(provider: IdentityProvider, db: None, caplog: Any) -> None:
+    """The heads of the audit log's chain stand there: what a stranger sends must not look like one."""
+    forged = "no\n2026-11-21 12:00:00,000 INFO    apps.quotas.services.audit_chain: audit log sealed to 1:00"
+    Client().get("/sign-in/oidc/return/", {"error": "x\r\u2028", "error_description": forged})
+    ours = next(item.formatter for item in logging.getLogger().handlers if isinstance(item.formatter, OneLine))
+    lines = [ours.format(record) for record in caplog.records if record.name.startswith("apps.")]
+    assert [len(line.splitlines()) for line in lines] == [1]
+    assert "\\x0a2026-11-21" in lines[0]
 
 
 def test_the_button_is_there_only_where_there_is_a_provider(

@@ -104,6 +104,12 @@ def test_a_chain_goes_through_every_head_that_was_kept(events: list[AuditEvent])
     assert "written anew" in audit_chain.verify(heads=[Head(kept[0].position, "f" * 64)]).faults[0]
 
 
+def test_every_chain_goes_through_the_start(events: list[AuditEvent]) -> None:
+    """An empty log has a head too, and it may be the one that was kept."""
+    assert audit_chain.verify(heads=[Head(0, audit_chain.START)]).faults == []
+    assert "written anew" in audit_chain.verify(heads=[Head(0, "f" * 64)]).faults[0]
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -71,12 +71,22 @@ def test_a_revoked_token_is_turned_away_at_once(cast: Cast) -> None:
 
 @pytest.mark.parametrize(
     ("address", "inside"),
-    [("10.1.2.3", True), ("11.0.0.1", False), ("2001:db8::1", True), ("2001:db9::1", False), ("::ffff:10.1.2.3", False),
-     ("", False)],
+    [("10.1.2.3", True), ("11.0.0.1", False), ("2001:db8::1", True), ("2001:db9::1", False), ("", False),
+     # IPv4 as a socket of both families shows it.
+     ("::ffff:10.1.2.3", True), ("::ffff:11.0.0.1", False)],
 )  # fmt: skip
 def test_a_token_bound_to_networks_is_valid_from_there_only(cast: Cast, address: str, inside: bool) -> None:
     text = token_for(cast.acme, cidrs=["10.0.0.0/8", "2001:db8::/32"])
     assert turned_away(Api(text, REMOTE_ADDR=address)) is not inside
+
+
+def test_the_longest_names_fit_the_audit_log(cast: Cast) -> None:
+    tenant, name = "a" * 63, "b" * 150
+    User.objects.create(username=name)
+    assert cast.olga.post("tenants/", {"slug": tenant}).status == 201
+    assert cast.olga.post(f"tenants/{tenant}/members/", {"username": name, "role": "admin"}).status == 201
+    assert cast.olga.get(f"audit/?object_id={tenant}/{name}").body["results"][0]["action"] == "member.set"
+    assert cast.olga.delete(f"tenants/{tenant}/members/{name}/").status == 204
 
 
 def test_a_person_who_is_no_longer_active_has_no_valid_token(cast: Cast) -> None:

@@ -51,6 +51,11 @@ async def test_ten_megabytes_with_a_length_are_refused_unread(rich: Cast) -> Non
     assert await in_database(stored) == before
 
 
+@pytest.mark.parametrize("length", ["1000000000000000000", "9" * 400])
+async def test_a_length_beyond_every_disk_is_refused_unread(rich: Cast, length: str) -> None:
+    assert (await Request(rich.nobody, "POST", "claims/", content_length=length).answer()).code == "body-too-large"
+
+
 async def test_ten_megabytes_in_chunks_are_refused_after_the_first(rich: Cast) -> None:
     before = await in_database(stored)
     request = Request(rich.max, "POST", "claims/", transfer_encoding="chunked")

@@ -1,10 +1,13 @@
 """Requests that are wrong on purpose: each gets the documented refusal, changes nothing, and is never our fault."""
 
+import io
 import json
 from typing import Any
 
 import pytest
+from rest_framework.exceptions import ParseError
 
+from gpucloud.api.parsers import StrictJSONParser
 from tests.cast import Answer
 from tests.scheduling.routes import OPERATIONS, ROUTES, Platform, Route, name_of, stored
 
@@ -43,6 +46,17 @@ def test_a_body_that_is_no_json_object_is_refused_everywhere(platform: Platform,
         answer = platform.cast.olga.call(method, platform.path(route), raw=body, If_Match="*")
         refused(answer, 400, "parse-error")
     assert stored() == before
+
+
+def test_no_depth_of_nesting_is_too_deep_to_be_refused() -> None:
+    """Writing a value takes the interpreter a little deeper than reading it: some depth can be read and not written."""
+    for depth in range(1, 1200):
+        try:
+            StrictJSONParser().parse(io.BytesIO(b'{"a":' + b"[" * depth + b"]" * depth + b"}"))
+        except ParseError:
+            break
+    else:
+        pytest.fail("nothing was refused: nest deeper")
 
 
 @pytest.mark.parametrize(("route", "method"), WRITES, ids=name_of)

@@ -25,7 +25,8 @@ class AuditEvent(models.Model):
     actor = models.CharField(max_length=200, help_text="`user:anna`, `token:gpc_…`, `agent:gpu1` or `system`.")
     action = models.CharField(max_length=60, help_text="`claim.resize`, `quota.set`, …")
     object_type = models.CharField(max_length=30)
-    object_id = models.CharField(max_length=100)
+    # `TENANT/USERNAME` of a membership is the longest: 63 + 1 + 150.
+    object_id = models.CharField(max_length=255)
     # No constraint: the log outlives what it speaks of.
     tenant = models.ForeignKey(Tenant, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+")
     before = models.JSONField(null=True)

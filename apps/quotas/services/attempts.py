@@ -63,8 +63,7 @@ def network(address: str | None) -> str:
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)
-    # A socket of both families shows IPv4 in IPv6's clothes; a /64 of these would be everybody.
-    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def _keys(account: str, address: str | None, browser: str | None) -> list[tuple[Limit, str]]:

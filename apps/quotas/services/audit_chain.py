@@ -146,8 +146,9 @@ def verify(*, heads: Iterable[Head] = ()) -> Verdict:
 
 
 def _walk() -> Iterator[tuple[Head, str]]:
-    """Each sealed event's head as it is stored, and what is wrong there. After a fault the walk goes on from it."""
+    """The start, then each sealed event's head as it is stored, with what is wrong there; a fault does not end it."""
     at = Head(0, START)
+    yield at, ""
     events = AuditEvent.objects.exclude(position=None).order_by("position")
     for event in events.iterator(chunk_size=BATCH):
         position, digest = event.position or 0, event.digest or ""
