@@ -1,19 +1,26 @@
 """How much more than its GPUs have a pool's quotas may promise."""
 
+import threading
+import time
+from typing import Any
+
 import pytest
 
 from apps.nodes.models import Gpu
-from apps.quotas.models import ResourceQuota
+from apps.quotas.models import Pool, ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
 from apps.quotas.services.overcommit import Overcommitted
+from apps.scheduling.services.sharing import change_pool
 from tests.cast import GIB, Cast, Machine, give
+from tests.racing import outcomes, race
 
 
 @pytest.fixture(autouse=True)
-def machine(cast: Cast) -> Machine:
+def machine(request: pytest.FixtureRequest) -> Machine:
     """Four GPUs: 400 of core, 96 GiB."""
-    return Machine("gpu1", cast.pool)
+    name = "real_cast" if "real_cast" in request.fixturenames else "cast"
+    return Machine("gpu1", request.getfixturevalue(name).pool)
 
 
 def bound(cast: Cast, percent: int | None, what: str = "core") -> None:
@@ -92,3 +99,21 @@ def test_a_ratio_below_what_is_promised_is_refused_and_none_is_no_check(cast: Ca
     bound(cast, 125)
     bound(cast, None)
     give(cast.globex, core_percent=None)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_ratio_set_while_a_quota_is_made_sees_it(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    note, made = quotas._note, threading.Event()
+
+    def note_and_wait(*args: Any, **facts: Any) -> None:
+        note(*args, **facts)
+        made.set()
+        time.sleep(0.2)  # before its commit, for the ratio to be set, if it may
+
+    def set_ratio() -> Pool:
+        made.wait(timeout=30)
+        return change_pool(principal=SYSTEM, pool=real_cast.pool, core_overcommit_percent=100)
+
+    monkeypatch.setattr(quotas, "_note", note_and_wait)
+    results = race([lambda: give(real_cast.acme, core_percent=401), set_ratio])
+    assert outcomes(results) == {"dict": 1, "Overcommitted": 1}

@@ -80,14 +80,15 @@ def test_control_without_the_guard_the_last_unit_goes_to_several(
 # Two resources, in crossed order
 
 
-def slowly(enter: Callable[..., None]) -> Callable[..., None]:
+def slowly(take: Callable[..., bool]) -> Callable[..., bool]:
     """Between the first resource and the second there is time for another to come between."""
 
-    def wait_and_enter(*args: Any) -> None:
-        enter(*args)
+    def take_and_wait(*args: Any) -> bool:
+        taken = take(*args)
         time.sleep(A_MOMENT_SECONDS / 10)
+        return taken
 
-    return wait_and_enter
+    return take_and_wait
 
 
 def crossed(cast: Cast, racers: int) -> list[Any]:
@@ -110,7 +111,7 @@ def crossed(cast: Cast, racers: int) -> list[Any]:
 def test_two_resources_asked_for_in_crossed_order_hold_nobody_up(
     real_cast: Cast, monkeypatch: pytest.MonkeyPatch, racers: int
 ) -> None:
-    monkeypatch.setattr(charging, "enter", slowly(charging.enter))
+    monkeypatch.setattr(charging, "_take", slowly(charging._take))
     assert outcomes(crossed(real_cast, racers)) == {"NoneType": racers}
     assert used(real_cast.acme) == {"core_percent": racers, "memory_mib": racers}
     assert_all_agrees()
@@ -125,7 +126,7 @@ def test_control_in_the_order_in_which_they_are_asked_for_they_hold_each_other(
         return sorted(in_key_order(whose, amounts), key=lambda quota: list(amounts).index(quota.resource))
 
     monkeypatch.setattr(charging, "_covering", as_asked)
-    monkeypatch.setattr(charging, "enter", slowly(charging.enter))
+    monkeypatch.setattr(charging, "_take", slowly(charging._take))
     assert outcomes(crossed(real_cast, 16))["OperationalError"] >= 1  # PostgreSQL saw a deadlock and ended one
 
 

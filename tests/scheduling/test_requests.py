@@ -1,5 +1,6 @@
 """Asking for more: who may do what in which state, what a grant and its end do to the quota, and who wins a race."""
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ from django.utils import timezone
 from apps.quotas import tasks
 from apps.quotas.models import AuditEvent, LedgerEntry, QuotaRequest, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import requests
+from apps.quotas.services import charging, requests
 from apps.quotas.services.quotas import change_quota
 from apps.scheduling.services.claims import release_claim
 from tests.cast import Answer, Api, Cast, Machine, ask, assert_books_agree, give, placed
@@ -308,3 +309,25 @@ def test_a_lapse_and_a_change_leave_one_of_the_two_orders(real_cast: Cast) -> No
     results = race([requests.lapse_due] * 3 + [lambda: change_quota(principal=SYSTEM, quota=quota, hard=300)])
     assert outcomes(results) == {"int": 3, "ResourceQuota": 1}
     assert hard(quota) in (300, 250)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_grants_and_changes_in_a_pool_with_a_ratio_do_not_hold_each_other(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = give(real_cast.acme, core_percent=100)["core_percent"]
+    Machine("gpu1", real_cast.pool)
+    assert real_cast.olga.patch("pools/default/", {"core_overcommit_percent": 1000}).status == 200
+    paths = [asked(real_cast) for _ in range(4)]
+    lock = charging.lock_tenants
+
+    def lock_and_wait(*tenants: Tenant, alone: bool = False) -> bool:
+        found = lock(*tenants, alone=alone)
+        time.sleep(0.05)  # for the other to lock what this one locks next, if it may
+        return found
+
+    monkeypatch.setattr(charging, "lock_tenants", lock_and_wait)
+    approve = [lambda path=path: Api(real_cast.olga.token).post(path + "approve/").status for path in paths]  # type: ignore[misc]
+    change = [lambda: change_quota(principal=SYSTEM, quota=quota, borrowing_limit=5)] * 4
+    assert outcomes(race([*approve, *change])) == {"int": 4, "ResourceQuota": 4}
+    assert hard(quota) == 300  # each of four approved 50

@@ -27,21 +27,26 @@ class Overcommitted(Conflict):
     title = "More than the pool may promise"
 
 
+def lock(pool: Pool | None) -> list[Pool]:
+    """Lock the pool, or all, before a change of quotas: whoever sets a ratio meanwhile would not see it."""
+    pools = Pool.objects.filter(pk=pool.pk) if pool else Pool.objects.all()
+    return list(pools.select_for_update(no_key=True).order_by("pk"))
+
+
 def promises(pool: Pool | None) -> Promises:
-    """What is promised now in the pool, or in all, where there is a ratio. Locks those pools, before all other rows."""
-    bounded = Pool.objects.exclude(core_overcommit_percent=None, memory_overcommit_percent=None)
-    pools = bounded.filter(pk=pool.pk) if pool else bounded
+    """What is promised now in the pool, or in all, where there is a ratio; under their locks."""
     return {
         (row.pk, resource): _promised(row, resource)
-        for row in pools.select_for_update(no_key=True).order_by("pk")
-        for resource in RATIOS
+        for row in lock(pool)
+        for resource, ratio in RATIOS.items()
+        if getattr(row, ratio) is not None
     }
 
 
 def refuse_growth(before: Promises) -> None:
     """After a change of quotas, in its transaction. Raises Overcommitted."""
     for pool in Pool.objects.filter(pk__in={pk for pk, _ in before}).order_by("pk"):
-        refuse(pool, (name for name in RATIOS if _promised(pool, name) > before[pool.pk, name]))
+        refuse(pool, (name for pk, name in before if pk == pool.pk and _promised(pool, name) > before[pk, name]))
 
 
 def refuse(pool: Pool, resources: Iterable[str] = tuple(RATIOS)) -> None:

@@ -1,7 +1,7 @@
 """Asking for more, and answering: each change under the request's row lock, so that two operators decide once.
 
-Order of locks: the request, then as everywhere: tenants, shares, quotas. A quota is raised and lowered by amounts, read
-under its tenant's lock, so what others set of it meanwhile is kept.
+Order of locks: the request, then as everywhere: pools, tenants, shares, quotas. A quota is raised and lowered by
+amounts, read under its tenant's lock, so what others set of it meanwhile is kept.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from apps.quotas.models import Pool, QuotaRequest, ResourceQuota, Tenant
 from apps.quotas.models.request import UNDECIDED, RequestState
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import SYSTEM, Principal
-from apps.quotas.services import audit, charging, quotas
+from apps.quotas.services import audit, charging, overcommit, quotas
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
@@ -136,6 +136,7 @@ def _lapse(pk: int) -> bool:
         return False  # another worker was faster
     assert request.granted_amount is not None
     assert request.decided_at is not None
+    overcommit.lock(request.pool)
     charging.lock_tenants(request.tenant, alone=True)
     quota = _quota_of(request)
     if quota is not None and quota.created_at > request.decided_at:
@@ -161,6 +162,7 @@ def _grant(
 ) -> QuotaRequest:
     """Raise the quota by `amount`, or make it, in the caller's transaction."""
     _refuse_past(until)
+    overcommit.lock(request.pool)
     charging.lock_tenants(request.tenant, alone=True)
     quota = _limited(request)
     # Whoever accepts an offer does what an operator allowed, in their own name.
