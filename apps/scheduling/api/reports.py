@@ -88,10 +88,13 @@ def _inert(value: Any) -> Any:
 class PeriodSerializer(Strict):
     """The question."""
 
-    start = serializers.DateTimeField(required=False)
-    end = serializers.DateTimeField(required=False)
+    to = serializers.DateTimeField(required=False)
     tenant = serializers.CharField(required=False)
     by = serializers.ChoiceField(choices=["model", "claim"], default="model")
+
+    def get_fields(self) -> dict[str, Any]:
+        """`from` is a word of Python's own, so it cannot be declared above."""
+        return {"from": serializers.DateTimeField(required=False), **super().get_fields()}
 
 
 PARAMETERS = [
@@ -117,17 +120,14 @@ class UsageReport(ApiView):
     )
     def get(self, request: Request) -> Response:
         """GPU-hours reserved and used, and their cost, of a period."""
-        asked = dict(request.query_params.items())
-        for name, ours in {"from": "start", "to": "end"}.items():
-            asked |= {ours: asked.pop(name)} if name in asked else {}
-        question = PeriodSerializer(data=asked)
+        question = PeriodSerializer(data=dict(request.query_params.items()))
         question.is_valid(raise_exception=True)
         values = question.validated_data
         now = timezone.now()
         report = usage_report(
             tenants=self._tenants(values.get("tenant")),
-            begin=values.get("start") or _month(now),
-            end=values.get("end") or now,
+            begin=values.get("from") or _month(now),
+            end=values.get("to") or now,
             by_claim=values["by"] == "claim",
         )
         return Response(self.get_serializer(report).data)
