@@ -120,6 +120,17 @@ def test_what_was_repaired_can_be_given_back(cast: Cast, claim: Claim, machine: 
     assert check() == ""
 
 
+def test_what_an_old_server_did_not_write_to_a_share_holds_up_no_release(
+    cast: Cast, claim: Claim, machine: Machine
+) -> None:
+    CohortShare.objects.filter(resource="core_percent", pool=None).update(taken=3)
+    cast.max.delete(f"claims/{claim.uid}/")
+    machine.obey()
+    claim.refresh_from_db()
+    assert claim.state == "released"
+    assert not differences()
+
+
 def test_nothing_is_repaired_unless_it_is_asked_for(claim: Claim) -> None:
     Claim.objects.filter(pk=claim.pk).update(charged_core_percent=39)
     with pytest.raises(CommandError):

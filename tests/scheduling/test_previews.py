@@ -4,6 +4,8 @@ import random
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.quotas.models import ResourceQuota, User
 from apps.quotas.principals import SYSTEM
@@ -49,6 +51,18 @@ def test_a_raised_quota_says_which_waiting_claims_could_start(cast: Cast, machin
     assert names(body["pending"]) == [("large", False)]
     assert body["pending"][0]["reasons"][0]["code"] == "quota-exceeded"
     assert "10 of 60 are free" in body["pending"][0]["reasons"][0]["detail"]
+
+
+def test_a_long_queue_costs_a_preview_no_more_queries_than_a_short_one(cast: Cast, machine: Machine) -> None:
+    quota = give(cast.acme, core_percent=30, memory_mib=None)["core_percent"]
+    waiting(cast, "first")
+    with CaptureQueriesContext(connection) as short:
+        previewed(cast, quota, hard=60)
+    for _ in range(5):
+        waiting(cast, "another")
+    with CaptureQueriesContext(connection) as long:
+        previewed(cast, quota, hard=60)
+    assert len(long) <= len(short)
 
 
 def test_a_lowered_quota_says_who_would_be_over_and_which_claims_could_no_longer_start(

@@ -46,10 +46,13 @@ def take(quota: ResourceQuota, amount: int) -> bool:
 
 
 def give_back(quota: ResourceQuota, amount: int) -> None:
-    """Give back to the share what a refund of `amount` frees of it. `quota` is as before the refund."""
+    """Give back to the share what a refund of `amount` frees of it. `quota` is as before the refund.
+
+    Never below nothing: a server of the version before keeps no shares, and what it wrote must not hold up a release.
+    """
     if quota.share_id is not None and (less := quota.taken() - quota.taken(quota.used - amount)):
         CohortShare.objects.filter(pk=quota.share_id).update(
-            taken=F("taken") - less, excess=Greatest(F("excess") - less, 0)
+            taken=Greatest(F("taken") - less, 0), excess=Greatest(F("excess") - less, 0)
         )
 
 

@@ -42,7 +42,8 @@ def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dic
     tenants = list(Tenant.objects.filter(cohort=tenant.cohort)) if tenant.cohort else [tenant]
     waiting = Claim.objects.filter(tenant__in=tenants, state__in=WAITING).select_related("tenant", "pool")
     claims = list(waiting.order_by("-priority", "pk")[:MOST_CLAIMS])
-    fleets = {claim.pool_id: {gpu.uuid: gpu for gpu in read_fleet(claim.pool)} for claim in claims}
+    pools = {claim.pool_id: claim.pool for claim in claims}
+    fleets = {pk: {gpu.uuid: gpu for gpu in read_fleet(pool)} for pk, pool in pools.items()}
     spent = {item.pk: _spent(item) for item in tenants}
     with transaction.atomic():
         before = _Outlook(tenants, fleets).of(claims, spent)
