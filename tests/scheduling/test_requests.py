@@ -327,7 +327,7 @@ def test_grants_and_changes_in_a_pool_with_a_ratio_do_not_hold_each_other(
         return found
 
     monkeypatch.setattr(charging, "lock_tenants", lock_and_wait)
-    approve = [lambda path=path: Api(real_cast.olga.token).post(path + "approve/").status for path in paths]  # type: ignore[misc]
+    approve = [lambda path=path: Api(real_cast.olga.token).post(path + "approve/").status for path in paths]
     change = [lambda: change_quota(principal=SYSTEM, quota=quota, borrowing_limit=5)] * 4
     assert outcomes(race([*approve, *change])) == {"int": 4, "ResourceQuota": 4}
     assert hard(quota) == 300  # each of four approved 50
