@@ -10,6 +10,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpucloud_cli.failures import Failure, Usage
 
@@ -59,7 +60,22 @@ def checked_url(text: str) -> str:
         raise Usage("Which server? Set GPUCLOUD_URL, give --url, or run `gpucloud login`.")
     if not text.startswith(("http://", "https://")):
         raise Usage(f"{text} is not an address like https://gpucloud.example.org.")
+    try:
+        parts = urlsplit(text)
+        usable = bool(parts.hostname) and parts.port != 0 and text.isprintable() and " " not in text
+    except ValueError:
+        usable = False
+    if not usable:
+        raise Usage(f"{text!r} is not an address like https://gpucloud.example.org.")
     return text.rstrip("/")
+
+
+def checked_token(text: str) -> str:
+    """A token without the spaces around it; it goes into a header, where not every character can. Raises Usage."""
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise Usage("This is no token: one is a single line like gpc_<key>.<secret>.")
+    return token
 
 
 def read(path: Path) -> dict[str, str]:
@@ -95,11 +111,12 @@ def write_private(path: Path, text: str) -> None:
 
 def _token(token_file: str | None, environment: Mapping[str, str]) -> str | None:
     if token_file is None and (token := environment.get("GPUCLOUD_TOKEN")):
-        return token.strip()
+        return checked_token(token)
     path = token_file or environment.get("GPUCLOUD_TOKEN_FILE")
     if not path:
         return None
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+        text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise Usage(f"{path}: no token could be read: {error}") from error
+    return checked_token(text)

@@ -22,6 +22,10 @@ class Null:
 NULL: Final = Null()
 
 
+class Mebibytes(int):
+    """A size that was given with its unit: it says nothing of what is not memory."""
+
+
 def mib(text: str) -> int:
     """`8GiB`, `8192MiB` or `8192` (MiB). Raises ValueError."""
     match = NUMBER.fullmatch(text.strip().lower())
@@ -30,7 +34,7 @@ def mib(text: str) -> int:
     size = float(match.group(1)) * UNITS_MIB[match.group(2)]
     if size != int(size):
         raise ValueError(f"{text!r} is no whole number of MiB")
-    return int(size)
+    return Mebibytes(size) if match.group(2) else int(size)
 
 
 def seconds(text: str) -> int:

@@ -17,7 +17,7 @@ import httpx
 
 from gpucloud_cli import __version__
 from gpucloud_cli.access import Access
-from gpucloud_cli.failures import Failure, Problem, Unreachable
+from gpucloud_cli.failures import Failure, Problem, Unreachable, Usage
 
 TIMEOUT_SECONDS = 30.0
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 3.0
@@ -113,7 +113,10 @@ class Api:
         parameters: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request, tried again while that is safe and patience lasts."""
+        """One request, tried again while that is safe and patience lasts. Raises Usage for a path of elsewhere."""
+        if "://" in path.partition("?")[0] or {".", ".."} & set(path.partition("?")[0].split("/")):
+            # The token is for this server's API: an address in the path's place would get it too.
+            raise Usage(f"{path} is no path below /api/v1/.")
         repeatable = method in ("GET", "DELETE") or "Idempotency-Key" in (headers or {})
         deadline, pause, lost_before = time.monotonic() + self.patience_seconds, PAUSE_SECONDS, False
         while True:

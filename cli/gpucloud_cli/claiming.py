@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpucloud_cli import output
+from gpucloud_cli import output, verbs
 from gpucloud_cli.api import Api
 from gpucloud_cli.failures import Failure, Problem, Unreachable, WaitRanOut
+from gpucloud_cli.resources import BY_NAME
 
 Claim = dict[str, Any]
 # A claim that fits at once is in force within tenths of a second; one that waits is looked at every two seconds.
@@ -25,8 +26,8 @@ class Ended(Failure):
 
 
 def path_of(uid: str) -> str:
-    """The claim's place in the API."""
-    return f"claims/{uid}/"
+    """The claim's place in the API. Raises Usage."""
+    return verbs.path_of(BY_NAME["claim"], None, uid)
 
 
 def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Claim:
@@ -40,7 +41,7 @@ def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[flo
         if claim["state"] == "active" and claim["observed_generation"] >= claim["generation"]:
             return claim
         if claim["state"] in ("failed", "releasing", "released"):
-            raise Ended(f"Claim {claim['uid']} is {claim['state']}: {why(claim) or 'it was ended'}.")
+            raise Ended(f"Claim {claim['uid']} is {claim['state']}: {why(claim, otherwise='it was ended')}.")
         waited = time.monotonic() - started
         watched.tell(claim, waited)
         if waited >= seconds:
@@ -97,21 +98,22 @@ def place(api: Api, claim: Claim) -> str:
     return f"{first if len(waiting) < PLACES else f'at least {first}'} that you may see go first"
 
 
-def why(claim: Claim) -> str:
+def why(claim: Claim, *, otherwise: str = "its turn has not come yet") -> str:
     """Why it waits or failed, in the server's words."""
     reasons = [reason["detail"] for reason in claim["reasons"]]
     reasons += [item["reason"] for item in claim["assignments"] if item.get("reason")]
-    return "; ".join(reasons) or "its turn has not come yet"
+    return "; ".join(reason.rstrip(".") for reason in reasons) or otherwise
 
 
 def released(api: Api, uid: str, *, wait_seconds: int) -> str:
-    """Give it back, and wait so long for the node to confirm; the state that it came to. Raises Failure."""
-    try:
-        return str(api.delete(path_of(uid), wait=wait_seconds).body["state"])
-    except Problem as problem:
-        if problem.status == 404:
-            return "released"
-        raise
+    """Give it back, and wait so long for the node to confirm; the state that it came to. Raises Failure.
+
+    One that is not there (any more, or for this token) is none that was given back: claims stay as history.
+    """
+    claim = api.delete(path_of(uid), wait=wait_seconds).body
+    if claim is None:
+        raise Failure(f"There is no claim {uid} that you may see.")
+    return str(claim["state"])
 
 
 class Lease(threading.Thread):

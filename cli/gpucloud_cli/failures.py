@@ -29,6 +29,10 @@ MEANINGS = {
 }
 
 
+# Answered with 422, but it is the fields alone that are wrong: no change of the server's state would mend them.
+WRONG_FIELDS = frozenset({"field-missing", "range-invalid", "limit-below-request", "parts-missing", "period-invalid"})
+
+
 class Failure(Exception):
     """The command failed; the message is for the person or the log that reads it."""
 
@@ -80,7 +84,7 @@ def exit_code(failure: Failure) -> int:
     if isinstance(failure, Interrupted):
         return 128 + failure.signal_number
     if isinstance(failure, Problem):
-        return _of_status(failure.status)
+        return Exit.USAGE if failure.code in WRONG_FIELDS else _of_status(failure.status)
     return failure.exit
 
 
@@ -96,8 +100,15 @@ def _of_status(status: int) -> int:
 
 def _words(status: int, facts: dict[str, Any]) -> str:
     title, detail = facts.get("title"), facts.get("detail")
-    lines = [": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"]
     fields = facts.get("errors")
-    for name, why in fields.items() if isinstance(fields, dict) else ():
-        lines.append(f"  {name}: {' '.join(map(str, why)) if isinstance(why, list) else why}")
-    return "\n".join(lines)
+    if isinstance(fields, dict) and fields:
+        # The detail only says that there are some; here they are.
+        return "\n".join([f"{title or status}:", *(f"  {name}: {_said(why)}" for name, why in fields.items())])
+    return ": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"
+
+
+def _said(why: Any) -> str:
+    """A field's errors as one line; a list's are by position."""
+    if isinstance(why, dict):
+        return " ".join(map(_said, why.values()))
+    return " ".join(map(_said, why)) if isinstance(why, list) else str(why)

@@ -65,4 +65,11 @@ def main() -> int:
         # Whoever read has enough (`| head`); what Python would still flush has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except UnicodeEncodeError as error:
+        output.say(f"what was given is not text in UTF-8: {error.object!r}")
+        return Exit.USAGE
+    except OSError as error:
+        output.say(str(error))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
     return code or Exit.DONE

@@ -1,7 +1,6 @@
 """Data goes to stdout: a table for people, JSON for programs. Words go to stderr."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# No pipe has a width: what a program reads is never cut.
-PIPE_WIDTH = 100_000
+# A list is never cut: a uid that is half there cannot be copied. A narrow terminal wraps its lines.
+WHOLE, PAGE_LINES = 100_000, 100
 COLOURS = {
     "active": "green",
     "ready": "green",
@@ -31,9 +30,11 @@ def say(words: str) -> None:
     click.echo(f"gpucloud: {words}", err=True)
 
 
-def console() -> Console:
+def console(*, width: int | None = WHOLE) -> Console:
     """Stdout; rich itself heeds NO_COLOR."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False)
+    # A width alone is not heeded where TERM is `dumb`; the height is nothing to a list.
+    height = None if width is None else PAGE_LINES
+    return Console(width=width, height=height, highlight=False, soft_wrap=False)
 
 
 def as_json(data: Any) -> None:
@@ -43,12 +44,8 @@ def as_json(data: Any) -> None:
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """For people: one line a row, columns by their names; a dotted name reaches into what a row holds."""
-    drawn = drawing(rows, columns)
-    if sys.stdout.isatty():
-        console().print(drawn)
-        return
     with (out := console()).capture() as capture:
-        out.print(drawn)
+        out.print(drawing(rows, columns))
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
@@ -56,7 +53,9 @@ def drawing(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     """The table itself, for whoever shows it again and again."""
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
-        drawn.add_column(column.rpartition(".")[2].upper().replace("_", " "), no_wrap=True, overflow="ellipsis")
+        # Where the whole does not fit, the widest columns are cut first; `no_wrap` here would cut all alike.
+        head = Text(column.rpartition(".")[2].upper().replace("_", " "), no_wrap=True, overflow="ellipsis")
+        drawn.add_column(head)
     for row in rows:
         drawn.add_row(*(_cell(value(row, column)) for column in columns))
     return drawn
@@ -76,9 +75,10 @@ def facts(row: Mapping[str, Any]) -> None:
     """One thing, for people: a line a fact."""
     width = max(map(len, row), default=0)
     for name, said in row.items():
-        if isinstance(said, list) and said and isinstance(said[0], Mapping):
-            click.echo(f"{name.ljust(width)}")
-            for item in said:
+        items = [said] if isinstance(said, Mapping) and said else said
+        if isinstance(items, list) and items and isinstance(items[0], Mapping):
+            click.echo(name)
+            for item in items:
                 click.echo("  " + ", ".join(f"{key}={text(inner)}" for key, inner in item.items()))
         else:
             click.echo(f"{name.ljust(width)}  {text(said)}")
@@ -100,4 +100,5 @@ def text(said: Any) -> str:
 
 
 def _cell(said: Any) -> Text:
-    return Text(text(said), style=COLOURS.get(said, "") if isinstance(said, str) else "")
+    style = COLOURS.get(said, "") if isinstance(said, str) else ""
+    return Text(text(said), style=style, no_wrap=True, overflow="ellipsis")

@@ -3,11 +3,12 @@
 A new resource of the API is a new entry here. A test compares every name with docs/openapi.yaml.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
 
-from gpucloud_cli.amounts import DURATION, SIZE, OrNull
+from gpucloud_cli.amounts import DURATION, SIZE, Mebibytes, OrNull
 
 
 class Amount(click.ParamType):
@@ -18,6 +19,14 @@ class Amount(click.ParamType):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """`400`, or `64GiB` as MiB."""
         return SIZE.convert(value, param, ctx)
+
+
+def misplaced(wanted: Mapping[str, object], counted: object) -> str | None:
+    """Why an amount cannot be one of what is counted (a quota's resource, a limit range's field); None where it can."""
+    for name, value in wanted.items():
+        if isinstance(value, Mebibytes) and counted != "memory_mib":
+            return f"{name} is a size, and {counted} is not counted in sizes"
+    return None
 
 
 LIMIT = OrNull(Amount(), "unlimited")
@@ -177,6 +186,8 @@ TABLE = (
             Field("sharing_policy", POLICIES, "what claims get while others want the GPU too", flag="--policy"),
             Field("core_ceiling", click.INT, "percent of each GPU that all its claims may use"),
             Field("parts", click.INT, "for the policy average: parts of each GPU"),
+            Field("core_overcommit_percent", OrNull(click.INT), "of its core that quotas may promise; or none"),
+            Field("memory_overcommit_percent", OrNull(click.INT), "of its memory that quotas may promise; or none"),
         ),
         verbs=frozenset({"list", "show", "create", "change"}),
         words="named sets of nodes",
@@ -235,10 +246,10 @@ TABLE = (
         "id",
         ("id", "gpu_model", "pool", "per_gpu_hour", "currency", "valid_from"),
         fields=(
-            Field("gpu_model", help="as NVML calls it"),
+            Field("gpu_model", help="as NVML calls it", required=True),
             Field("pool", help="only in this pool"),
             Field("per_gpu_hour", help="a decimal number", required=True),
-            Field("valid_from", help="a moment, ISO 8601", required=True),
+            Field("valid_from", help="a day, like 2026-07-01", required=True),
         ),
         filters=(POOL, Field("gpu_model", help="as NVML calls it")),
         verbs=frozenset({"list", "show", "create", "remove"}),

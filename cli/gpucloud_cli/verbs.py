@@ -10,7 +10,7 @@ from gpucloud_cli import output
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.doors import Asked, Command, answers, asked, body, takes
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.resources import Field, Resource
+from gpucloud_cli.resources import Field, Resource, misplaced
 
 
 def group(resource: Resource) -> click.Group:
@@ -92,10 +92,16 @@ def _create(resource: Resource) -> click.Command:
     @asked
     def command(asked: Asked, /, dry_run: bool = False, **given: Any) -> None:
         path, wanted = path_of(resource, _parent(resource, given)), body(resource.fields, given)
+        _refuse_misplaced(wanted, wanted)
         with asked.api() as api:
             asked.show(api.post(path, wanted, dry_run=dry_run or None).body)
 
     return command
+
+
+def _refuse_misplaced(wanted: dict[str, Any], row: dict[str, Any]) -> None:
+    if words := misplaced(wanted, row.get("resource", row.get("field"))):
+        raise Usage(f"{words}.")
 
 
 def _change(resource: Resource) -> click.Command:
@@ -114,7 +120,9 @@ def _change(resource: Resource) -> click.Command:
             raise Usage("Nothing to change was given: see --help.")
         with asked.api() as api:
             path = path_of(resource, None, key)
-            etag = api.get(path).etag if if_version is None else f'"{if_version}"'
+            present = api.get(path)
+            _refuse_misplaced(wanted, present.body)
+            etag = present.etag if if_version is None else f'"{if_version}"'
             asked.show(api.patch(path, wanted, etag=etag, dry_run=dry_run or None).body)
 
     return command

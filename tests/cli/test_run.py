@@ -237,7 +237,9 @@ def test_a_claim_that_somebody_else_releases_ends_the_program(max_: Shell, tenan
     assert process.stdout.readline() == "up\n"
     (claim,) = live_claims(platform, tenant)
     platform.granted("DELETE", f"claims/{claim['uid']}/")
-    assert finished(process).code == 143
+    ended = finished(process)
+    assert ended.code == 143
+    assert f"claim {claim['uid']} was ended: " in ended.err or f"claim {claim['uid']} is no longer held: " in ended.err
     until(lambda: released(platform, tenant), seconds=20, what="the release")
 
 

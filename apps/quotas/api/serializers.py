@@ -61,7 +61,10 @@ class MemberSerializer(Strict):
     """A person's role in a tenant."""
 
     username = serializers.SlugRelatedField(
-        slug_field="username", source="user", queryset=User.objects.filter(is_active=True)
+        slug_field="username",
+        source="user",
+        queryset=User.objects.filter(is_active=True),
+        error_messages={"does_not_exist": "Nobody called {value} has signed in here yet: they must do that first."},
     )
     role = serializers.ChoiceField(choices=Role.choices)
 

@@ -1,14 +1,16 @@
 """`claim create|resize|release|renew|env|exec`."""
 
+import time
 from typing import Any
 
 import click
 
 from gpucloud_cli import claiming, output
 from gpucloud_cli.amounts import DURATION, SIZE
+from gpucloud_cli.api import Api
 from gpucloud_cli.child import become
 from gpucloud_cli.doors import Asked, answers, asked, body, connects, takes, tenant_of
-from gpucloud_cli.failures import Usage
+from gpucloud_cli.failures import Failure, Usage, WaitRanOut, exit_code
 from gpucloud_cli.resources import BY_NAME, CLAIM_FIELDS, Field
 from gpucloud_cli.verbs import path_of
 
@@ -43,6 +45,8 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="say what would happen; c
 @asked
 def create(asked: Asked, /, wait: int | None, dry_run: bool, only_uid: bool, **given: Any) -> None:
     """Ask for pieces of GPUs; it stays until it is released (`run` releases by itself)."""
+    if dry_run and only_uid:
+        raise Usage("--dry-run makes no claim, so there is no uid to print.")
     wanted = body((Field("name"), *CLAIM_FIELDS, LEASE), given)
     with asked.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
@@ -91,16 +95,33 @@ def resize(asked: Asked, /, uid: str, wait: int | None, dry_run: bool, if_versio
 
 @click.command()
 @click.argument("uids", metavar="UID...", nargs=-1, required=True)
-@click.option("--wait", type=DURATION, default=0, help="until the node has confirmed it")
+@click.option("--wait", type=DURATION, help="for each, until its node has confirmed it; then exit 5")
 @connects
 @asked
-def release(asked: Asked, /, uids: tuple[str, ...], wait: int) -> None:
-    """Give claims back; may be repeated."""
+def release(asked: Asked, /, uids: tuple[str, ...], wait: int | None) -> None:
+    """Give claims back; may be repeated. What goes wrong with one keeps no other."""
+    codes = []
     with asked.api(timeout_seconds=LONGEST_WAIT_SECONDS + 30.0) as api:
         for uid in uids:
-            path_of(CLAIM, None, uid)
-            state = claiming.released(api, uid, wait_seconds=min(wait, LONGEST_WAIT_SECONDS))
+            try:
+                _release(api, uid, wait)
+            except Failure as failure:
+                output.say(f"claim {uid} is not released: {failure}")
+                codes.append(exit_code(failure))
+    if codes:
+        raise click.exceptions.Exit(codes[0])
+
+
+def _release(api: Api, uid: str, wait: int | None) -> None:
+    deadline = time.monotonic() + (wait or 0)
+    while True:
+        left = max(deadline - time.monotonic(), 0)
+        state = claiming.released(api, uid, wait_seconds=min(round(left), LONGEST_WAIT_SECONDS))
+        if state == "released" or wait is None:
             output.say(f"claim {uid} is {state}")
+            return
+        if left <= LONGEST_WAIT_SECONDS:
+            raise WaitRanOut(f"it is {state} after {wait} s, and its node gives it back when it answers")
 
 
 @click.command()
@@ -123,7 +144,7 @@ def env(asked: Asked, /, uid: str) -> None:
         asked.show(api.get(f"{path_of(CLAIM, None, uid)}env/").body)
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("exec", context_settings={"allow_interspersed_args": False})
 @click.argument("uid")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @connects

@@ -1,5 +1,7 @@
 """`gpucloud run`: a claim for as long as a program runs, and not longer."""
 
+import contextlib
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ SHORT_WAIT_SECONDS = 30
 CONFIRM_SECONDS = 10
 # Of one request at the end, beyond what it waits for: a server that hangs must not eat the whole patience.
 ANSWER_SECONDS = 5.0
-WORDS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+# What comes after the command is the command's own.
+WORDS = {"allow_interspersed_args": False}
 
 
 def join(root: click.Group) -> None:
@@ -82,7 +85,9 @@ class Held:
             claim = claiming.await_active(self._looking, claim, seconds=wait_seconds, sleep=self._sleep)
             child = self._started(claim, command)
             kept = self._keep
-            return child.wait()
+            code = child.wait()
+            self._tell_if_ended_by_others(claim["uid"], code)
+            return code
         except NotHere as elsewhere:
             kept = self._keep
             raise NotHere(f"{elsewhere}\n{_how_there(claim, command, kept=kept)}") from elsewhere
@@ -113,6 +118,15 @@ class Held:
             f"{claim['memory_mib']} MiB"
         )
         return Child(line, environment, self._signals)
+
+    def _tell_if_ended_by_others(self, uid: str, code: int) -> None:
+        """A program that a signal has ended may have lost its claim; who reads the log wants to know."""
+        if code not in (128 + signal.SIGTERM, 128 + signal.SIGKILL) or (self._lease and self._lease.lost):
+            return
+        with contextlib.suppress(Failure):
+            state = self._looking.get(claiming.path_of(uid)).body["state"]
+            if state in ("releasing", "released"):
+                output.say(f"claim {uid} was ended: somebody released it, or its time limit or its lease passed")
 
     def _sleep(self, seconds: float) -> None:
         self._refuse_if_interrupted()

@@ -39,9 +39,10 @@ def login(url: str | None) -> None:
     token = getpass.getpass("Token (gpc_…): ") if on_terminal else sys.stdin.readline()
     if not token.strip():
         raise Usage("No token was given: type it, or send it to stdin, as in `gpucloud login URL < token`.")
-    with Api(access.Access(address, token.strip()), patience_seconds=patience()) as server:
+    token = access.checked_token(token)
+    with Api(access.Access(address, token), patience_seconds=patience()) as server:
         me = server.get("me/").body
-    access.write_private(path, json.dumps({"url": address, "token": token.strip()}) + "\n")
+    access.write_private(path, json.dumps({"url": address, "token": token}) + "\n")
     output.say(f"signed in to {address} as {_who(me)}; kept in {path}")
 
 

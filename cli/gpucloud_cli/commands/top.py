@@ -46,7 +46,7 @@ def watch(api: Api, tenant: str | None, interval: int) -> None:
     """Until Ctrl-C; a server that is away is told and waited for."""
     words, rows = "", look(api, tenant)
     try:
-        with Live(console=output.console(), auto_refresh=False, screen=True) as live:
+        with Live(console=output.console(width=None), auto_refresh=False, screen=True) as live:
             while True:
                 live.update(Group(f"{api.url}  {time.strftime('%H:%M:%S')}  {words}", output.drawing(rows, COLUMNS)))
                 live.refresh()

@@ -84,7 +84,7 @@ def _changed_meanwhile(api: Api, change: Change) -> str:
     except Failure:
         return f"{change.who} was changed by somebody else since it was read"
     facts = [
-        f"{name} was {told(value)} and is {told(row.values.get(name))}"
+        f"{name} was {told(name, value)} and is {told(name, row.values.get(name))}"
         for name, value in change.before.items()
         if row.values.get(name) != value
     ]

@@ -13,6 +13,7 @@ import yaml
 
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, WITHIN_TENANTS, Check, Identity, Kind, identity
 from gpucloud_cli.failures import Usage
+from gpucloud_cli.resources import misplaced
 
 MOST_MISTAKES = 20
 SUFFIXES = (".yaml", ".yml")
@@ -83,6 +84,9 @@ class Reader:
         return f"{self._file}:{node.start_mark.line + 1}"
 
     def _document(self, node: yaml.Node) -> None:
+        if not isinstance(node, yaml.MappingNode):
+            self._wrong(node, "a document must have fields, like `name: value`")
+            return
         entries = self._entries(node, "a document")
         version, kind_node = entries.pop("apiVersion", None), entries.pop("kind", None)
         if version is None or _plain(version) != API_VERSION:
@@ -95,11 +99,10 @@ class Reader:
         inner = WITHIN_TENANTS if kind.name == "tenant" else ()
         lists = {one: entries.pop(one.listed or "", None) for one in inner}
         values = self._item(kind, node, entries, None, also=tuple(one.listed or "" for one in inner))
-        if values is None:
-            return
         for one, listed in lists.items():
             if listed is not None:
-                self._list(one, listed, str(values["slug"]))
+                # A tenant that is wrong itself is named by its place, so that the mistakes within it are found too.
+                self._list(one, listed, self._where(node) if values is None else str(values["slug"]))
 
     def _list(self, kind: Kind, node: yaml.Node, tenant: str) -> None:
         if not isinstance(node, yaml.SequenceNode):
@@ -124,6 +127,8 @@ class Reader:
                 self._value(values, name, inner, check)
         for name in sorted(kind.required - entries.keys()):
             self._wrong(node, f"{name} is missing from this {kind.name}")
+        if words := misplaced(values, values.get("resource", values.get("field"))):
+            self._wrong(node, words)
         if len(self.mistakes) > before:
             return None
         who = identity(kind, values, tenant)

@@ -29,6 +29,11 @@ def number(value: Any) -> int:
     return value
 
 
+def number_or_null(value: Any) -> int | None:
+    """A whole number or null."""
+    return None if value is None else number(value)
+
+
 def amount(value: Any) -> int:
     """A whole number, or a size like 64GiB in MiB."""
     return mib(value) if isinstance(value, str) else number(value)
@@ -82,6 +87,8 @@ POOL = Kind(
         "sharing_policy": one_of(tuple(POLICIES.choices)),
         "core_ceiling": number,
         "parts": number,
+        "core_overcommit_percent": number_or_null,
+        "memory_overcommit_percent": number_or_null,
     },
     frozenset({"name"}),
     "name",

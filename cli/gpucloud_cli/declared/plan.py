@@ -31,10 +31,12 @@ class Change:
     @property
     def _words(self) -> str:
         if self.action == "change":
-            return ", ".join(f"{name}: {told(self.before[name])} → {told(self.after[name])}" for name in self.after)
+            return ", ".join(
+                f"{name}: {told(name, self.before[name])} → {told(name, self.after[name])}" for name in self.after
+            )
         facts = self.after if self.action == "create" else self.before
         named = {"tenant", *self.who.kind.named_by}
-        return ", ".join(f"{name}: {told(value)}" for name, value in facts.items() if name not in named)
+        return ", ".join(f"{name}: {told(name, value)}" for name, value in facts.items() if name not in named)
 
     @property
     def data(self) -> dict[str, Any]:
@@ -50,9 +52,11 @@ class Plan:
     left_alone: list[Identity]
 
 
-def told(value: Any) -> str:
-    """A value in a difference."""
-    return "none" if value is None else str(value)
+def told(name: str, value: Any) -> str:
+    """A field's value in a difference; a quota without a limit must not read as one of nothing."""
+    if value is None:
+        return "unlimited" if name in ("hard", "borrowing_limit", "lending_limit") else "none"
+    return str(value)
 
 
 def make(declared: Declared, rows: Iterable[Row], *, prune: bool) -> Plan:
