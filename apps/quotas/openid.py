@@ -85,5 +85,6 @@ def _client() -> Any:
         raise ValueError(f"discovery names the issuer {found['issuer']}")
     # What the provider offers is its own statement: "none" and keyed digests are not signatures.
     offered = found.get("id_token_signing_alg_values_supported", ["RS256"])
-    found["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNATURES]
+    # None that is one: an empty list would let the library choose, and it knows keyed digests.
+    found["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNATURES] or ["RS256"]
     return client

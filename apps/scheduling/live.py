@@ -50,15 +50,19 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.channel_layer.group_discard(group, self.channel_name)
 
     async def live_usage(self, message: dict[str, Any]) -> None:
-        """A second of telemetry; now and then the session is asked again whether it still may."""
-        if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
-            await self.close(CLOSE_DENIED, "signed out, or no longer yours")
-            return
-        await self.send(json.dumps({**message, "type": "usage"}))
+        """A second of telemetry."""
+        await self._tell({**message, "type": "usage"})
 
     async def claim_changed(self, message: dict[str, Any]) -> None:
         """Thin: the page fetches the fragment again."""
-        await self.send(json.dumps({"type": "changed", "uid": message["uid"]}))
+        await self._tell({"type": "changed", "uid": message["uid"]})
+
+    async def _tell(self, message: dict[str, Any]) -> None:
+        """Now and then the session is asked again whether it still may."""
+        if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
+            await self.close(CLOSE_DENIED, "signed out, or no longer yours")
+            return
+        await self.send(json.dumps(message))
 
 
 def _groups(session: Any, user: Any, query: dict[str, str]) -> tuple[str, ...]:

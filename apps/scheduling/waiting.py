@@ -3,7 +3,7 @@
 An ASGI application around Django's. The request itself runs as ever, in its thread and its transaction, and gives both
 back. Only then is waited, on a channel group, with neither a thread nor a connection held; the claim is read again
 through the ordinary GET, so permissions, shape and entity tag are that view's own. A hint may get lost, so it also
-reads again every second.
+reads again every second (where hundreds wait, less often).
 """
 
 import asyncio
@@ -23,6 +23,8 @@ MAX_SECONDS = 300
 # Bounded: the interpreter refuses to read a number of thousands of digits.
 SECONDS = re.compile(r"[0-9]{1,6}")
 LOOK_AGAIN_SECONDS = 1.0
+# Of all waits of this process together: a thousand that look again each second would leave no room for others.
+MOST_LOOKS_PER_SECOND = 100
 Message = Any
 
 
@@ -31,6 +33,7 @@ class WaitingDoor:
 
     def __init__(self, application: ASGI3Application) -> None:
         self.application = application
+        self.waiting = 0
 
     async def __call__(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Pass everything through that does not wait for a claim."""
@@ -64,15 +67,21 @@ class WaitingDoor:
         await layer.group_add(claim_group(uid), channel)
         deadline = asyncio.get_running_loop().time() + seconds
         asked_for_end = scope["method"] == "DELETE" or scope["path"].rstrip("/").endswith("/release")
+        self.waiting += 1
         try:
             while True:
                 answer = await self._read(scope, uid)
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0 or gone.done() or answer.settled(asked_for_end):
                     return answer
-                await _hint(layer, channel, min(left, LOOK_AGAIN_SECONDS))
+                await _hint(layer, channel, min(left, self.pause()))
         finally:
+            self.waiting -= 1
             await layer.group_discard(claim_group(uid), channel)
+
+    def pause(self) -> float:
+        """Seconds until a wait looks again where no hint comes: longer, the more there are."""
+        return max(LOOK_AGAIN_SECONDS, self.waiting / MOST_LOOKS_PER_SECOND)
 
     async def _read(self, scope: HTTPScope, uid: str) -> "Answer":
         path = f"/api/v1/claims/{uid}/"

@@ -7,6 +7,7 @@ from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
+from apps.quotas.models import AuditEvent
 from tests.cast import Api, Cast
 from tests.scheduling.routes import stored
 
@@ -28,6 +29,11 @@ def enrol(cast: Cast, token: str, digest: str = KEY, who: Api | None = None) -> 
 
 def test_an_agent_enrols_once_without_a_token_of_the_api(cast: Cast, token: str) -> None:
     assert enrol(cast, token) == (200, "gpu1")
+
+
+def test_the_audit_log_says_from_where(cast: Cast, token: str) -> None:
+    enrol(cast, token, who=Api(REMOTE_ADDR="198.51.100.7"))
+    assert AuditEvent.objects.get(action="node.enrol").source_ip == "198.51.100.7"
 
 
 def test_the_same_key_may_come_again_because_an_answer_may_be_lost(cast: Cast, token: str) -> None:

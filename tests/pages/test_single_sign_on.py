@@ -1,5 +1,6 @@
 """Sign-on at a real OpenID provider on loopback: discovery, redirects, signed tokens; and all that must not pass."""
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 from django.test import Client
-from joserfc.jwk import RSAKey
+from joserfc.jwk import OctKey, RSAKey
 
 from apps.quotas import openid
 from apps.quotas.models import AuditEvent, Identity, User
@@ -236,6 +237,23 @@ def test_a_token_that_another_key_signed_is_refused(
     forger = RSAKey.generate_key(2048).as_dict(private=True)
     monkeypatch.setattr(
         inside.OpenIDCode, "get_jwt_config", lambda *args, **more: {**real(*args, **more), "key": forger}
+    )
+    assert refused(come_back(client, address), "cannot be trusted")
+
+
+def test_a_provider_that_offers_keyed_digests_alone_is_refused(
+    cast: Cast, provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discovery = f"{provider.issuer}/.well-known/openid-configuration"
+    offered = {**requests.get(discovery, timeout=5).json(), "id_token_signing_alg_values_supported": ["HS256"]}
+    key = OctKey.generate_key(256, {"kid": "k"}).as_dict(private=True)
+    real = inside.OpenIDCode.get_jwt_config
+    client = Client()
+    address = provider.consent(go(client), "s-1")
+    provider.broken["/.well-known/openid-configuration"] = json.dumps(offered).encode()
+    provider.broken["/jwks"] = json.dumps({"keys": [key]}).encode()
+    monkeypatch.setattr(
+        inside.OpenIDCode, "get_jwt_config", lambda *args, **more: {**real(*args, **more), "key": key, "alg": "HS256"}
     )
     assert refused(come_back(client, address), "cannot be trusted")
 

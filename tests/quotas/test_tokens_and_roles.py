@@ -4,8 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.utils import timezone
 
+from apps.quotas.management.commands import create_operator
 from apps.quotas.models import IdempotencyRecord, Membership, Token, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
@@ -87,6 +89,15 @@ def test_the_longest_names_fit_the_audit_log(cast: Cast) -> None:
     assert cast.olga.post(f"tenants/{tenant}/members/", {"username": name, "role": "admin"}).status == 201
     assert cast.olga.get(f"audit/?object_id={tenant}/{name}").body["results"][0]["action"] == "member.set"
     assert cast.olga.delete(f"tenants/{tenant}/members/{name}/").status == 204
+
+
+def test_the_first_operator_is_in_the_audit_log(
+    db: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(create_operator, "getpass", lambda _: "correct horse battery")
+    call_command("create_operator", "olga")
+    olga = Api(capsys.readouterr().out.strip())
+    assert [row["action"] for row in olga.get("audit/").body["results"]] == ["token.create", "person.operator"]
 
 
 def test_a_person_who_is_no_longer_active_has_no_valid_token(cast: Cast) -> None:

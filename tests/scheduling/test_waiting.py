@@ -12,6 +12,8 @@ from channels.layers import get_channel_layer
 
 from apps.scheduling.models import Claim
 from apps.scheduling.services.rounds import run_round
+from apps.scheduling.waiting import WaitingDoor
+from gpucloud.asgi import application
 from tests.cast import Answer, Cast, Machine, give_plenty
 from tests.processes import eventually
 from tests.scheduling.asgi_client import Request, call, in_database
@@ -51,6 +53,13 @@ async def while_waiting(request: Any, cast: Cast, machine: Machine) -> Answer:
 async def active(cast: Cast, machine: Machine) -> str:
     answer = await while_waiting(call(cast.max, "POST", "claims/?wait=10", CLAIM), cast, machine)
     return str(answer.body["uid"])
+
+
+@pytest.mark.parametrize(("waiting", "seconds"), [(1, 1.0), (100, 1.0), (1000, 10.0)])
+def test_a_thousand_waits_look_again_no_more_often_than_a_hundred(waiting: int, seconds: float) -> None:
+    door = WaitingDoor(application)
+    door.waiting = waiting
+    assert door.pause() == seconds
 
 
 async def test_a_post_answers_when_the_claim_is_in_force(real_cast: Cast, machine: Machine) -> None:

@@ -13,6 +13,7 @@ from apps.nodes.api import serializers
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import nodes
 from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.authentication import source_of
 from apps.quotas.idempotency import idempotent
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
@@ -116,7 +117,8 @@ class Enrol(ApiView):
     @extend_schema(auth=[], responses={200: serializers.EnrolSerializer})
     def post(self, request: Request) -> Response:
         """Enrol an agent. Safe to send again with the same key: the first answer may have been lost."""
-        return Response(self.get_serializer(nodes.enrol(**self.parsed(request))).data)
+        node = nodes.enrol(**self.parsed(request), source_ip=source_of(request))
+        return Response(self.get_serializer(node).data)
 
 
 class GpuFilter(Changed):

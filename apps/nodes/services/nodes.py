@@ -78,7 +78,7 @@ def _new_enrolment(node: Node) -> str:
 
 
 @transaction.atomic
-def enrol(*, token: str, key_digest: str) -> Node:
+def enrol(*, token: str, key_digest: str, source_ip: str | None = None) -> Node:
     """Give the token's node this key. The agent made the key and sends its SHA-256, so nothing secret is answered.
 
     The same token with the same key may come again: the first answer may have been lost. Raises EnrolmentRefused.
@@ -91,7 +91,7 @@ def enrol(*, token: str, key_digest: str) -> Node:
             raise EnrolmentRefused("This enrolment token was used already: ask an operator for a new one.")
         return node
     node.change(key_digest=keyed_digest(key_digest), enrolled_at=timezone.now())
-    agent = Principal(name=f"agent:{node.name}")
+    agent = Principal(name=f"agent:{node.name}", source_ip=source_ip)
     audit.record(principal=agent, action="node.enrol", object_type="node", object_id=node.name)
     return node
 

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import tokens
+from apps.quotas.services import audit, tokens
 
 
 class Command(BaseCommand):
@@ -35,6 +35,13 @@ class Command(BaseCommand):
         with transaction.atomic():
             user.set_password(password)
             user.save()
+            audit.record(
+                principal=SYSTEM,
+                action="person.operator",
+                object_type="person",
+                object_id=name,
+                after={"is_operator": True},
+            )
             _, text = tokens.create(principal=SYSTEM, name=f"{name}'s first token", tenant=None, user=user)
         self.stderr.write(f"Operator {name} made. The API token, shown only now:")
         self.stdout.write(text)

@@ -1,0 +1,62 @@
+"""What an open page is told, and when it is told no more."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from asgiref.testing import ApplicationCommunicator
+from channels.layers import get_channel_layer
+from django.conf import settings
+from django.test import Client
+
+from apps.quotas.models import User
+from apps.scheduling import events, live
+from gpucloud.asgi import application
+from tests.cast import Cast
+from tests.scheduling.asgi_client import in_database
+
+CHANGED = {"type": "claim.changed", "uid": "a-claim"}
+
+
+@pytest.fixture(autouse=True)
+async def layer_is_closed() -> AsyncIterator[None]:
+    """The channel layer's connections are the event loop's, and each test has its own."""
+    yield
+    layer: Any = get_channel_layer()
+    await layer.close_pools()
+
+
+def signed_in() -> Client:
+    client = Client()
+    client.force_login(User.objects.get(username="anna"))
+    return client
+
+
+def page_of(client: Client) -> ApplicationCommunicator:
+    cookie = f"sessionid={client.cookies[settings.SESSION_COOKIE_NAME].value}"
+    headers = [(b"origin", b"http://localhost"), (b"host", b"localhost"), (b"cookie", cookie.encode())]
+    facts = {"path": "/ws/live/", "query_string": b"claims=all", "headers": headers, "subprotocols": []}
+    return ApplicationCommunicator(application, {"type": "websocket", **facts})
+
+
+async def test_a_page_that_is_signed_out_is_told_of_no_more_claims(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", -1.0)
+    client = await in_database(signed_in)
+    page = page_of(client)
+    await page.send_input({"type": "websocket.connect"})
+    assert (await page.receive_output(timeout=10))["type"] == "websocket.accept"
+    group = events.claims_group(real_cast.acme.pk)
+    # Accepted comes before joined: the first may be said to nobody.
+    while await page.receive_nothing(timeout=0.2):
+        await events.channel_layer().group_send(group, CHANGED)
+    assert json.loads((await page.receive_output(timeout=10))["text"]) == {"type": "changed", "uid": "a-claim"}
+    await in_database(client.logout)
+    await events.channel_layer().group_send(group, CHANGED)
+    while (last := await page.receive_output(timeout=10))["type"] == "websocket.send":
+        pass
+    assert last["code"] == live.CLOSE_DENIED
+    await page.send_input({"type": "websocket.disconnect", "code": 1000})
+    await page.wait(timeout=10)
