@@ -4,7 +4,7 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from rest_framework import exceptions
@@ -56,7 +56,10 @@ def _describe(exc: Exception) -> tuple[int | None, dict[str, Any], dict[str, str
         return 400, problem(400, "invalid-fields", "Invalid fields", detail, errors=_by_field(exc.detail)), {}
     if isinstance(exc, exceptions.APIException):
         return _framework(exc)
-    if isinstance(exc, Http404):
+    if isinstance(exc, ObjectDoesNotExist):
+        # Somebody removed it between its being found and its being locked. If that is not why, the log says where.
+        logger.warning("gone meanwhile: %s", exc, exc_info=exc)
+    if isinstance(exc, Http404 | ObjectDoesNotExist):
         return 404, problem(404, "not-found", "Not found", "There is nothing here that you may see."), {}
     if isinstance(exc, PermissionDenied):
         return 403, problem(403, "denied", "Not allowed", str(exc) or "You may not do this."), {}

@@ -1,7 +1,11 @@
 """What holds on every route: who is let in, what a repeated POST does, how errors look."""
 
-import pytest
+from typing import Any
 
+import pytest
+from django.db import transaction
+
+from apps.quotas.api.views import ApiView
 from tests.cast import Api, token_for
 from tests.scheduling.routes import (
     NOT_IDEMPOTENT,
@@ -285,3 +289,23 @@ def test_a_host_that_is_not_ours_is_a_problem_too(platform: Platform) -> None:
 def test_an_answer_in_another_format_cannot_be_had(platform: Platform) -> None:
     answer = platform.cast.olga.get("claims/", Accept="text/html")
     assert (answer.status, answer.code) == (406, "not-acceptable")
+
+
+@pytest.mark.parametrize("kind", ["budgets", "limit-ranges", "member-limits", "prices", "quotas"])
+def test_what_another_removes_between_the_finding_and_the_lock_is_not_found(
+    platform: Platform, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = next(route for route in ROUTES if route.pattern == f"{kind}/<int:pk>/")
+    find = ApiView.find
+
+    def find_and_lose(view: ApiView, key: object) -> Any:
+        row = find(view, key)
+        type(row).objects.filter(pk=row.pk).delete()
+        return row
+
+    monkeypatch.setattr(ApiView, "find", find_and_lose)
+    for method in {"PATCH", "DELETE"} & set(route.methods):
+        with transaction.atomic():
+            answer = platform.cast.olga.call(method, platform.path(route), route.body(method), If_Match="*")
+            assert (answer.status, answer.code) == (404, "not-found")
+            transaction.set_rollback(True)
