@@ -82,6 +82,17 @@ def test_a_token_bound_to_networks_is_valid_from_there_only(cast: Cast, address:
     assert turned_away(Api(text, REMOTE_ADDR=address)) is not inside
 
 
+@pytest.mark.parametrize("wrong", [{"cidrs": ["10.0.0.0/8"] * 65}, {"scopes": ["claims:read"] * 13}])
+def test_a_token_has_no_endless_lists(cast: Cast, wrong: dict[str, Any]) -> None:
+    answer = cast.anna.post("tokens/", {"name": "ci", "tenant": "acme", **wrong})
+    assert (answer.status, list(answer.body["errors"])) == (400, list(wrong))
+
+
+def test_the_audit_log_says_from_which_networks_a_token_is_valid(cast: Cast) -> None:
+    cast.anna.post("tokens/", {"name": "ci", "tenant": "acme", "cidrs": ["10.0.0.0/8"]})
+    assert cast.anna.get("audit/?action=token.create").body["results"][0]["after"]["cidrs"] == ["10.0.0.0/8"]
+
+
 def test_the_longest_names_fit_the_audit_log(cast: Cast) -> None:
     tenant, name = "a" * 63, "b" * 150
     User.objects.create(username=name)

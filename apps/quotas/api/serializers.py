@@ -163,6 +163,10 @@ class LedgerSerializer(Strict):
     actor = serializers.CharField(read_only=True)
 
 
+# Each is compared at every request of the token.
+MOST_NETWORKS = 64
+
+
 def _cidr(value: str) -> None:
     try:
         ipaddress.ip_network(value, strict=False)
@@ -180,9 +184,12 @@ class TokenSerializer(Strict):
     scopes = serializers.ListField(
         child=serializers.ChoiceField(choices=[(scope, scope) for scope in SCOPES]),
         allow_empty=False,
+        max_length=len(SCOPES),
         default=lambda: list(SCOPES),
     )
-    cidrs = serializers.ListField(child=serializers.CharField(max_length=50, validators=[_cidr]), default=list)
+    cidrs = serializers.ListField(
+        child=serializers.CharField(max_length=50, validators=[_cidr]), max_length=MOST_NETWORKS, default=list
+    )
     expires_at = serializers.DateTimeField(allow_null=True, default=None)
     revoked_at = serializers.DateTimeField(read_only=True, allow_null=True)
     last_used_at = serializers.DateTimeField(read_only=True, allow_null=True)

@@ -85,7 +85,8 @@ def create(
         cidrs=list(cidrs),
         expires_at=expires_at,
     )
-    facts = {"name": name, "scopes": scopes, "role": role, "expires_at": expires_at and expires_at.isoformat()}
+    end = expires_at and expires_at.isoformat()
+    facts = {"name": name, "scopes": scopes, "role": role, "cidrs": token.cidrs, "expires_at": end}
     audit.record(
         principal=principal, action="token.create", object_type="token", object_id=key, tenant=tenant, after=facts
     )
