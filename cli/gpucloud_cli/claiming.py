@@ -95,6 +95,8 @@ def place(api: Api, claim: Claim) -> str:
     except Failure:
         return ""
     first = sum((-other["priority"], other["created_at"]) < mine for other in waiting)
+    if not first:
+        return "nobody that you may see goes first"
     return f"{first if len(waiting) < PLACES else f'at least {first}'} that you may see go first"
 
 

@@ -15,6 +15,7 @@ from gpucloud_cli.resources import Field
 
 # A server that restarts is back in a few seconds; a pipeline that fails at once would only be started again.
 PATIENCE = "10s"
+TENANT_VARIABLE = "GPUCLOUD_TENANT"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -94,11 +95,19 @@ def takes(fields: Iterable[Field], *, required: bool = True) -> Callable[[Comman
     def decorate(command: Command) -> Command:
         for field in reversed(list(fields)):
             must = required and field.required
+            # Where a tenant must be named; a list that it would narrow unasked hid what one looks for.
+            default = TENANT_VARIABLE if must and field.name == "tenant" else None
             if field.argument:
                 command = click.argument(variable(field), metavar=field.name.upper(), type=field.kind)(command)
             else:
                 command = click.option(
-                    field.option, variable(field), type=field.kind, required=must, multiple=field.many, help=field.help
+                    field.option,
+                    variable(field),
+                    type=field.kind,
+                    required=must,
+                    envvar=default,
+                    multiple=field.many,
+                    help=field.help,
                 )(command)
         return command
 
@@ -122,7 +131,7 @@ def body(fields: Iterable[Field], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def tenant_of(api: Api, named: str | None) -> str:
     """The tenant that is meant: as named, or GPUCLOUD_TENANT, or the token's only one. Raises Usage."""
-    if found := named or os.environ.get("GPUCLOUD_TENANT"):
+    if found := named or os.environ.get(TENANT_VARIABLE):
         return found
     roles = api.get("me/").body["roles"]
     if len(roles) == 1:

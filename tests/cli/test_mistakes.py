@@ -146,6 +146,13 @@ def test_a_member_must_be_somebody(olga: Shell, tenant: str) -> None:
     assert "Nobody called nobody-here has signed in here yet" in ended.err
 
 
+def test_the_tenant_of_the_environment_is_meant_where_one_must_be_named(olga: Shell, tenant: str) -> None:
+    asked = ("member", "list", "--json")
+    assert olga.run(*asked).code == 2
+    assert olga.run(*asked, GPUCLOUD_TENANT=tenant).data == []
+    assert len(olga.run("tenant", "list", "--json", GPUCLOUD_TENANT=tenant).data) > 0
+
+
 def test_a_narrow_terminal_cuts_no_uid(olga: Shell, max_: Shell, tenant: str) -> None:
     uid = max_.run(*CLAIM).out.strip()
     line = " ".join(olga.line("claim", "list", "--tenant", tenant))

@@ -62,8 +62,8 @@ def refuse_spent(tenant: Tenant) -> None:
             # How much was spent stands in the facts only: the text is kept as the reason of each claim that waits, and
             # a number that grows by itself would be news in every round.
             raise BudgetExceeded(
-                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. Release or shrink "
-                "what runs, or ask an operator for more.",
+                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. What runs "
+                "goes on; ask an operator for more.",
                 budget=budget.pk,
                 period=budget.period,
                 starts_at=standing.starts_at,
