@@ -37,11 +37,11 @@ def flag(name: str, default: bool) -> bool:
     return value in TRUE
 
 
-def number(name: str, default: int) -> int:
-    """A whole number, zero or more."""
+def number(name: str, default: int, *, least: int = 0) -> int:
+    """A whole number, `least` or more."""
     value = os.environ.get(name, str(default))
-    if not value.isdecimal():
-        raise ImproperlyConfigured(f"{name}={value!r} is not a whole number.")
+    if not value.isdecimal() or int(value) < least:
+        raise ImproperlyConfigured(f"{name}={value!r} is not a whole number, {least} or more.")
     return int(value)
 
 

@@ -86,8 +86,8 @@ LOGIN_URL = "sign-in"
 LOGIN_REDIRECT_URL = "overview"
 SESSION_ENGINE = "gpucloud.web.sessions"
 # Nobody at the screen: a long meeting and lunch. Whatever happens: a working day.
-SESSION_COOKIE_AGE = 60 * environment.number("SESSION_IDLE_MINUTES", 120)
-SESSION_LIFETIME_SECONDS = 3600 * environment.number("SESSION_HOURS", 12)
+SESSION_COOKIE_AGE = 60 * environment.number("SESSION_IDLE_MINUTES", 120, least=1)
+SESSION_LIFETIME_SECONDS = 3600 * environment.number("SESSION_HOURS", 12, least=1)
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS_ONLY
@@ -121,7 +121,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 
 # Requests of one token, person or address to the API; 0 a second: no limit.
 THROTTLE_PER_SECOND = environment.number("THROTTLE_PER_SECOND", 600)
-THROTTLE_BURST = environment.number("THROTTLE_BURST", 1000)
+THROTTLE_BURST = environment.number("THROTTLE_BURST", 1000, least=1)
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [

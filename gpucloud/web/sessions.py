@@ -22,6 +22,11 @@ RESOLUTION_SECONDS = 60
 class SessionStore(DatabaseStore):
     """A session with two ends."""
 
+    def _validate_session_key(self, key: str) -> bool:
+        """Whether it can be one of ours; a cookie may hold anything, and NUL is nothing to ask the database for."""
+        plausible = super()._validate_session_key(key)  # type: ignore[misc]
+        return bool(plausible) and key.isascii() and key.isalnum()
+
     def load(self) -> dict[str, Any]:
         """The session's data; a use that is a minute newer than the last is noted, which moves the nearer end out."""
         data: dict[str, Any] = super().load()

@@ -1,7 +1,9 @@
 """What is said twice must be said the same: settings and .env.example, Makefile and help, pins and their reasons."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,19 @@ def test_compose_passes_on_everything_that_the_settings_read() -> None:
 @pytest.mark.parametrize(("name", "comment"), example())
 def test_each_variable_has_a_sentence(name: str, comment: str) -> None:
     assert len(comment) > 20, name
+
+
+@pytest.mark.parametrize("name", ["SESSION_IDLE_MINUTES", "SESSION_HOURS", "THROTTLE_BURST"])
+def test_a_setting_that_would_let_nobody_in_stops_the_start(name: str) -> None:
+    started = subprocess.run(
+        [sys.executable, "-c", "import gpucloud.settings"],
+        cwd=ROOT,
+        env=os.environ | {name: "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{name}='0' is not a whole number, 1 or more." in started.stderr
 
 
 @pytest.mark.parametrize("file", REQUIREMENTS)

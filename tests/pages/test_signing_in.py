@@ -353,3 +353,17 @@ def test_what_has_ended_is_dropped(client: Client) -> None:
     Attempts.objects.update(ends_at=timezone.now())
     assert tasks.forget_sign_ins() == 2
     assert not Session.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"Cookie": 'sessionid="\\000aaaaaaaaaaaaaaaa"'},
+        {"Cookie": "sessionid=a'; --aaaaaaaaaaa"},
+        {"HX-Request": "true", "HX-Current-URL": "http://[x"},
+    ],
+)
+def test_a_stranger_with_headers_of_their_own_is_asked_to_sign_in(db: None, said: dict[str, str]) -> None:
+    answer = Client().get("/", headers=said)
+    assert answer.status_code in (302, 401)
+    assert "/sign-in/?next=/" in {answer.headers.get("Location"), answer.headers.get("HX-Redirect")}

@@ -8,7 +8,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from apps.quotas.management.commands import create_operator
-from apps.quotas.models import IdempotencyRecord, Membership, Token, User
+from apps.quotas.models import AuditEvent, IdempotencyRecord, Membership, Token, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from tests.cast import Api, Cast, Machine, give, give_plenty, token_for
@@ -91,6 +91,12 @@ def test_a_token_has_no_endless_lists(cast: Cast, wrong: dict[str, Any]) -> None
 def test_the_audit_log_says_from_which_networks_a_token_is_valid(cast: Cast) -> None:
     cast.anna.post("tokens/", {"name": "ci", "tenant": "acme", "cidrs": ["10.0.0.0/8"]})
     assert cast.anna.get("audit/?action=token.create").body["results"][0]["after"]["cidrs"] == ["10.0.0.0/8"]
+
+
+def test_a_member_who_is_removed_by_two_at_once_is_removed_once(cast: Cast) -> None:
+    for found in [Membership.objects.get(user__username="max") for _ in range(2)]:
+        tenants.remove_member(principal=SYSTEM, membership=found)
+    assert AuditEvent.objects.filter(action="member.remove").count() == 1
 
 
 def test_the_longest_names_fit_the_audit_log(cast: Cast) -> None:

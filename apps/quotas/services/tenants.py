@@ -143,14 +143,18 @@ def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -
 
 @transaction.atomic
 def remove_member(*, principal: Principal, membership: Membership) -> None:
-    """Take a person's role away. Raises Denied."""
+    """Take a person's role away; doing it twice is the same as once. Raises Denied."""
     principal.require_role(membership.tenant, "admin")
+    rows = Membership.objects.select_for_update(of=["self"]).select_related("tenant", "user")
+    present = rows.filter(pk=membership.pk).first()
+    if present is None:
+        return
     audit.record(
         principal=principal,
         action="member.remove",
         object_type="member",
-        object_id=f"{membership.tenant.slug}/{membership.user.get_username()}",
-        tenant=membership.tenant,
-        before={"role": membership.role},
+        object_id=f"{present.tenant.slug}/{present.user.get_username()}",
+        tenant=present.tenant,
+        before={"role": present.role},
     )
-    membership.delete()
+    present.delete()

@@ -51,8 +51,11 @@ def wants_fragment(request: HttpRequest) -> bool:
 def _sign_in_first(request: HttpRequest) -> HttpResponse:
     if wants_fragment(request):
         # A redirect would put the sign-in form into the page's middle: the whole page goes there, and comes back.
-        back = urlsplit(request.headers.get("HX-Current-URL", ""))
-        login = redirect_to_login(back.path or "/")
+        try:
+            back = urlsplit(request.headers.get("HX-Current-URL", "")).path
+        except ValueError:
+            back = ""
+        login = redirect_to_login(back or "/")
         return HttpResponse(status=401, headers={"HX-Redirect": login["Location"]})
     if request.headers.get("Accept", "").startswith("application/json"):
         return HttpResponse(status=401)
