@@ -11,6 +11,8 @@ from rich.text import Text
 
 # A list is never cut: a uid that is half there cannot be copied. A narrow terminal wraps its lines.
 WHOLE, PAGE_LINES = 100_000, 100
+# Fields of which null says that there is no limit.
+UNLIMITED = frozenset({"hard", "free"})
 COLOURS = {
     "active": "green",
     "ready": "green",
@@ -57,7 +59,7 @@ def drawing(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
         head = Text(column.rpartition(".")[2].upper().replace("_", " "), no_wrap=True, overflow="ellipsis")
         drawn.add_column(head)
     for row in rows:
-        drawn.add_row(*(_cell(value(row, column)) for column in columns))
+        drawn.add_row(*(_cell(column, value(row, column)) for column in columns))
     return drawn
 
 
@@ -79,9 +81,14 @@ def facts(row: Mapping[str, Any]) -> None:
         if isinstance(items, list) and items and isinstance(items[0], Mapping):
             click.echo(name)
             for item in items:
-                click.echo("  " + ", ".join(f"{key}={text(inner)}" for key, inner in item.items()))
+                click.echo("  " + ", ".join(f"{key}={named(key, inner)}" for key, inner in item.items()))
         else:
-            click.echo(f"{name.ljust(width)}  {text(said)}")
+            click.echo(f"{name.ljust(width)}  {named(name, said)}")
+
+
+def named(name: str, said: Any) -> str:
+    """A field's value as people read it: a quota without a limit must not look like none at all."""
+    return "unlimited" if said is None and name in UNLIMITED else text(said)
 
 
 def text(said: Any) -> str:
@@ -99,6 +106,6 @@ def text(said: Any) -> str:
     )
 
 
-def _cell(said: Any) -> Text:
+def _cell(column: str, said: Any) -> Text:
     style = COLOURS.get(said, "") if isinstance(said, str) else ""
-    return Text(text(said), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(named(column, said), style=style, no_wrap=True, overflow="ellipsis")

@@ -77,6 +77,19 @@ def test_a_mistyped_option_makes_no_claim(max_: Shell, tenant: str, platform: Pl
     assert platform.granted("GET", f"claims/?tenant={tenant}")["results"] == []
 
 
+def test_a_program_without_a_name_is_still_looked_for(max_: Shell, tenant: str, platform: Platform) -> None:
+    ended = max_.run("run", "--core", "10", "--memory", "1GiB", "--", "/")
+    assert (ended.code, ended.err.splitlines()[-1]) == (126, "gpucloud: /: Permission denied")
+    assert [row["name"] for row in platform.granted("GET", f"claims/?tenant={tenant}")["results"]] == ["unnamed"]
+
+
+def test_a_quota_without_a_limit_does_not_look_like_none(olga: Shell, tenant: str) -> None:
+    made = olga.run("quota", "create", "--tenant", tenant, "--resource", "vgpus", "--hard", "unlimited")
+    assert re.search(r"^hard +unlimited$", made.out, re.MULTILINE)
+    listed = olga.run("quota", "list", "--tenant", tenant, "--resource", "vgpus").out.splitlines()
+    assert listed[1].split()[2:] == ["-", "vgpus", "unlimited", "0", "0"]
+
+
 def test_a_preview_has_no_uid_to_print(max_: Shell) -> None:
     assert max_.run(*CLAIM, "--dry-run").code == 2
 

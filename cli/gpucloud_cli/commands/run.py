@@ -52,7 +52,9 @@ def run(asked: Asked, /, command: tuple[str, ...], **given: Any) -> None:
     killed outright cannot release: then the claim's lease ends it.
     """
     wanted = body((*CLAIM_FIELDS, NAME), given)
-    wanted.setdefault("name", Path(command[0]).name[:200])
+    # A program's name need not be text, and `/` has none: then the claim is unnamed.
+    if name := Path(command[0]).name.encode(errors="replace").decode()[:200].strip():
+        wanted.setdefault("name", name)
     wanted.setdefault("when_over_quota", "refuse" if given["wait"] is None else "wait")
     if not given["keep"]:
         wanted["lease_seconds"] = given["lease"]
