@@ -1,6 +1,7 @@
 """What every test shares, with or without Django."""
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,12 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 def chromium() -> str | None:
     """The path of a Chromium, if the machine has one."""
     return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
+
+
+def pytest_configure() -> None:
+    """Programs under test inherit what is ignored here: a shell's background ignores SIGINT, `nohup` SIGHUP."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
