@@ -79,8 +79,8 @@ def test_the_gpus_chosen_are_the_fullest_that_carry_it(fleet: list[GpuState], re
     if isinstance(answer, Placed):
         chosen = [one for one in fleet if one.uuid in answer.gpus]
 
-        def leftover(way: tuple[GpuState, ...]) -> list[tuple[int, int]]:
-            return sorted((one.core_free, one.memory_free_mib) for one in way)
+        def leftover(way: tuple[GpuState, ...]) -> tuple[int, int]:
+            return sum(one.core_free for one in way), sum(one.memory_free_mib for one in way)
 
         assert leftover(tuple(chosen)) == min(leftover(way) for way in every_way(fleet, request))
 

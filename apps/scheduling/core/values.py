@@ -1,6 +1,18 @@
 """What the core speaks of. Core is percent of one GPU, memory is MiB."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Label(NamedTuple):
+    """A label of a claim, on a GPU that carries the claim: once for each such claim.
+
+    `kind` is one of `affinity`, `anti-affinity`, `exclusion`; a label means something among its tenant's own only.
+    """
+
+    kind: str
+    tenant: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +27,51 @@ class GpuState:
     core_free: int
     memory_free_mib: int
     schedulable: bool = True
+    labels: tuple[Label, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A machine. `links` are (GPU, GPU, word) with the agent's words; None of CPU or RAM: not known, not limited."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+    links: tuple[tuple[str, str, str], ...] = ()
+    cpu_milli_free: int | None = None
+    ram_mib_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one claim asks: `gpu_count` GPUs of one node, on each `core_request` and `memory_mib`."""
+    """What one claim asks: `gpu_count` GPUs of one node, on each `core_request` and `memory_mib`.
+
+    `gpu_model` may name several models, joined by `|`. CPU and RAM are the node's, for the claim as a whole. `key` is
+    the claim's own id: the policy `random` draws by it, nothing else reads it.
+    """
 
     gpu_count: int
     core_request: int
     memory_mib: int
     gpu_model: str | None = None
+    tenant: str = ""
+    affinity: str | None = None
+    anti_affinity: str | None = None
+    exclusion: str | None = None
+    node_selector: tuple[tuple[str, str], ...] = ()
+    cpu_milli: int = 0
+    ram_mib: int = 0
+    key: str = ""
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """What a GPU that carries it bears for it."""
+        kinds = (("affinity", self.affinity), ("anti-affinity", self.anti_affinity), ("exclusion", self.exclusion))
+        return tuple(Label(kind, self.tenant, name) for kind, name in kinds if name is not None)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that will do; none named: any."""
+        return tuple(self.gpu_model.split("|")) if self.gpu_model is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

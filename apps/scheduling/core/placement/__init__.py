@@ -1,0 +1,41 @@
+"""Placement: which GPUs carry a request. Here for a fleet at one moment; `core.fleet` keeps one in memory."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from apps.scheduling.core.placement.plain import Held, decide
+from apps.scheduling.core.placement.policies import POLICIES, Node
+from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
+
+WHOLE = 100
+
+
+def place(
+    fleet: Iterable[GpuState],
+    request: Request,
+    *,
+    nodes: Iterable[NodeState] = (),
+    policy: str = "binpack",
+    held: Held | None = None,
+    whole: int = WHOLE,
+) -> Placed | Refused:
+    """Choose GPUs for the request, or say why none will do."""
+    return decide(grouped(fleet, nodes), request, POLICIES[policy], held or {}, whole)
+
+
+def never_fits(fleet: Iterable[GpuState], request: Request, *, nodes: Iterable[NodeState] = ()) -> tuple[Reason, ...]:
+    """Why the request would not fit even if every GPU were free and every node there; empty if it could."""
+    free = [replace(gpu, core_free=WHOLE, memory_free_mib=gpu.memory_mib, schedulable=True, labels=()) for gpu in fleet]
+    # What a machine has of CPU and RAM when empty is not known.
+    empty = [replace(node, cpu_milli_free=None, ram_mib_free=None) for node in nodes]
+    answer = place(free, request, nodes=empty)
+    return answer.reasons if isinstance(answer, Refused) else ()
+
+
+def grouped(fleet: Iterable[GpuState], nodes: Iterable[NodeState]) -> list[Node]:
+    """The nodes in the order of their names, the GPUs of each by index and uuid."""
+    states = {node.name: node for node in nodes}
+    by_node: dict[str, list[GpuState]] = {}
+    for gpu in sorted(fleet, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid)):
+        by_node.setdefault(gpu.node, []).append(gpu)
+    return [Node(states.get(name) or NodeState(name), tuple(gpus)) for name, gpus in by_node.items()]

@@ -1,0 +1,134 @@
+"""Which GPUs can carry a request, and what removed the others.
+
+Filters run in the order of `FILTERS`, and a GPU counts for the first that removes it. The label rules:
+
+* affinity: claims of one label share a GPU. While a GPU carries the label, others will not do; else any will.
+* anti-affinity: claims of one label never share a GPU.
+* exclusion: a GPU carries claims of one exclusion label only, or only claims without any.
+
+Labels are the tenant's own: the same word of another tenant is another label. So an affinity or anti-affinity label
+neither meets nor shows anything of others. An exclusion label does keep others out of its GPUs, by its nature; all that
+they learn is how many GPUs are kept so, not by whom.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+from apps.scheduling.core.values import GpuState, Label, NodeState, Reason, Request
+
+SINGULAR = {"have": "has", "are": "is", "carry": "carries"}
+NOTHING = (0, 0)
+
+
+class Filter(IntEnum):
+    """The filters in their order; `NONE` is a GPU that fits."""
+
+    NONE = 0
+    NODE_UNAVAILABLE = 1
+    NODE_SELECTOR = 2
+    GPU_MODEL = 3
+    GPU_MEMORY = 4
+    GPU_CORE = 5
+    NODE_CPU = 6
+    NODE_RAM = 7
+    RESERVED = 8
+    AFFINITY = 9
+    ANTI_AFFINITY = 10
+    EXCLUSION = 11
+    GPUS_ON_ONE_NODE = 12
+
+    @property
+    def code(self) -> str:
+        """As refusals name it."""
+        return self.name.lower().replace("_", "-")
+
+
+def removed_by(
+    gpu: GpuState, node: NodeState, request: Request, held: Mapping[str, tuple[int, int]], *, bound: bool, whole: int
+) -> Filter:
+    """The first filter that removes the GPU. `bound` says that some GPU carries the request's affinity label."""
+    if not gpu.schedulable:
+        return Filter.NODE_UNAVAILABLE
+    if not set(request.node_selector) <= set(node.labels):
+        return Filter.NODE_SELECTOR
+    if request.models and gpu.model not in request.models:
+        return Filter.GPU_MODEL
+    if short := _short_of(gpu, node, request):
+        return short
+    core, memory = held.get(gpu.uuid, NOTHING)
+    if gpu.core_free - core < request.core_request or gpu.memory_free_mib - memory < request.memory_mib:
+        return Filter.RESERVED
+    return _kept_off(gpu, request, bound=bound, whole=whole)
+
+
+def _short_of(gpu: GpuState, node: NodeState, request: Request) -> Filter:
+    if gpu.memory_free_mib < request.memory_mib:
+        return Filter.GPU_MEMORY
+    if gpu.core_free < request.core_request:
+        return Filter.GPU_CORE
+    if node.cpu_milli_free is not None and node.cpu_milli_free < request.cpu_milli:
+        return Filter.NODE_CPU
+    if node.ram_mib_free is not None and node.ram_mib_free < request.ram_mib:
+        return Filter.NODE_RAM
+    return Filter.NONE
+
+
+def _kept_off(gpu: GpuState, request: Request, *, bound: bool, whole: int) -> Filter:
+    labels = gpu.labels
+    if bound and Label("affinity", request.tenant, request.affinity or "") not in labels:
+        return Filter.AFFINITY
+    if request.anti_affinity is not None and Label("anti-affinity", request.tenant, request.anti_affinity) in labels:
+        return Filter.ANTI_AFFINITY
+    exclusions = {label for label in labels if label.kind == "exclusion"}
+    if request.exclusion is None:
+        return Filter.EXCLUSION if exclusions else Filter.NONE
+    alone = {Label("exclusion", request.tenant, request.exclusion)}
+    return Filter.NONE if exclusions == alone or not in_use(gpu, whole) else Filter.EXCLUSION
+
+
+def in_use(gpu: GpuState, whole: int) -> bool:
+    """Whether the GPU carries anything."""
+    return gpu.core_free < whole or gpu.memory_free_mib < gpu.memory_mib or bool(gpu.labels)
+
+
+def reasons(request: Request, removed: Sequence[int], most_on_one_node: int) -> tuple[Reason, ...]:
+    """A refusal's words. `removed` counts GPUs by filter, those under `NONE` fit, but too few of them on one node."""
+    if not sum(removed):
+        return (Reason("no-gpus", 0, "The pool has no GPUs"),)
+    told = [
+        Reason(kind.code, removed[kind], _sentence(removed[kind], _words(kind, request)))
+        for kind in Filter
+        if kind is not Filter.NONE and kind < len(removed) and removed[kind]
+    ]
+    if removed[Filter.NONE]:
+        detail = (
+            f"{request.gpu_count} GPUs of one node are asked for; the most that fit on one node are {most_on_one_node}"
+        )
+        told.append(Reason(Filter.GPUS_ON_ONE_NODE.code, removed[Filter.NONE], detail))
+    return tuple(told)
+
+
+def _words(kind: Filter, request: Request) -> str:
+    wanted = ", ".join(f"{key}={value}" for key, value in request.node_selector)
+    words = {
+        Filter.NODE_UNAVAILABLE: "are gone, or on a node that is cordoned or lost",
+        Filter.NODE_SELECTOR: f"are on a node without the labels {wanted}",
+        Filter.GPU_MODEL: f"are not of model {' or '.join(request.models)}",
+        Filter.GPU_MEMORY: f"have less than {request.memory_mib} MiB free",
+        Filter.GPU_CORE: f"have less than {request.core_request} percent of core free",
+        Filter.NODE_CPU: f"are on a node with less than {request.cpu_milli} thousandths of a CPU free",
+        Filter.NODE_RAM: f"are on a node with less than {request.ram_mib} MiB of RAM free",
+        Filter.RESERVED: "are promised to a reservation",
+        Filter.AFFINITY: f"carry no claim with the affinity label {request.affinity}, and another does",
+        Filter.ANTI_AFFINITY: f"carry a claim with the anti-affinity label {request.anti_affinity}",
+        Filter.EXCLUSION: "carry claims that exclude this one, or that it excludes",
+    }
+    return words[kind]
+
+
+def _sentence(gpus: int, words: str) -> str:
+    """Seven GPUs *have* less than …, one GPU *has* less than …"""
+    if gpus > 1:
+        return f"{gpus} GPUs {words}"
+    verb, _, rest = words.partition(" ")
+    return f"1 GPU {SINGULAR[verb]} {rest}"
