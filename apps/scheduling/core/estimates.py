@@ -1,0 +1,145 @@
+"""When a waiting claim will start, and how that is known.
+
+First from time limits: the queue is played on, from one known end to the next, by the same walk that rounds make. Where
+that leads nowhere, from the rate at which claims of at least this size were given back lately. Where that is too thin,
+there is no estimate, and a sentence says why: none is honest, a guess is not.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.gangs import ready
+from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.values import Refused, Request
+from apps.scheduling.core.walk import Walk
+
+# What one forecast may cost: so many claims, played on over so many moments.
+MOST_CLAIMS = 100
+MOST_MOMENTS = 200
+# Two could be chance; three claims given back are the beginning of a rate.
+FEWEST_FREED = 3
+
+Basis = Literal["time-limits", "recent-rate", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`at` in Unix seconds; None where nothing says it. `detail` says how it was got."""
+
+    at: float | None
+    basis: Basis
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """A claim that was given back lately."""
+
+    at: float
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an order needs to know of the pool and its tenants."""
+
+    capacity: Amounts
+    held: Mapping[str, Amounts]
+    weights: Mapping[str, int]
+
+    def queue(self, asks: Iterable[Ask], held: Mapping[str, Amounts] | None = None) -> Queue:
+        """These asks in their order."""
+        return Queue(asks, capacity=self.capacity, held=self.held if held is None else held, weights=self.weights)
+
+
+def forecast(
+    fleet: Fleet, waiting: Sequence[Waiting], running: Iterable[Running], standing: Standing, *, now: float
+) -> dict[str, float]:
+    """When each of these claims starts, by id, as far as time limits tell. Uses the fleet up."""
+    ends = [(max(item.ends_at, now), item.id, item) for item in running]
+    heapq.heapify(ends)
+    starts: dict[str, float] = {}
+    held = dict(standing.held)
+    left = list(waiting[:MOST_CLAIMS])
+    for _ in range(MOST_MOMENTS):
+        asks, early = ready(left, now=now)
+        walk = Walk(fleet, standing.queue(asks, held), running=[item for *_, item in ends], now=now)
+        for decision in walk:
+            if isinstance(decision.answer, Refused):
+                continue
+            _add(held, decision.ask.tenant, decision.ask.amounts)
+            for claim, placed in zip(decision.ask.members, decision.answer, strict=True):
+                starts[claim.id] = now
+                if claim.time_limit_seconds is not None:
+                    end = now + claim.time_limit_seconds
+                    heapq.heappush(
+                        ends, (end, claim.id, Running(end, claim.id, placed.gpus, claim.request, claim.tenant))
+                    )
+        left = [claim for claim in left if claim.id not in starts]
+        moments = [claim.start_at for claim in left if claim.id in early and claim.start_at and claim.start_at > now]
+        if not left or not (ends or moments):
+            break
+        now = min([*moments, *(end for end, *_ in ends[:1])])
+        while ends and ends[0][0] <= now:
+            *_, item = heapq.heappop(ends)
+            fleet.give_back(item.gpus, item.request)
+            _add(held, item.tenant, Amounts() - Amounts.of(item.request))
+    return starts
+
+
+def _add(held: dict[str, Amounts], tenant: str, amounts: Amounts) -> None:
+    held[tenant] = held.get(tenant, Amounts()) + amounts
+
+
+def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Estimate:
+    """What the forecast says."""
+    if at <= now:
+        return Estimate(at, "time-limits", "It fits now: the next round places it.")
+    detail = f"From the time limits of {_counted(running, 'claim')} that run"
+    if running == 1:
+        detail = "From the time limit of the one claim that runs with one"
+    if ahead:
+        detail += f", with {_counted(ahead, 'claim')} ahead in the queue"
+    return Estimate(at, "time-limits", f"{detail}. It may be earlier: claims may end before their limit.")
+
+
+def from_recent_rate(ask: Ask, ahead: Iterable[Ask], freed: Sequence[Freed], *, since: float, now: float) -> Estimate:
+    """From how often as much was given back since then, and how much goes first."""
+    wanted = max((claim.request for claim in ask.members), key=lambda request: Amounts.of(request).core_percent)
+    alike = sum(_as_large(item.request, wanted) for item in freed)
+    hours = max(1, round((now - since) / 3600))
+    if alike < FEWEST_FREED:
+        detail = (
+            f"No time limit of what runs leads to it, and in the last {_counted(hours, 'hour')} only "
+            f"{_counted(alike, 'claim')} of at least its size ended: too few to go by."
+        )
+        return Estimate(None, "none", detail)
+    size = max(1, ask.amounts.core_percent)
+    turns = len(ask.members) + sum(min(1.0, other.amounts.core_percent / size) for other in ahead)
+    at = now + turns * (now - since) / alike
+    detail = (
+        f"In the last {_counted(hours, 'hour')} {_counted(alike, 'claim')} of at least its size ended; "
+        f"with what is ahead in the queue it needs about {turns:.0f} of them."
+    )
+    return Estimate(at, "recent-rate", detail)
+
+
+def unknown(detail: str) -> Estimate:
+    """No estimate, and why."""
+    return Estimate(None, "none", detail)
+
+
+def _as_large(freed: Request, wanted: Request) -> bool:
+    return (
+        freed.gpu_count >= wanted.gpu_count
+        and freed.core_request >= wanted.core_request
+        and freed.memory_mib >= wanted.memory_mib
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,92 @@
+"""Gangs: claims of one group are placed all or none; and who may be asked at all by now.
+
+Of one tenant's waiting claims with the same `group` and `group_size`, the oldest `group_size` are a gang, the next ones
+another. Its claims are tried largest first. That finds nearly every way in which a gang fits, not every one: packing
+differently sized claims is a hard problem, and a gang that is refused now is tried again with whatever changes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.moments import utc
+from apps.scheduling.core.queue import Ask, Waiting
+from apps.scheduling.core.values import Placed, Reason, Refused
+
+Held = Mapping[str, tuple[int, int]]
+NOTHING: Held = {}
+
+
+def ready(waiting: Iterable[Waiting], *, now: float) -> tuple[list[Ask], dict[str, Refused]]:
+    """What may be asked now, and by id why the rest may not: it starts later, or its gang is not complete."""
+    asks, early, gangs = [], {}, defaultdict(list)
+    for claim in waiting:
+        if claim.group is None:
+            asks.append(Ask((claim,)))
+        else:
+            gangs[claim.tenant, claim.group, claim.group_size].append(claim)
+    for (_, name, size), members in gangs.items():
+        members.sort(key=lambda claim: (claim.since, claim.id))
+        for first in range(0, len(members), size):
+            gang = tuple(members[first : first + size])
+            if len(gang) == size:
+                asks.append(Ask(gang))
+            else:
+                why = _incomplete(name, len(gang), size)
+                early.update(dict.fromkeys((claim.id for claim in gang), why))
+    for ask in asks:
+        begin = max((claim.start_at or now for claim in ask.members), default=now)
+        if begin > now:
+            early.update(dict.fromkeys((claim.id for claim in ask.members), _early(begin)))
+    return [ask for ask in asks if ask.members[0].id not in early], early
+
+
+def place_all(fleet: Fleet, ask: Ask, *, held: Held = NOTHING) -> tuple[Placed, ...] | Refused:
+    """GPUs for each claim of the ask, in its order, or why not all of them fit together. Changes nothing."""
+    if len(ask.members) == 1:
+        answer = fleet.place(ask.members[0].request, held=held)
+        return answer if isinstance(answer, Refused) else (answer,)
+    found: dict[str, Placed] = {}
+    try:
+        for claim in sorted(ask.members, key=_largest_first):
+            answer = fleet.place(claim.request, held=held)
+            if isinstance(answer, Refused):
+                return _partly(ask, len(found), answer)
+            fleet.take(answer.gpus, claim.request)
+            found[claim.id] = answer
+    finally:
+        give_back(fleet, ask, found)
+    return tuple(found[claim.id] for claim in ask.members)
+
+
+def take(fleet: Fleet, ask: Ask, answer: tuple[Placed, ...]) -> None:
+    """The fleet bears every claim of the ask."""
+    for claim, placed in zip(ask.members, answer, strict=True):
+        fleet.take(placed.gpus, claim.request)
+
+
+def give_back(fleet: Fleet, ask: Ask, found: Mapping[str, Placed]) -> None:
+    """The fleet no longer bears those of the ask that are in `found`, by id."""
+    for claim in ask.members:
+        if claim.id in found:
+            fleet.give_back(found[claim.id].gpus, claim.request)
+
+
+def _largest_first(claim: Waiting) -> tuple[int, int, int, int, str]:
+    asked = claim.request
+    return (-asked.gpu_count, -asked.core_request, -asked.memory_mib, claim.since, claim.id)
+
+
+def _incomplete(name: str, arrived: int, size: int) -> Refused:
+    detail = f"{arrived} of the {size} claims of group {name} have arrived; they are placed together"
+    return Refused((Reason("group-incomplete", 0, detail),))
+
+
+def _early(begin: float) -> Refused:
+    return Refused((Reason("not-before", 0, f"It is not placed before {utc(begin)}, as it was asked for"),))
+
+
+def _partly(ask: Ask, fitting: int, answer: Refused) -> Refused:
+    size, name = len(ask.members), ask.members[0].group
+    detail = f"{fitting} of the {size} claims of group {name} fit together now; they are placed all or none"
+    return Refused((Reason("group-does-not-fit", 0, detail), *answer.reasons))

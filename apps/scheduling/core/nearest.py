@@ -1,0 +1,62 @@
+"""The nearest change that would fit: what else could be asked so that it were placed now.
+
+Each answer changes one field and is the most that still fits, found by asking the fleet: halving over what GPUs have
+free, over percents, over counts. A question costs some forty placements and no more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.gangs import NOTHING, Held
+from apps.scheduling.core.values import Placed, Request
+
+LABELS = ("affinity", "anti_affinity", "exclusion")
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One field's other value, with which the claim would fit now."""
+
+    field: str
+    value: Any
+    detail: str
+
+
+def nearest_changes(fleet: Fleet, request: Request, *, held: Held = NOTHING) -> tuple[Suggestion, ...]:
+    """For each field the nearest value that fits, where there is one; nothing where it fits as it is."""
+
+    def fits(**changed: Any) -> bool:
+        return isinstance(fleet.place(replace(request, **changed), held=held), Placed)
+
+    if fits():
+        return ()
+    found: list[Suggestion] = []
+    if (memory := _most(_memories(fleet, request, held), lambda amount: fits(memory_mib=amount))) is not None:
+        found.append(Suggestion("memory_mib", memory, f"It would fit now with memory_mib {memory} or less."))
+    if (core := _most(range(1, request.core_request), lambda percent: fits(core_request=percent))) is not None:
+        found.append(Suggestion("core_request", core, f"It would fit now with core_request {core} or less."))
+    if (count := _most(range(1, request.gpu_count), lambda gpus: fits(gpu_count=gpus))) is not None:
+        found.append(Suggestion("gpu_count", count, f"It would fit now with gpu_count {count}."))
+    for field, empty in (("gpu_model", None), ("node_selector", ()), *((label, None) for label in LABELS)):
+        if getattr(request, field, empty) != empty and fits(**{field: empty}):
+            found.append(Suggestion(field, None, f"It would fit now with {field} null."))
+    return tuple(found)
+
+
+def _memories(fleet: Fleet, request: Request, held: Held) -> Sequence[int]:
+    """The amounts at which the answer may change, smallest first: what GPUs have free below what is asked."""
+    free = {gpu.memory_free_mib - held.get(gpu.uuid, (0, 0))[1] for gpu in fleet.gpus() if gpu.schedulable}
+    return sorted(amount for amount in free if 0 < amount < request.memory_mib)
+
+
+def _most(values: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """The largest that fits of ascending values; what is less than one that fits, fits."""
+    if not values or not fits(values[0]):
+        return None
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(values[middle]) else (low, middle)
+    return values[low]

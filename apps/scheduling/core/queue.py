@@ -1,0 +1,182 @@
+"""Who is asked next: by priority, then the tenant with the lowest weighted dominant share, then by age.
+
+A tenant's dominant share is the largest part that it holds of any of the pool's resources (core, memory, whole GPUs);
+divided by its weight it says who is furthest behind (dominant resource fairness, Ghodsi et al., NSDI 2011). Shares move
+with every placement, so the order is not a list that is sorted once: each tenant has a line of its own by age, and a
+heap says whose line is next. Only the share of the tenant that was asked moves; asking n claims of t tenants costs
+n log t.
+
+What is placed together is asked together: a gang counts as old as its last claim and as urgent as its least urgent one,
+so that nobody gains by sending one claim of it ahead.
+"""
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from apps.scheduling.core.values import Request
+
+WHOLE_GPU = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What is held of a pool, or what it has."""
+
+    core_percent: int = 0
+    memory_mib: int = 0
+    gpus: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """What the request holds once it is placed; `gpus` counts whole ones only."""
+        count = request.gpu_count
+        whole = count if request.core_request == WHOLE_GPU else 0
+        return cls(count * request.core_request, count * request.memory_mib, whole)
+
+    def __add__(self, more: "Amounts") -> "Amounts":
+        return Amounts(self.core_percent + more.core_percent, self.memory_mib + more.memory_mib, self.gpus + more.gpus)
+
+    def __sub__(self, less: "Amounts") -> "Amounts":
+        return Amounts(self.core_percent - less.core_percent, self.memory_mib - less.memory_mib, self.gpus - less.gpus)
+
+    def share_of(self, capacity: "Amounts", weight: int) -> float:
+        """The dominant share by weight. Division of integers rounds exactly, so equal shares compare as equal."""
+        pairs = (
+            (self.core_percent, capacity.core_percent),
+            (self.memory_mib, capacity.memory_mib),
+            (self.gpus, capacity.gpus),
+        )
+        return max((held / (has * weight) for held, has in pairs if has), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One claim in the queue. `since` is its number in the order of arrival; `start_at` is in Unix seconds."""
+
+    id: str
+    tenant: str
+    request: Request
+    since: int
+    priority: int = 0
+    time_limit_seconds: int | None = None
+    start_at: float | None = None
+    group: str | None = None
+    group_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is placed together, all or nothing: one claim, or a whole gang, oldest first."""
+
+    members: tuple[Waiting, ...]
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is; a gang has one tenant."""
+        return self.members[0].tenant
+
+    @property
+    def priority(self) -> int:
+        """The least of its claims'."""
+        return min(member.priority for member in self.members)
+
+    @property
+    def since(self) -> int:
+        """When the last of its claims arrived."""
+        return max(member.since for member in self.members)
+
+    @property
+    def amounts(self) -> Amounts:
+        """What it would hold."""
+        total = Amounts()
+        for member in self.members:
+            total += Amounts.of(member.request)
+        return total
+
+    @property
+    def time_limit_seconds(self) -> int | None:
+        """When all of it is over, from its start; None: nobody knows."""
+        limits = [member.time_limit_seconds for member in self.members]
+        known = [limit for limit in limits if limit is not None]
+        return max(known) if len(known) == len(limits) else None
+
+
+class Queue:
+    """Asks in their order, while shares move.
+
+    `held` is what each tenant holds of the pool now, `capacity` what the pool has. `next` hands each ask out once; say
+    `placed` for what got its GPUs, before asking for the next.
+    """
+
+    def __init__(
+        self, asks: Iterable[Ask], *, capacity: Amounts, held: Mapping[str, Amounts], weights: Mapping[str, int]
+    ) -> None:
+        self._capacity, self._weights = capacity, weights
+        self._held = dict(held)
+        levels: dict[int, dict[str, list[Ask]]] = defaultdict(lambda: defaultdict(list))
+        for ask in asks:
+            levels[ask.priority][ask.tenant].append(ask)
+        self._levels = sorted(levels.items())
+        self._lines: dict[str, deque[Ask]] = {}
+        # (share, age and id of the first in line, tenant, edition): a newer edition makes an entry void.
+        self._heap: list[tuple[float, int, str, str, int]] = []
+        self._editions: dict[str, int] = defaultdict(int)
+        self._asked: str | None = None
+
+    def next(self) -> Ask | None:
+        """The ask whose turn it is; None when each had its turn."""
+        if self._asked is not None:
+            self._line_up(self._asked)
+            self._asked = None
+        while True:
+            if not self._heap and not self._open_level():
+                return None
+            *_, tenant, edition = heapq.heappop(self._heap)
+            if edition == self._editions[tenant] and self._lines[tenant]:
+                self._asked = tenant
+                return self._lines[tenant].popleft()
+
+    def placed(self, ask: Ask) -> None:
+        """Its tenant holds so much more."""
+        self._held[ask.tenant] = self._held.get(ask.tenant, Amounts()) + ask.amounts
+
+    def returned(self, ask: Ask) -> None:
+        """What was said to be placed is not: it could not be committed."""
+        self._held[ask.tenant] -= ask.amounts
+        if ask.tenant != self._asked and self._lines.get(ask.tenant):
+            self._line_up(ask.tenant)
+
+    def share(self, tenant: str) -> float:
+        """The tenant's dominant share by weight, as it stands."""
+        return self._held.get(tenant, Amounts()).share_of(self._capacity, self._weights.get(tenant, 1))
+
+    def _open_level(self) -> bool:
+        """Go on to the next lower priority, with the shares as they are by then."""
+        if not self._levels:
+            return False
+        _, lines = self._levels.pop()
+        self._lines = {
+            tenant: deque(sorted(asks, key=lambda ask: (ask.since, ask.members[0].id)))
+            for tenant, asks in lines.items()
+        }
+        for tenant in self._lines:
+            self._line_up(tenant)
+        return True
+
+    def _line_up(self, tenant: str) -> None:
+        self._editions[tenant] += 1
+        if line := self._lines[tenant]:
+            entry = (self.share(tenant), line[0].since, line[0].members[0].id, tenant, self._editions[tenant])
+            heapq.heappush(self._heap, entry)
+
+
+def in_order(queue: Queue) -> list[Ask]:
+    """Everything that waits, in the order in which it is asked if all of it is placed: the places in the queue."""
+    order = []
+    while (ask := queue.next()) is not None:
+        queue.placed(ask)
+        order.append(ask)
+    return order
