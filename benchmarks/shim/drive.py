@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.shim.pages import Claim
 from benchmarks.shim.processes import Process
-from benchmarks.shim.sampling import Course, Spread, rate, rates, watch, within
+from benchmarks.shim.sampling import Course, Spread, rate, rates, watch
 
 # The first import of PyTorch from a cold disk, and several at once.
 IMPORT_SECONDS = 180.0
@@ -35,11 +35,23 @@ def warm_all(programs: Iterable[Process]) -> None:
         program.wait("ready", WARM_SECONDS)
 
 
+@dataclass(frozen=True)
+class Ran:
+    """Iterations a second, and the seconds of processor time that one took, all threads of the program together."""
+
+    rate: float
+    cpu_seconds: float
+
+
 def run_alone(program: Process, seconds: float) -> float:
     """Iterations a second while nothing else runs, the last batches included."""
+    return run_for(program, seconds).rate
+
+
+def run_for(program: Process, seconds: float) -> Ran:
     program.say(f"run {seconds}")
     ran = program.wait("ran", seconds + SPARE_SECONDS)
-    return float(ran["iterations"] / ran["seconds"])
+    return Ran(ran["iterations"] / ran["seconds"], ran["cpu_seconds"] / ran["iterations"])
 
 
 def profile_alone(program: Process, seconds: float) -> float:
@@ -88,5 +100,6 @@ def run_together(
 
 
 def got(program: Process, course: Course | None, begin: float, end: float) -> Got:
-    rows = [row for row in within(program.answers(), begin, end) if "iterations" in row]
-    return Got(course, rate(rows, "iterations"), Spread.of(rates(rows, "iterations")))
+    rows = [row for row in program.answers() if "iterations" in row]
+    found = rates(rows, "iterations", begin, end)
+    return Got(course, rate(rows, "iterations", begin, end), Spread.of(found))

@@ -1,5 +1,6 @@
 """Shares of GPU time over windows: by the claims' pages, and by what programs say of themselves."""
 
+import bisect
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,25 +89,27 @@ def watch(claims: Mapping[str, Any], seconds: float, window: float = WINDOW_SECO
     return {name: reader.course() for name, reader in readers.items()}
 
 
-def within(rows: Iterable[Mapping[str, Any]], begin: float, end: float) -> list[Mapping[str, Any]]:
-    """The rows that were printed in this time, by their ``at``."""
-    return [row for row in rows if begin <= row.get("at", -1.0) <= end]
+def count_at(rows: Sequence[Mapping[str, Any]], counter: str, at: float) -> float:
+    """The counter at that time: between two rows as if it had grown evenly, outside of them as at the nearest.
+
+    A program that is held back prints no rows meanwhile: what it counted must not be divided by the rest of the time.
+    """
+    after = bisect.bisect_left(rows, at, key=lambda row: float(row["at"]))
+    if after in {0, len(rows)}:
+        return float(rows[min(after, len(rows) - 1)][counter]) if rows else 0.0
+    first, second = rows[after - 1], rows[after]
+    part = (at - first["at"]) / (second["at"] - first["at"])
+    return float(first[counter] + part * (second[counter] - first[counter]))
 
 
-def rate(rows: Sequence[Mapping[str, Any]], counter: str) -> float:
-    """Counts a second from the first to the last of the rows; 0 where there are not two."""
-    if len(rows) < 2:
-        return 0.0
-    return float((rows[-1][counter] - rows[0][counter]) / (rows[-1]["at"] - rows[0]["at"]))
+def rate(rows: Sequence[Mapping[str, Any]], counter: str, begin: float, end: float) -> float:
+    """Counts a second between two times."""
+    return (count_at(rows, counter, end) - count_at(rows, counter, begin)) / (end - begin)
 
 
-def rates(rows: Sequence[Mapping[str, Any]], counter: str, window: float = WINDOW_SECONDS) -> list[float]:
-    """Counts a second, window by window; a window ends with the first row that is not before its end."""
-    found: list[float] = []
-    first = 0
-    for at, row in enumerate(rows):
-        # Rows come a little early or late: a twentieth of the window is no other window.
-        if row["at"] - rows[first]["at"] >= 0.95 * window:
-            found.append(rate(rows[first : at + 1], counter))
-            first = at
-    return found
+def rates(
+    rows: Sequence[Mapping[str, Any]], counter: str, begin: float, end: float, window: float = WINDOW_SECONDS
+) -> list[float]:
+    """Counts a second in each whole window."""
+    starts = [begin + number * window for number in range(max(1, int((end - begin) / window + 0.05)))]
+    return [rate(rows, counter, start, min(start + window, end)) for start in starts]

@@ -76,6 +76,25 @@ static void test_together(void)
     claim_end(&claim);
 }
 
+/* The processes of a claim wait for one credit: none of them may take it from the others time after time. */
+static void test_nobody_starves(void)
+{
+    struct claim claim;
+    struct player p[3];
+    double least = 100, sum = 0;
+    claim_make(&claim, 4 * GIB, 25);
+    for (int i = 0; i < 3; i++)
+        play(&p[i], &claim, PRELOADED, "load", "5000000", "0", "3", "100", NULL);
+    for (int i = 0; i < 3; i++) {
+        finish(&p[i]);
+        double share = said(&p[i], "overall");
+        sum += share;
+        least = share < least ? share : least;
+    }
+    expect(least > 6, "three processes of a claim all go on: the least has %.1f of %.1f %%", least, sum);
+    claim_end(&claim);
+}
+
 /* Wait until a window's share is near; the time since `since`, or 1e9. */
 static double share_reaches(struct player *p, double want, double since)
 {
@@ -185,6 +204,7 @@ void test_compute(void)
 {
     test_shares();
     test_together();
+    test_nobody_starves();
     test_moved();
     test_paused();
     test_capture();

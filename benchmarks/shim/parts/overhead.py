@@ -5,7 +5,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.shim.drive import imported, run_alone, warm
+from benchmarks.shim.drive import Ran, imported, run_for, warm
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
 from benchmarks.shim.report import Report
@@ -36,7 +36,10 @@ def measure(stage: Stage, report: Report) -> None:
         for name, how in PROGRAMS.items()
     }
     churns: dict[str, Pairs] = {
-        name: [(stage.program(None, "churn", more=more), stage.program(claim, "churn", more=more))]
+        name: [
+            (stage.program(None, "churn", more=more), stage.program(claim, "churn", more=more))
+            for _ in range(PROCESSES)
+        ]
         for name, more in CHURN.items()
     }
     everyone = [one for pairs in (*programs.values(), *churns.values()) for pair in pairs for one in pair]
@@ -66,26 +69,28 @@ def compare(stage: Stage, report: Report, name: str, pairs: Pairs) -> tuple[list
     for pair in pairs:
         for process in pair:
             warm(process)
-    rates: list[tuple[float, float]] = []
+    rounds: list[tuple[Ran, Ran]] = []
     for number in range(4 if stage.quick else ROUNDS):
         for bare, claimed in pairs:
             # Who is first changes, so that a GPU that grows warm does not favour one mode.
             order = (bare, claimed) if number % 2 else (claimed, bare)
-            found = {process.pid: run_alone(process, stage.seconds) for process in order}
-            rates.append((found[bare.pid], found[claimed.pid]))
+            found = {process.pid: run_for(process, stage.seconds) for process in order}
+            rounds.append((found[bare.pid], found[claimed.pid]))
     for pair in pairs:
         for process in pair:
             process.terminate()
-    report.raw(name, {"bare, claim": rates})
-    ratios = [bare / claimed for bare, claimed in rates]
+    report.raw(name, {"bare, claim": [(bare.rate, claimed.rate) for bare, claimed in rounds]})
+    ratios = [bare.rate / claimed.rate for bare, claimed in rounds]
     over = Spread.of(100 * (ratio - 1) for ratio in ratios)
-    error = over.sd / math.sqrt(over.count)
+    cpu = Spread.of(100 * (claimed.cpu_seconds / bare.cpu_seconds - 1) for bare, claimed in rounds)
     return ratios, {
         "program": name,
-        "bare/s": statistics.median(bare for bare, _ in rates),
-        "claim/s": statistics.median(claimed for _, claimed in rates),
+        "bare/s": statistics.median(bare.rate for bare, _ in rounds),
+        "claim/s": statistics.median(claimed.rate for _, claimed in rounds),
         "overhead, % (median)": f"{100 * (statistics.median(ratios) - 1):+.3f}",
-        "mean ± its standard error": f"{over.mean:+.3f} ± {error:.3f}",
+        "mean ± its standard error": f"{over.mean:+.3f} ± {over.sd / math.sqrt(over.count):.3f}",
+        # Processors that are shared with others are taken away, but not counted meanwhile.
+        "processor time, %": f"{cpu.mean:+.3f} ± {cpu.sd / math.sqrt(cpu.count):.3f}",
         "rounds": over.count,
         "ratio": f"{1 / statistics.median(ratios):.4f}",
     }

@@ -7,7 +7,7 @@ from benchmarks.shim.pages import Claim
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
 from benchmarks.shim.report import Report
-from benchmarks.shim.sampling import Spread, rate, rates, watch, within
+from benchmarks.shim.sampling import Spread, rate, rates, watch
 from benchmarks.shim.stage import Stage
 
 LIMITS = (10, 25, 50, 75, 90)
@@ -90,7 +90,8 @@ def alone(stage: Stage, options: Sequence[str], processes: int, seconds: float) 
     running = start(stage, None, options, processes)
     begin = time.monotonic()
     time.sleep(seconds)
-    found = sum(rate(within(process.rows(), begin, time.monotonic()), "kernels") for process in running)
+    end = time.monotonic()
+    found = sum(rate(process.rows(), "kernels", begin, end) for process in running)
     for process in running:
         process.terminate()
     return found
@@ -101,15 +102,15 @@ def at_limit(stage: Stage, claim: Claim, running: Sequence[Process], limit: int,
     time.sleep(SETTLE_SECONDS)
     course = watch({"claim": claim}, stage.seconds)["claim"]
     time.sleep(0.1)
-    rows = [within(process.rows(), course.begin, course.end) for process in running]
-    own = [rates(lines, "kernels") for lines in rows]
-    together = [sum(each) * kernel_us / 1e4 for each in zip(*own, strict=False)]
+    rows = [process.rows() for process in running]
+    own = [rates(lines, "kernels", course.begin, course.end) for lines in rows]
+    together = [sum(each) * kernel_us / 1e4 for each in zip(*own, strict=True)]
     return {
         "page": course.share,
         "page_sd": course.spread.sd,
         "own": Spread.of(together).mean,
         "own_sd": Spread.of(together).sd,
-        "rate": sum(rate(lines, "kernels") for lines in rows),
+        "rate": sum(rate(lines, "kernels", course.begin, course.end) for lines in rows),
     }
 
 

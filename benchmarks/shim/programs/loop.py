@@ -79,11 +79,12 @@ class Program:
         say({"event": "ready", "reserved_bytes": torch.cuda.memory_reserved()})
 
     def run(self, seconds: float, *, quiet: bool = False) -> dict[str, float]:
-        """Iterate; a row an interval unless ``quiet``. Returns ``seconds`` and ``iterations``."""
+        """Iterate; a row an interval unless ``quiet``. Returns ``seconds``, ``cpu_seconds`` and ``iterations``."""
         assert self._work is not None, "the first command is warm"
         self._running = True
         marks: deque[tuple[int, torch.cuda.Event]] = deque()
         begin = last = time.monotonic()
+        cpu_begin = time.process_time()
         launched = finished = 0
         while (now := time.monotonic()) < begin + seconds and not self._ended:
             for _ in range(self._work.batch):
@@ -99,7 +100,8 @@ class Program:
                 say({"at": round(last, 6), "iterations": finished})
         torch.cuda.synchronize()
         self._running = False
-        return {"seconds": time.monotonic() - begin, "iterations": launched}
+        spent = time.process_time() - cpu_begin
+        return {"seconds": time.monotonic() - begin, "cpu_seconds": spent, "iterations": launched}
 
     def count(self, iterations: int) -> dict[str, float]:
         """Iterate so many times, without a look at the clock. Returns ``seconds`` and ``iterations``."""

@@ -9,6 +9,8 @@
 
 /* 5 ms: as long as the longest kernel for which a change must be in force in 100 ms; smaller ones cost idle gaps. */
 #define QUANTUM_NS 5000000ll
+/* Who wakes sooner would take the credit every time; so the process that launched last leaves so much to one that waits. */
+#define AFTER_YOU_NS 2500000ll
 /* Four quanta: a wake-up that comes late (a busy machine: 10 ms and more) must not lose the credit of the meantime. */
 #define CREDIT_MAX_NS (4 * QUANTUM_NS)
 
@@ -54,6 +56,21 @@ uint64_t credit_inflight(int slot)
     return sum;
 }
 
+/* Another process of the claim waits, and has launched nothing for longer than this one. */
+static int another_is_first(int slot)
+{
+    uint64_t own = __atomic_load_n(&shim_usage(slot)->last_launch_ns, __ATOMIC_RELAXED);
+    uint32_t n = __atomic_load_n(&shim.usage->slots_used, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < n && i < VCUDA_MAX_PROCESSES; i++) {
+        const struct vcuda_process *p = &shim.usage->process[i];
+        if (__atomic_load_n(&p->gpu[slot].waiting, __ATOMIC_RELAXED) &&
+            __atomic_load_n(&p->gpu[slot].last_launch_ns, __ATOMIC_RELAXED) < own &&
+            pages_is_process(__atomic_load_n(&p->owner, __ATOMIC_RELAXED)))
+            return 1;
+    }
+    return 0;
+}
+
 int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *missing)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
@@ -63,10 +80,12 @@ int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *
     refill(bucket, limit, inflight);
     int64_t own = load(&bucket->credit_ns), credit = own - inflight;
     int dry = __atomic_load_n(&gpu->dry, __ATOMIC_RELAXED);
-    *missing = QUANTUM_NS - credit;
-    if (dry ? credit < QUANTUM_NS : credit <= 0) {
-        /* Waiting for a long kernel's end is not being dry. */
-        if (own <= 0 || inflight <= QUANTUM_NS)
+    int after = (dry || credit <= 0) && another_is_first(slot);
+    int64_t needed = dry && after ? QUANTUM_NS + AFTER_YOU_NS : QUANTUM_NS;
+    *missing = needed - credit;
+    if (dry ? credit < needed : credit <= 0) {
+        /* Waiting for a long kernel's end is not being dry, but where somebody else waits for the same credit. */
+        if (own <= 0 || inflight <= QUANTUM_NS || after)
             __atomic_store_n(&gpu->dry, 1, __ATOMIC_RELAXED);
         return 0;
     }
