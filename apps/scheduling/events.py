@@ -46,9 +46,12 @@ def claims_group(tenant_id: int | None) -> str:
 
 
 def wake_scheduler(pool: Pool) -> None:
-    """NOTIFY, delivered by PostgreSQL at the commit. Repair: the scheduler looks by itself every 10 s."""
+    """Have everything that waits in the pool asked again after the commit.
+
+    For what no row says: changed GPUs, nodes, claims, quotas and budgets are told of by the database itself.
+    """
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [ROUNDS_CHANNEL, pool.name])
+        cursor.execute("SELECT pg_notify(%s, %s)", [ROUNDS_CHANNEL, f"pool {pool.pk}"])
 
 
 def push_on_commit(node_ids: Iterable[int]) -> None:
@@ -72,13 +75,19 @@ def node_forgotten_on_commit(uid: uuid.UUID) -> None:
 
 def claim_changed_on_commit(claim: "Claim") -> None:
     """Tell who waits for this claim or watches it that it changed. Repair: they read again by themselves."""
-    groups = [claim_group(claim.uid), claims_group(claim.tenant_id), claims_group(None)]
-    message: dict[str, object] = {"type": "claim.changed", "uid": str(claim.uid)}
+    claims_changed_on_commit([claim])
 
-    def tell() -> None:
-        _send(groups, message)
 
-    transaction.on_commit(tell)
+def claims_changed_on_commit(claims: Iterable["Claim"]) -> None:
+    """The same of many: who watches a list of claims is told once."""
+    first: dict[str, str] = {}
+    for claim in claims:
+        for group in (claim_group(claim.uid), claims_group(claim.tenant_id), claims_group(None)):
+            first.setdefault(group, str(claim.uid))
+    messages: dict[str, dict[str, object]] = {
+        group: {"type": "claim.changed", "uid": uid} for group, uid in first.items()
+    }
+    transaction.on_commit(lambda: _send(messages))
 
 
 def channel_layer() -> BaseChannelLayer:
@@ -90,16 +99,16 @@ def channel_layer() -> BaseChannelLayer:
 
 def send_to_group(group: str, message: dict[str, object]) -> None:
     """To a channel group; a channel layer that is away is logged, never raised."""
-    _send([group], message)
+    _send({group: message})
 
 
-def _send(groups: list[str], message: dict[str, object]) -> None:
+def _send(messages: dict[str, dict[str, object]]) -> None:
     async def send() -> None:
         layer = channel_layer()
         async with asyncio.timeout(HINT_SECONDS):
-            await asyncio.gather(*(layer.group_send(group, message) for group in groups))
+            await asyncio.gather(*(layer.group_send(group, message) for group, message in messages.items()))
 
     try:
         async_to_sync(send)()
     except Exception as error:  # noqa: BLE001 - redis and asyncio raise many kinds; a hint must not fail its sender
-        logger.warning("no hint to %s: %s", groups[0], error)
+        logger.warning("no hint to %s: %s", next(iter(messages)), error)

@@ -22,8 +22,7 @@ class Gateway:
     """Implements `apps.nodes.gateway.registry.Claims`."""
 
     def desired(self, node: Node) -> wire.Desired:
-        """The node's whole wanted state; its GPUs are there again, so the scheduler looks too."""
-        events.wake_scheduler(node.pool)
+        """The node's whole wanted state."""
         return desired_state(node)
 
     def observed(self, node: Node, frame: wire.Observed) -> None:

@@ -1,5 +1,8 @@
 """Promising pieces of GPUs and taking them back: the conditional UPDATE is the check."""
 
+from collections.abc import Mapping
+
+from django.db import connection
 from django.db.models import Count, F, Sum
 from django.utils import timezone
 
@@ -21,6 +24,28 @@ def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
             updated_at=timezone.now(),
         )
     )
+
+
+def take_many(takes: Mapping[int, tuple[int, int]]) -> bool:
+    """Promise (core, MiB) of each of these GPUs, by key, in one statement; False where one has no room any more.
+
+    Then some of it may be promised: the caller takes its transaction back. Lock the rows in key order before.
+    """
+    rows = [(key, *takes[key]) for key in sorted(takes)]
+    keys, cores, memories = (list(column) for column in zip(*rows, strict=True))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE nodes_gpu AS gpu
+            SET core_used = gpu.core_used + more.core, memory_used_mib = gpu.memory_used_mib + more.memory_mib,
+                version = gpu.version + 1, updated_at = %s
+            FROM unnest(%s::bigint[], %s::integer[], %s::bigint[]) AS more (id, core, memory_mib)
+            WHERE gpu.id = more.id AND gpu.present AND gpu.core_used <= %s - more.core
+                AND gpu.memory_used_mib <= gpu.memory_mib - more.memory_mib
+            """,
+            [timezone.now(), keys, cores, memories, WHOLE],
+        )
+        return bool(cursor.rowcount == len(takes))
 
 
 def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:

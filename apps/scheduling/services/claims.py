@@ -100,7 +100,6 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
         tenant=tenant,
         after={"name": claim.name, "pool": pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
     )
-    events.wake_scheduler(pool)
     events.claim_changed_on_commit(claim)
     return claim
 
@@ -164,7 +163,6 @@ def release_claim(
     if not assignments:
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
         states.move(claim, ClaimState.RELEASED, reasons=[])
-        events.wake_scheduler(claim.pool)
         return claim
     for assignment in assignments:
         assignment.change(state=AssignmentState.RELEASING, generation=assignment.generation + 1)

@@ -1,10 +1,12 @@
 """Reading a pool's GPUs as the core wants them: two queries, whatever the size."""
 
-from django.db.models import Count
+from dataclasses import dataclass, replace
+
+from django.db.models import Count, Q
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
-from apps.scheduling.core.values import GpuState, Request
+from apps.scheduling.core.values import GpuState, Placed, Request
 
 
 def could_carry(pool: Pool, request: Request) -> bool:
@@ -20,19 +22,56 @@ def could_carry(pool: Pool, request: Request) -> bool:
     return gpus.order_by("node").values("node").annotate(gpus=Count("pk")).filter(gpus__gte=request.gpu_count).exists()
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU as the core wants it, and the keys of its rows."""
+
+    pk: int
+    node_id: int
+    state: GpuState
+
+    def carrying(self, request: Request) -> "Device":
+        """The same once it carries the request too."""
+        return replace(self, state=carrying(self.state, request))
+
+
+def carrying(gpu: GpuState, request: Request) -> GpuState:
+    """The GPU once it carries the request too."""
+    return replace(
+        gpu,
+        core_free=gpu.core_free - request.core_request,
+        memory_free_mib=gpu.memory_free_mib - request.memory_mib,
+        labels=gpu.labels + request.labels,
+    )
+
+
+def taken(fleet: dict[str, GpuState], answer: Placed, request: Request) -> dict[str, GpuState]:
+    """The fleet as it is once the request is placed."""
+    return {**fleet, **{uuid: carrying(fleet[uuid], request) for uuid in answer.gpus}}
+
+
 def read_fleet(pool: Pool) -> list[GpuState]:
     """Every GPU of the pool, in a fixed order."""
-    gpus = Gpu.objects.filter(node__pool=pool).select_related("node").order_by("node__name", "index")
+    return [device.state for device in read_devices(pool)]
+
+
+def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
+    """The pool's GPUs, all or those asked for, in the order of nodes' names and GPUs' indexes."""
+    gpus = Gpu.objects.filter(which or Q(), node__pool=pool).select_related("node").order_by("node__name", "index")
     return [
-        GpuState(
-            uuid=gpu.uuid,
-            node=gpu.node.name,
-            index=gpu.index,
-            model=gpu.model,
-            memory_mib=gpu.memory_mib,
-            core_free=gpu.core_free,
-            memory_free_mib=gpu.memory_free_mib,
-            schedulable=gpu.present and gpu.node.state == "ready",
+        Device(
+            gpu.pk,
+            gpu.node_id,
+            GpuState(
+                uuid=gpu.uuid,
+                node=gpu.node.name,
+                index=gpu.index,
+                model=gpu.model,
+                memory_mib=gpu.memory_mib,
+                core_free=gpu.core_free,
+                memory_free_mib=gpu.memory_free_mib,
+                schedulable=gpu.present and gpu.node.state == "ready",
+            ),
         )
         for gpu in gpus
     ]

@@ -41,7 +41,6 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
         item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")
     for claim in claims:
         states.move(claim, ClaimState.RELEASED)
-        events.wake_scheduler(claim.pool)
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
     _refuse_online(node)  # it may have come back meanwhile; then nothing of this happened

@@ -9,7 +9,6 @@ from django.utils import timezone
 from agent import wire
 from apps.nodes.models import Node
 from apps.nodes.services import capacity
-from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services import states
 from apps.scheduling.services.claims import locked
@@ -48,9 +47,8 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
         return
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
-    freed = [_write(item) for item in changed]
-    if any(freed):
-        events.wake_scheduler(claim.pool)
+    for item in changed:
+        _write(item)
     states.move(claim, _state_of(claim, assignments))
 
 
@@ -83,14 +81,13 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
     return before != [getattr(assignment, name) for name in FIELDS]
 
 
-def _write(assignment: Assignment) -> bool:
-    """Save the row and free what it no longer holds of its GPU; True where that is something."""
+def _write(assignment: Assignment) -> None:
+    """Save the row and free what it no longer holds of its GPU."""
     held = Assignment.objects.values_list("held_core", "held_memory_mib").get(pk=assignment.pk)
     core, memory_mib = held[0] - assignment.held_core, held[1] - assignment.held_memory_mib
     assignment.change(**{name: getattr(assignment, name) for name in FIELDS})
     if core or memory_mib:
         capacity.give_back(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib)
-    return bool(core or memory_mib)
 
 
 def _shrink(assignment: Assignment, memory_bytes: int) -> None:

@@ -23,8 +23,7 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services import states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import request_of
-from apps.scheduling.services.fleet import read_fleet
-from apps.scheduling.services.rounds import taken
+from apps.scheduling.services.fleet import read_fleet, taken
 from gpucloud.errors import GpucloudError
 
 # An operator reads no longer list; what is behind it is counted.

@@ -11,7 +11,6 @@ from django.db import transaction
 from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
-from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services import states
@@ -62,7 +61,6 @@ def resize_claim(
         refuse_spent(claim.tenant)
     if claim.waiting:
         _charge_waiting(claim, principal)
-        events.wake_scheduler(claim.pool)
     else:
         _resize_assignments(claim, principal)
     states.move(claim, claim.state, generation=claim.generation + 1, **after)

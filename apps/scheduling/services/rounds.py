@@ -1,163 +1,162 @@
-"""A round: one pass over a pool's queue. The core decides; here its decisions are committed or dropped.
+"""A round: what may fit of a pool's queue is asked in turn. The core decides; `commits` makes it true or drops it.
 
-Each placement is one transaction that takes the GPUs under the condition that they still have the room the round saw,
-so a round that worked on an old picture loses the race instead of promising a GPU twice.
+A round ends after a batch of placements, so that each is committed soon and what happened meanwhile counts for the
+rest. Whoever calls goes on until a round brings nothing more.
 """
 
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
-from django.db import transaction
-from django.db.models import Q
-from django.utils import timezone
-
-from apps.nodes.models import Gpu, Node
-from apps.nodes.services import capacity
 from apps.quotas.models import Pool
-from apps.quotas.services.charging import QuotaExceeded
-from apps.scheduling import events
-from apps.scheduling.core.placement import place
-from apps.scheduling.core.values import GpuState, Placed, Reason, Refused, Request
-from apps.scheduling.models import Assignment, Claim, ClaimState, Round
-from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services import states
-from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
-from apps.scheduling.services.claims import limits, raise_frames, request_of
-from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.core.values import Placed, Refused
+from apps.scheduling.models import Claim, ClaimState, Round
+from apps.scheduling.services.commits import Outcome, Pick, commit, tell, told
+from apps.scheduling.services.picture import Picture, Waiting
 
-# The picture of the fleet is read anew so often: what was freed meanwhile counts for the rest of the queue.
+# Placements of one round and of one transaction, and new claims that are told that they wait. A claim that comes
+# meanwhile waits so long.
 BATCH = 500
-
-
-class LostRace(Exception):
-    """A GPU or the claim is no longer as the round saw it."""
+# Rounds in a row that bring nothing because everything changes under them.
+MOST_FRUITLESS = 10
 
 
 def run_round(pool: Pool) -> Round | None:
-    """Try every waiting claim of the pool once, highest priority first, then oldest; the last record made.
-
-    A long queue is tried in batches, each recorded where it changed something, so that claims that fit are found behind
-    any number that do not. None where nothing changed.
-    """
-    done, last = None, None
-    while queue := _next_batch(pool, last):
-        done = _try(pool, queue) or done
-        last = queue[-1]
+    """Rounds on a picture read now, until nothing more fits; the last record made, None where nothing changed."""
+    picture, done = Picture(pool), None
+    for record in rounds(picture, fence=_no_fence, in_full=True):
+        done = record or done
     return done
 
 
-def _next_batch(pool: Pool, last: Claim | None) -> list[Claim]:
-    waiting = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "pool")
-    if last is not None:
-        waiting = waiting.filter(Q(priority__lt=last.priority) | Q(priority=last.priority, pk__gt=last.pk))
-    return list(waiting.order_by("-priority", "pk")[:BATCH])
+def rounds(picture: Picture, *, fence: Callable[[], None], in_full: bool = False) -> Iterator[Round | None]:
+    """Rounds until one brings nothing more. `fence` raises, within a transaction, where one may commit no longer.
+
+    A claim's reasons are written when they are of another kind than those it shows; in full, also when their numbers
+    are others. Of a long queue those change all the time.
+    """
+    fruitless = 0
+    while fruitless < MOST_FRUITLESS:
+        this = _Round(picture, in_full=in_full)
+        record = this.run(fence)
+        yield record
+        if not this.unfinished:
+            return
+        fruitless = 0 if record else fruitless + 1
 
 
-def _try(pool: Pool, queue: list[Claim]) -> Round | None:
-    """Decide these claims in order, and record it where anything changed."""
-    started = time.perf_counter()
-    seen = read_fleet(pool)
-    fleet, decisions, changed = {gpu.uuid: gpu for gpu in seen}, [], False
-    spent: dict[int, Refused] = {}
-    for claim in queue:
-        answer = _decide(claim, fleet, spent)
-        if isinstance(answer, Placed):
-            fleet = taken(fleet, answer, request_of(claim))
-            changed = True
-        else:
-            changed |= _refuse(claim, answer)
-        decisions.append(_told(claim, answer))
-    if not changed:
-        return None
-    return Round.objects.create(
-        pool=pool,
-        duration_us=int((time.perf_counter() - started) * 1e6),
-        considered=len(queue),
-        placed=sum("gpus" in decision for decision in decisions),
-        fleet=[asdict(gpu) for gpu in seen],
-        queue=[{"claim": str(claim.uid), **asdict(request_of(claim))} for claim in queue],
-        decisions=decisions,
-    )
+def in_turn(waiting: Iterable[Waiting]) -> list[Waiting]:
+    """The order in which they are asked: by priority, then by age."""
+    return sorted(waiting, key=lambda item: (-item.claim.priority, item.claim.pk))
 
 
-def _decide(claim: Claim, fleet: dict[str, GpuState], spent: dict[int, Refused]) -> Placed | Refused:
-    """`spent` remembers by tenant whose budget is: a long queue must not count it again for each of its claims."""
-    answer = place(fleet.values(), request_of(claim))
-    if isinstance(answer, Placed) and claim.tenant_id in spent:
-        return spent[claim.tenant_id]
+class _Round:
+    """One round while it runs."""
+
+    def __init__(self, picture: Picture, *, in_full: bool) -> None:
+        self.picture, self.in_full = picture, in_full
+        self.seen: list[dict[str, Any]] = []
+        self.picks: list[tuple[Waiting, Placed]] = []
+        self.asked: list[tuple[Waiting, Placed | Refused]] = []
+        self.refused: list[Waiting] = []
+        self.outcome = Outcome()
+        # Whether another round right after this one may bring more.
+        self.unfinished = False
+
+    def run(self, fence: Callable[[], None]) -> Round | None:
+        """Ask, commit, tell, record."""
+        started = time.perf_counter()
+        candidates = in_turn(self.picture.candidates())
+        if not candidates:
+            return None
+        self.seen = [asdict(gpu) for gpu in self.picture.fleet.gpus()]
+        for waiting in candidates:
+            self._ask(waiting)
+            if max(len(self.picks), len(self.refused)) >= BATCH:
+                self.unfinished = True
+                break
+        self._commit(fence)
+        self.unfinished |= bool(self.outcome.placed or self.outcome.refused or self.outcome.lost)
+        news = self._tell()
+        if not self.outcome.placed and not news:
+            return None
+        return self._record(int((time.perf_counter() - started) * 1e6))
+
+    def _ask(self, waiting: Waiting) -> None:
+        picture = self.picture
+        if picture.refusal_of(waiting.kind) is None:
+            answer = picture.fleet.place(waiting.request)
+            self.asked.append((waiting, answer))
+            if isinstance(answer, Placed):
+                picture.take(answer.gpus, waiting.request)
+                self.picks.append((waiting, answer))
+                return
+            picture.remember(waiting.kind, answer)
+        self.refused.append(waiting)
+
+    def _commit(self, fence: Callable[[], None]) -> None:
+        if not self.picks:
+            return
+        picture, kinds = self.picture, {waiting.claim.pk: waiting.kind for waiting, _ in self.picks}
+        picks = [
+            Pick(waiting.claim, tuple(picture.devices[uuid].pk for uuid in answer.gpus))
+            for waiting, answer in self.picks
+        ]
+        self.outcome = commit(picks, fence=fence)
+        for pick in self.outcome.placed:
+            picture.let_go(pick.claim.pk)
+        for pick, why in self.outcome.refused:
+            picture.remember(kinds[pick.claim.pk], why)
+            self.refused.append(picture.waiting[pick.claim.pk])
+        # What was not taken after all is read again, and so are the claims that had changed.
+        wrong = [*self.outcome.lost, *(pick for pick, _ in self.outcome.refused)]
+        if wrong:
+            picture.refresh_devices(gpus={key for pick in wrong for key in pick.gpus})
+        if self.outcome.lost:
+            picture.refresh_claims({pick.claim.pk for pick in self.outcome.lost})
+
+    def _tell(self) -> int:
+        """Why the refused go on waiting, as far as that is so still; returns to how many it was news."""
+        news = []
+        for waiting in self.refused:
+            why = self.picture.refusal_of(waiting.kind)
+            if why is not None and self._is_news(waiting.claim, why):
+                news.append((waiting.claim, why))
+        # Of reasons that were written before, those that are oldest.
+        news.sort(key=lambda item: (item[0].state != ClaimState.PENDING, item[0].updated_at))
+        changed = tell({claim.pk: (claim, why) for claim, why in news[:BATCH]}) if news else []
+        for claim in changed:
+            self.picture.answered(claim.pk)
+        return len(changed)
+
+    def _is_news(self, claim: Claim, why: Refused) -> bool:
+        if claim.state == ClaimState.PENDING:
+            return True
+        if self.in_full:
+            return bool(claim.reasons != told(why))
+        return [reason["code"] for reason in claim.reasons] != [reason.code for reason in why.reasons]
+
+    def _record(self, duration_us: int) -> Round:
+        decisions = {waiting.claim.pk: _decision(waiting, answer) for waiting, answer in self.asked}
+        for pick, why in self.outcome.refused:
+            decisions[pick.claim.pk] = _decision(self.picture.waiting[pick.claim.pk], why)
+        return Round.objects.create(
+            pool=self.picture.pool,
+            duration_us=duration_us,
+            considered=len(self.asked),
+            placed=len(self.outcome.placed),
+            fleet=self.seen,
+            queue=[{"claim": str(waiting.claim.uid), **asdict(waiting.request)} for waiting, _ in self.asked],
+            decisions=[decisions[waiting.claim.pk] for waiting, _ in self.asked],
+        )
+
+
+def _decision(waiting: Waiting, answer: Placed | Refused) -> dict[str, Any]:
     if isinstance(answer, Placed):
-        try:
-            _commit(claim, answer)
-        except BudgetExceeded as error:
-            spent[claim.tenant_id] = Refused((Reason(error.code, 0, error.detail),))
-            return spent[claim.tenant_id]
-        except QuotaExceeded as error:
-            return Refused((Reason(error.code, 0, error.detail),))
-        except LostRace:
-            events.wake_scheduler(claim.pool)
-            detail = "The GPU changed while it was being chosen; the next round tries again"
-            return Refused((Reason("changed-meanwhile", len(answer.gpus), detail),))
-    return answer
+        return {"claim": str(waiting.claim.uid), "gpus": list(answer.gpus)}
+    return {"claim": str(waiting.claim.uid), "reasons": told(answer)}
 
 
-@transaction.atomic
-def _commit(seen: Claim, answer: Placed) -> None:
-    claim = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=seen.pk)
-    if claim.version != seen.version:
-        raise LostRace
-    # What was in the queue when the budget was spent reserves nothing before.
-    refuse_spent(claim.tenant)
-    if not any(claim.charged.values()):
-        states.charge_to(
-            claim, states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
-        )
-    gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
-    for gpu in gpus:
-        if not capacity.take(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib):
-            raise LostRace
-        Assignment.objects.create(
-            claim=claim,
-            gpu=gpu,
-            **limits(claim),
-            held_core=claim.core_request,
-            held_memory_mib=claim.memory_mib,
-            generation=claim.generation,
-        )
-    states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
-    node_ids = {gpu.node_id for gpu in gpus}
-    raise_frames(node_ids)
-    # Their rows are locked now: a node that was moved or cordoned meanwhile carries nothing new.
-    nodes = Node.objects.filter(pk__in=node_ids)
-    if any(node.pool_id != claim.pool_id or node.state != "ready" for node in nodes):
-        raise LostRace
-
-
-@transaction.atomic
-def _refuse(seen: Claim, answer: Refused) -> bool:
-    """Write why; True where it is news."""
-    reasons = [asdict(reason) for reason in answer.reasons]
-    claim = Claim.objects.select_for_update(of=("self",)).get(pk=seen.pk)
-    if claim.version != seen.version or (claim.state == ClaimState.QUEUED and claim.reasons == reasons):
-        return False
-    states.move(claim, ClaimState.QUEUED, reasons=reasons)
-    return True
-
-
-def taken(fleet: dict[str, GpuState], answer: Placed, request: Request) -> dict[str, GpuState]:
-    """The fleet as it is once the request is placed."""
-
-    def after(gpu: GpuState) -> GpuState:
-        return replace(
-            gpu,
-            core_free=gpu.core_free - request.core_request,
-            memory_free_mib=gpu.memory_free_mib - request.memory_mib,
-        )
-
-    return {**fleet, **{uuid: after(fleet[uuid]) for uuid in answer.gpus}}
-
-
-def _told(claim: Claim, answer: Placed | Refused) -> dict[str, Any]:
-    if isinstance(answer, Placed):
-        return {"claim": str(claim.uid), "gpus": list(answer.gpus)}
-    return {"claim": str(claim.uid), "reasons": [asdict(reason) for reason in answer.reasons]}
+def _no_fence() -> None:
+    pass

@@ -1,29 +1,51 @@
 """`manage.py scheduler`: decides rounds, long-lived, one leader per pool.
 
-Woken by NOTIFY from whatever made or freed something. A session advisory lock per pool makes one of several schedulers
-its leader; the lock falls with the session, so another takes over when a leader dies. A round is repeated every ten
-seconds without being woken: a node's silence sends no notice.
+Woken by what the database says has changed (`services.notices`). A session advisory lock per pool makes one of several
+schedulers its leader; it listens, leads and commits on one session, so a leader that lost its lock cannot commit.
 """
 
-import hashlib
 import logging
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 from django.core.management.base import BaseCommand
-from django.db import DatabaseError, close_old_connections, connection
+from django.db import DatabaseError, connection
 
 from apps.quotas.models import Pool
-from apps.scheduling.events import ROUNDS_CHANNEL
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.models import Round
+from apps.scheduling.services.notices import NoLongerLeader, Session
+from apps.scheduling.services.picture import Picture
+from apps.scheduling.services.rounds import rounds
 
 logger = logging.getLogger(__name__)
 
-LOOK_AGAIN_SECONDS = 10.0
 # How long a stop signal may go unnoticed.
 NOTICE_SECONDS = 0.5
+# That a leader died sends no notice either: so long may a pool be without one.
+LEAD_SECONDS = 1.0
+# A node is lost after ten seconds of silence, which sends no notice. Until it is noticed here a claim may be decided
+# onto the node, but not committed: the commit looks at the node again.
+SILENCE_SECONDS = 5.0
+# Notices of one session are not lost. This is for what nobody has thought of; it is logged where it finds something.
+COMPARE_SECONDS = 60.0
+
+
+class Every:
+    """True once in so many seconds, for the first time in `first`."""
+
+    def __init__(self, seconds: float, *, first: float = 0.0) -> None:
+        self._seconds, self._next = seconds, time.monotonic() + first
+
+    def due(self) -> bool:
+        """Whether it is time again."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
 
 
 class Command(BaseCommand):
@@ -40,54 +62,84 @@ class Command(BaseCommand):
         while not self.stopping:
             try:
                 self._serve()
-            except (psycopg.Error, DatabaseError) as error:
-                logger.warning("database lost, trying again in a second: %s", error)
-                close_old_connections()
+            except (psycopg.Error, DatabaseError, NoLongerLeader) as error:
+                logger.warning("database session lost, trying again in a second: %s", error)
                 time.sleep(1)
+        connection.close()
         logger.info("scheduler stopped")
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
     def _serve(self) -> None:
-        parameters = connection.get_connection_params()
-        listener: psycopg.Connection[Any]
-        with psycopg.connect(**{**parameters, "autocommit": True, "cursor_factory": None}) as listener:
-            listener.execute(f"LISTEN {ROUNDS_CHANNEL}")
-            next_look = 0.0
-            while not self.stopping:
-                if time.monotonic() >= next_look:
-                    self._rounds(listener, list(Pool.objects.all()))
-                    next_look = time.monotonic() + LOOK_AGAIN_SECONDS
-                woken = {notice.payload for notice in listener.notifies(timeout=NOTICE_SECONDS, stop_after=1)}
-                if woken:
-                    # What else has come meanwhile belongs to the same round.
-                    woken |= {notice.payload for notice in listener.notifies(timeout=0)}
-                    self._rounds(listener, list(Pool.objects.filter(name__in=woken)))
+        self.session, self.pictures = Session(), dict[int, Picture]()
+        lead, silence, compare = (
+            Every(LEAD_SECONDS),
+            Every(SILENCE_SECONDS),
+            Every(COMPARE_SECONDS, first=COMPARE_SECONDS),
+        )
+        while not self.stopping:
+            if lead.due():
+                self._lead()
+            if silence.due():
+                for picture in self.pictures.values():
+                    picture.listen_for_silence()
+            if compare.due():
+                self._compare()
+            if self._hear(seconds=NOTICE_SECONDS):
+                self._rounds(self.pictures, in_full=False)
 
-    def _rounds(self, listener: psycopg.Connection[Any], pools: list[Pool]) -> None:
-        for pool in pools:
-            if not _leads(listener, pool):
-                continue
-            done = run_round(pool)
-            if done:
-                logger.info(
-                    "round %s of pool %s: %s considered, %s placed, %.1f ms",
-                    done.pk,
-                    pool.name,
-                    done.considered,
-                    done.placed,
-                    done.duration_us / 1000,
-                )
+    def _hear(self, *, seconds: float = 0) -> bool:
+        notices = self.session.heard(seconds=seconds)
+        if notices:
+            for picture in self.pictures.values():
+                picture.apply(notices)
+        return bool(notices)
+
+    def _lead(self) -> None:
+        """Lead what nobody leads; start with a picture of it, and with what has waited there."""
+        pools = {pool.pk: pool for pool in Pool.objects.order_by("pk")}
+        for key in self.pictures.keys() - pools.keys():
+            del self.pictures[key]
+        missing = {key: pool for key, pool in pools.items() if key not in self.pictures}
+        led = {key: Picture(pool) for key, pool in missing.items() if self.session.leads(pool)}
+        for picture in led.values():
+            logger.info("leading pool %s", picture.pool.name)
+        self.pictures |= led
+        self._rounds(led, in_full=True)
+
+    def _compare(self) -> None:
+        for picture in self.pictures.values():
+            self._hear()
+            differed = picture.compare()
+            # Where notices came just now, they may be what the comparison has found.
+            if not self._hear() and differed:
+                logger.warning("pool %s: %s rows were not as they were kept", picture.pool.name, differed)
+            picture.forget_refusals()
+        self._rounds(self.pictures, in_full=True)
+
+    def _rounds(self, pictures: Mapping[int, Picture], *, in_full: bool) -> None:
+        """Each pool in turn, a round at a time, until nothing more is to be done."""
+        going = {key: rounds(picture, fence=self.session.fence, in_full=in_full) for key, picture in pictures.items()}
+        while going:
+            for key, steps in list(going.items()):
+                try:
+                    _log(next(steps))
+                except StopIteration:
+                    del going[key]
+            # What happened meanwhile counts for the rest of the queue, and may be another pool's.
+            if self._hear():
+                for key, picture in self.pictures.items():
+                    going.setdefault(key, rounds(picture, fence=self.session.fence))
 
 
-def _leads(listener: psycopg.Connection[Any], pool: Pool) -> bool:
-    """Take or keep the pool's lock on the listening session. One's own lock would be counted twice, so ask first."""
-    digest = hashlib.sha256(f"gpucloud:scheduler:{pool.name}".encode()).digest()
-    number = int.from_bytes(digest[:8], signed=True)
-    held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1 "
-    held += "AND ((classid::bigint << 32) | objid::bigint) = %s"
-    if listener.execute(held, [number]).fetchone():
-        return True
-    row = listener.execute("SELECT pg_try_advisory_lock(%s)", [number]).fetchone()
-    return bool(row and row[0])
+def _log(done: Round | None) -> None:
+    if done is not None:
+        logger.info(
+            "round %s of pool %s: %s considered, %s placed, %.1f ms",
+            done.pk,
+            done.pool.name,
+            done.considered,
+            done.placed,
+            done.duration_us / 1000,
+        )

@@ -1,0 +1,221 @@
+"""A pool as its scheduler keeps it in memory: GPUs, waiting claims, and what was refused.
+
+Read once, then kept by what the notices name: each named row is read again, so a notice that comes twice or late does
+no harm. A refusal is remembered until something that could change the answer was freed, so a long queue costs little.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.nodes.models.node import FRESH
+from apps.quotas.models import Pool, Tenant
+from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.refusals import could_help
+from apps.scheduling.core.values import GpuState, Refused, Request
+from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.claims import request_of
+from apps.scheduling.services.fleet import Device, read_devices
+from apps.scheduling.services.notices import Notices
+
+OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code)
+NONE: set[int] = set()
+
+
+class Kind(NamedTuple):
+    """Claims of one kind get one answer at one moment."""
+
+    request: Request
+    tenant_id: int
+    user_id: int | None
+    charged: bool
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A claim of the queue as it was read last."""
+
+    claim: Claim
+    kind: Kind
+
+    @property
+    def request(self) -> Request:
+        """What it asks of the fleet."""
+        return self.kind.request
+
+
+class Picture:
+    """One pool in memory."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.devices: dict[str, Device] = {}
+        self._uuids: dict[int, str] = {}
+        self._on_node: dict[int, set[str]] = defaultdict(set)
+        self.fleet = Fleet(())
+        self.waiting: dict[int, Waiting] = {}
+        self._by_kind: dict[Kind, set[int]] = defaultdict(set)
+        # Claims that no round has answered yet.
+        self._unanswered: set[int] = set()
+        self._no_room: dict[Request, Refused] = {}
+        self._over_quota: dict[Kind, Refused] = {}
+        self._spent: dict[int, Refused] = {}
+        self._keep_devices((), read_devices(pool))
+        self._keep_claims(Q())
+
+    def candidates(self) -> list[Waiting]:
+        """Claims that may fit, as far as is known, and those that nobody has answered yet; in no order."""
+        keys = set(self._unanswered)
+        for kind, members in self._by_kind.items():
+            if self.refusal_of(kind) is None:
+                keys |= members
+        return [self.waiting[key] for key in keys]
+
+    # Refusals
+
+    def refusal_of(self, kind: Kind) -> Refused | None:
+        """What was refused before, and nothing was freed since that could change it."""
+        return (
+            self._no_room.get(kind.request)
+            or self._spent.get(kind.tenant_id)
+            or (None if kind.charged else self._over_quota.get(kind))
+        )
+
+    def remember(self, kind: Kind, why: Refused) -> None:
+        """Refuse claims like this one until something that could change it was freed."""
+        code = why.reasons[0].code
+        if code == "budget-exceeded":
+            self._spent[kind.tenant_id] = why
+        elif code in OVER_QUOTA:
+            self._over_quota[kind] = why
+        else:
+            self._no_room[kind.request] = why
+
+    def forget_refusals(self) -> None:
+        """Ask everything again but what is over quota: that is asked when the quota says so."""
+        self._no_room.clear()
+        self._spent.clear()
+
+    def answered(self, key: int) -> None:
+        """A round has said how this claim stands."""
+        self._unanswered.discard(key)
+
+    # What the rounds do
+
+    def take(self, gpus: Sequence[str], request: Request) -> None:
+        """These GPUs carry the request now."""
+        self.fleet.take(gpus, request)
+        for uuid in gpus:
+            self.devices[uuid] = self.devices[uuid].carrying(request)
+
+    def let_go(self, key: int) -> None:
+        """The claim waits no longer."""
+        self._unanswered.discard(key)
+        if waiting := self.waiting.pop(key, None):
+            self._by_kind[waiting.kind].discard(key)
+            if not self._by_kind[waiting.kind]:
+                del self._by_kind[waiting.kind]
+
+    # What others did
+
+    def apply(self, notices: Notices) -> None:
+        """Read again what the notices name, and forget the refusals that it may change."""
+        named = {kind: {int(key) for key in notices.get(kind, ())} for kind in ("gpu", "node", "claim", "tenant")}
+        if named["gpu"] or named["node"]:
+            self.refresh_devices(gpus=named["gpu"], nodes=named["node"])
+        if named["claim"]:
+            self.refresh_claims(named["claim"])
+        if cohorts := notices.get("cohort"):
+            named["tenant"].update(Tenant.objects.filter(cohort__in=cohorts).values_list("pk", flat=True))
+        for kind in [kind for kind in self._over_quota if kind.tenant_id in named["tenant"]]:
+            del self._over_quota[kind]
+        for tenant_id in named["tenant"]:
+            self._spent.pop(tenant_id, None)
+        if str(self.pool.pk) in notices.get("pool", ()):
+            self.forget_refusals()
+
+    def refresh_devices(self, *, gpus: set[int] = NONE, nodes: set[int] = NONE) -> int:
+        """Read these GPUs, and all of these nodes, again; how many of them differ from what was kept."""
+        uuids = {self._uuids[key] for key in gpus & self._uuids.keys()}
+        uuids.update(*(self._on_node[key] for key in nodes & self._on_node.keys()))
+        which = Q(pk__in=gpus) | Q(node__in=nodes) if gpus and nodes else Q(pk__in=gpus) if gpus else Q(node__in=nodes)
+        return self._keep_devices([self.devices[uuid] for uuid in uuids], read_devices(self.pool, which))
+
+    def refresh_claims(self, keys: set[int]) -> None:
+        """Read these claims again; those of other pools, and those that wait no longer, are let go."""
+        for key in keys:
+            self.let_go(key)
+        self._keep_claims(Q(pk__in=keys))
+
+    def listen_for_silence(self) -> int:
+        """Only silence sends no notice. Read nodes again that went silent or came back; how many GPUs differed.
+
+        A node that comes back is told of; but its last sign of life may be by another machine's clock.
+        """
+        kept = {key: any(self.devices[uuid].state.schedulable for uuid in on) for key, on in self._on_node.items()}
+        since, nodes = timezone.now() - FRESH, Node.objects.filter(pool=self.pool)
+        silent = set(nodes.filter(last_seen_at__lt=since).values_list("pk", flat=True))
+        passed_over = [key for key, ready in kept.items() if not ready]
+        back = nodes.filter(pk__in=passed_over, last_seen_at__gte=since, cordoned=False).values_list("pk", flat=True)
+        news = {key for key in silent if kept.get(key)} | set(back)
+        return self.refresh_devices(nodes=news) if news else 0
+
+    def compare(self) -> int:
+        """Read everything again; returns how much differed from what was kept."""
+        differed = self._keep_devices(list(self.devices.values()), read_devices(self.pool))
+        kept = {(key, waiting.claim.version) for key, waiting in self.waiting.items()}
+        there = set(self._queue(Q()).values_list("pk", "version"))
+        stale = {key for key, _ in kept ^ there}
+        if stale:
+            self.refresh_claims(stale)
+        return differed + len(stale)
+
+    def _keep_devices(self, known: Iterable[Device], found: Iterable[Device]) -> int:
+        gone, differed = {device.state.uuid: device for device in known}, 0
+        for device in found:
+            if gone.pop(device.state.uuid, None) != device:
+                self._keep(device)
+                differed += 1
+        for device in gone.values():
+            self._drop(device)
+        return differed + len(gone)
+
+    def _keep(self, device: Device) -> None:
+        uuid = device.state.uuid
+        if (before := self.devices.get(uuid)) is not None:
+            self._on_node[before.node_id].discard(uuid)
+        self.devices[uuid] = device
+        self._uuids[device.pk] = uuid
+        self._on_node[device.node_id].add(uuid)
+        self.fleet.set_gpu(device.state)
+        self._may_help(device.state)
+
+    def _drop(self, device: Device) -> None:
+        uuid = device.state.uuid
+        del self.devices[uuid], self._uuids[device.pk]
+        self._on_node[device.node_id].discard(uuid)
+        self.fleet.remove_gpu(uuid)
+        self._may_help(replace(device.state, schedulable=False))
+
+    def _may_help(self, gpu: GpuState) -> None:
+        for request in [request for request in self._no_room if could_help(gpu, request)]:
+            del self._no_room[request]
+
+    def _queue(self, which: Q) -> QuerySet[Claim]:
+        return Claim.objects.filter(which, pool=self.pool, state__in=WAITING)
+
+    def _keep_claims(self, which: Q) -> None:
+        for claim in self._queue(which):
+            charged = any(claim.charged.values())
+            kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged)
+            self.waiting[claim.pk] = Waiting(claim, kind)
+            self._by_kind[kind].add(claim.pk)
+            if claim.state == ClaimState.PENDING:
+                self._unanswered.add(claim.pk)

@@ -1,0 +1,334 @@
+"""What a scheduler keeps in memory is what the database says, and what it remembers of refusals is never in the way."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.nodes.services.nodes import change_node, take_hello
+from apps.quotas.models import Pool
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import budgets, member_limits, tenants
+from apps.quotas.services.quotas import change_quota
+from apps.scheduling.core.values import Placed, Refused, Request
+from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.claims import WrongState, release_claim
+from apps.scheduling.services.fleet import read_devices
+from apps.scheduling.services.forgetting import NodeOnline, forget_node
+from apps.scheduling.services.notices import NoLongerLeader, Session
+from apps.scheduling.services.picture import Picture
+from apps.scheduling.services.resize import NoRoom, resize_claim
+from apps.scheduling.services.rounds import rounds
+from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, hello, lose
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Kept:
+    """A pool's picture, kept as the scheduler keeps it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.session = Session()
+        self.picture = Picture(pool)
+
+    def hear(self) -> None:
+        self.picture.apply(self.session.heard())
+
+    def rounds(self) -> None:
+        for _ in rounds(self.picture, fence=self.session.fence):
+            pass
+
+
+@pytest.fixture
+def kept(real_cast: Cast) -> Kept:
+    give_plenty(real_cast.acme)
+    return Kept(real_cast.pool)
+
+
+def in_memory(picture: Picture) -> tuple[Any, Any]:
+    gpus = {gpu.uuid: gpu for gpu in picture.fleet.gpus()}
+    assert gpus == {uuid: device.state for uuid, device in picture.devices.items()}
+    return gpus, {key: waiting.claim.version for key, waiting in picture.waiting.items()}
+
+
+def in_database(pool: Pool) -> tuple[Any, Any]:
+    waiting = Claim.objects.filter(pool=pool, state__in=WAITING)
+    return {device.state.uuid: device.state for device in read_devices(pool)}, dict(
+        waiting.values_list("pk", "version")
+    )
+
+
+class Life:
+    """All that happens to a pool, at random."""
+
+    def __init__(self, cast: Cast, kept: Kept, seed: int) -> None:
+        self.cast, self.kept, self.dice = cast, kept, random.Random(seed)  # noqa: S311 - what happens must be repeatable
+        self.other = tenants.create_pool(principal=SYSTEM, name="other")
+        self.machines = [Machine(f"gpu{number}", cast.pool, gpus=2) for number in range(3)]
+        self.ends: list[Callable[[], object]] = [
+            self.ask, self.ask, self.round, self.round, self.obey, self.obey, self.resize, self.release, self.cordon,
+            self.lose, self.greet, self.move, self.forget,
+        ]  # fmt: skip
+
+    def step(self) -> None:
+        self.dice.choice(self.ends)()
+
+    def machine(self) -> Machine:
+        return self.dice.choice(self.machines)
+
+    def claim(self) -> Claim | None:
+        claims = list(Claim.objects.exclude(state="released"))
+        return self.dice.choice(claims) if claims else None
+
+    def ask(self) -> None:
+        ask(self.cast, core_request=self.dice.choice((10, 30, 60, 100)), gpu_count=self.dice.choice((1, 1, 2)))
+
+    def round(self) -> None:
+        self.kept.rounds()
+
+    def obey(self) -> None:
+        machine = self.machine()
+        if Node.objects.get(pk=machine.node.pk).online:
+            machine.obey()
+
+    def resize(self) -> None:
+        if claim := self.claim():
+            with suppress(NoRoom, WrongState):
+                resize_claim(principal=SYSTEM, claim=claim, core_request=self.dice.choice((5, 20, 50, 90)))
+
+    def release(self) -> None:
+        if claim := self.claim():
+            release_claim(principal=SYSTEM, claim=claim)
+
+    def cordon(self) -> None:
+        change_node(principal=SYSTEM, node=self.machine().node, cordoned=self.dice.random() < 0.5)
+
+    def lose(self) -> None:
+        lose(self.machine())
+
+    def greet(self) -> None:
+        machine = self.machine()
+        node = Node.objects.get(pk=machine.node.pk)
+        take_hello(node=node, hello=hello(machine.name, gpus=self.dice.choice((1, 2, 3))))
+
+    def move(self) -> None:
+        node = Node.objects.get(pk=self.machine().node.pk)
+        if not node.gpus.filter(core_used__gt=0).exists():
+            change_node(principal=SYSTEM, node=node, pool=self.dice.choice((self.cast.pool, self.other)))
+
+    def forget(self) -> None:
+        with suppress(NodeOnline):
+            forget_node(principal=SYSTEM, node=Node.objects.get(pk=self.machine().node.pk))
+
+
+def live_through(cast: Cast, kept: Kept, *, seed: int, steps: int) -> None:
+    life = Life(cast, kept, seed)
+    for _ in range(steps):
+        life.step()
+        kept.hear()
+        assert in_memory(kept.picture) == in_database(cast.pool)
+    assert_books_agree()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_increments_equal_a_fresh_read_whatever_happens(real_cast: Cast, kept: Kept, seed: int) -> None:
+    live_through(real_cast, kept, seed=seed, steps=60)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_the_increments_equal_a_fresh_read_after_a_long_life(real_cast: Cast, kept: Kept) -> None:
+    live_through(real_cast, kept, seed=3, steps=5000)
+
+
+@contextmanager
+def nobody_tells() -> Iterator[None]:
+    """Triggers are off for this session."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        yield
+        cursor.execute("SET session_replication_role = origin")
+
+
+def test_control_without_notices_the_picture_is_soon_another_and_a_comparison_heals_it(
+    real_cast: Cast, kept: Kept
+) -> None:
+    machine = Machine("gpu1", real_cast.pool)
+    kept.hear()
+    with nobody_tells():
+        ask(real_cast)
+        change_node(principal=SYSTEM, node=machine.node, cordoned=True)
+    kept.hear()
+    assert in_memory(kept.picture) != in_database(real_cast.pool)
+    assert kept.picture.compare() == 5
+    assert in_memory(kept.picture) == in_database(real_cast.pool)
+    assert kept.picture.compare() == 0
+
+
+def test_silence_of_a_node_is_noticed_without_a_notice(real_cast: Cast, kept: Kept) -> None:
+    machine = Machine("gpu1", real_cast.pool)
+    kept.hear()
+    with nobody_tells():
+        lose(machine)
+    assert kept.picture.listen_for_silence() == 4
+    assert kept.picture.listen_for_silence() == 0
+    assert in_memory(kept.picture) == in_database(real_cast.pool)
+
+
+def test_heartbeats_send_no_notice_and_a_return_does(real_cast: Cast, kept: Kept) -> None:
+    machine = Machine("gpu1", real_cast.pool)
+    lose(machine)
+    kept.hear()
+    nodes = Node.objects.filter(pk=machine.node.pk)
+    nodes.update(last_seen_at=timezone.now())
+    assert kept.session.heard() == {"node": {str(machine.node.pk)}}
+    for second in range(3):
+        nodes.update(last_seen_at=timezone.now() + timedelta(seconds=second))
+    assert not kept.session.heard()
+
+
+def waiting_for_quota(cast: Cast, kept: Kept) -> tuple[Claim, Any]:
+    """A claim that was refused by its tenant's quota, and remembered so."""
+    quota = give(cast.globex, core_percent=10, memory_mib=None)["core_percent"]
+    Machine("gpu1", cast.pool)
+    claim = ask(cast, tenant=cast.globex, core_request=40, when_over_quota="wait")
+    kept.hear()
+    kept.rounds()
+    kept.hear()
+    assert not kept.picture.candidates()
+    return claim, quota
+
+
+def state_of(claim: Claim) -> str:
+    claim.refresh_from_db()
+    return str(claim.state)
+
+
+def heard_and_placed(kept: Kept, claim: Claim) -> bool:
+    kept.hear()
+    kept.rounds()
+    return state_of(claim) == "assigned"
+
+
+def test_a_raised_quota_has_what_waited_for_it_asked_again(real_cast: Cast, kept: Kept) -> None:
+    claim, quota = waiting_for_quota(real_cast, kept)
+    change_quota(principal=SYSTEM, quota=quota, hard=39)
+    assert not heard_and_placed(kept, claim)
+    change_quota(principal=SYSTEM, quota=quota, hard=40)
+    assert heard_and_placed(kept, claim)
+    assert_books_agree()
+
+
+def test_what_others_of_the_tenant_give_back_has_it_asked_again(real_cast: Cast, kept: Kept) -> None:
+    claim, quota = waiting_for_quota(real_cast, kept)
+    change_quota(principal=SYSTEM, quota=quota, hard=45)
+    other = ask(real_cast, tenant=real_cast.globex, core_request=10)
+    assert not heard_and_placed(kept, claim)
+    release_claim(principal=SYSTEM, claim=other)
+    Machine("gpu2", real_cast.pool)
+    machine_of(other).obey()
+    assert heard_and_placed(kept, claim)
+
+
+def machine_of(claim: Claim) -> Machine:
+    machine = Machine.__new__(Machine)
+    machine.node = claim.assignments.get().gpu.node
+    machine.name = machine.node.name
+    return machine
+
+
+def test_what_a_cohort_lends_again_has_it_asked_again(real_cast: Cast, kept: Kept) -> None:
+    for tenant in (real_cast.acme, real_cast.globex):
+        tenants.change_tenant(principal=SYSTEM, tenant=tenant, cohort="lab")
+    claim, _ = waiting_for_quota(real_cast, kept)
+    rich = give(tenants.create_tenant(principal=SYSTEM, slug="rich", name="Rich"), core_percent=30)["core_percent"]
+    tenants.change_tenant(principal=SYSTEM, tenant=rich.tenant, cohort="lab")
+    assert heard_and_placed(kept, claim)
+
+
+def test_a_raised_member_limit_has_it_asked_again(real_cast: Cast, kept: Kept) -> None:
+    Machine("gpu1", real_cast.pool)
+    row = member_limits.create_limit(
+        principal=SYSTEM, tenant=real_cast.acme, user=None, resource="core_percent", hard=10
+    )
+    claim = ask(real_cast, principal=real_cast.member, core_request=40, when_over_quota="wait")
+    assert not heard_and_placed(kept, claim)
+    member_limits.change_limit(principal=SYSTEM, row=row, hard=40)
+    assert heard_and_placed(kept, claim)
+
+
+def test_a_raised_budget_has_it_asked_again(real_cast: Cast, kept: Kept) -> None:
+    Machine("gpu1", real_cast.pool)
+    claim = ask(real_cast)
+    row = budgets.create_budget(principal=SYSTEM, tenant=real_cast.acme, period="week", gpu_hours=Decimal(0))
+    assert not heard_and_placed(kept, claim)
+    assert claim.reasons[0]["code"] == "budget-exceeded"
+    budgets.change_budget(principal=SYSTEM, budget=row, gpu_hours=Decimal(1))
+    assert heard_and_placed(kept, claim)
+
+
+def test_a_long_queue_that_does_not_fit_is_not_asked_again_for_what_cannot_help(
+    real_cast: Cast, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine("gpu1", real_cast.pool, gpus=1)
+    holder = ask(real_cast, core_request=90)
+    queue = [ask(real_cast, core_request=core) for core in (50, 50, 50, 70)]
+    assert heard_and_placed(kept, holder)
+    kept.hear()
+    asked: list[int] = []
+    place = kept.picture.fleet.place
+
+    def counted(request: Request) -> Placed | Refused:
+        asked.append(request.core_request)
+        return place(request)
+
+    monkeypatch.setattr(kept.picture.fleet, "place", counted)
+    machine.obey()
+    resize_claim(principal=SYSTEM, claim=holder, core_request=60)
+    machine.obey()
+    kept.hear()
+    kept.rounds()
+    assert asked == []
+    resize_claim(principal=SYSTEM, claim=holder, core_request=45)
+    machine.obey()
+    assert heard_and_placed(kept, queue[0])
+    assert asked == [50, 50]  # the first is placed, the next of its kind refused, and that holds for the third too
+    assert {state_of(claim) for claim in queue[1:]} == {"queued"}
+
+
+def test_a_leader_whose_session_was_replaced_commits_nothing(real_cast: Cast, kept: Kept) -> None:
+    Machine("gpu1", real_cast.pool)
+    claim = ask(real_cast)
+    kept.hear()
+    assert kept.session.leads(real_cast.pool)
+    connection.close()
+    with pytest.raises(NoLongerLeader):
+        kept.rounds()
+    assert state_of(claim) == "pending"
+    assert not claim.assignments.exists()
+
+
+def test_a_commit_that_loses_a_race_reads_again_what_it_touched_and_goes_on(real_cast: Cast, kept: Kept) -> None:
+    machine = Machine("gpu1", real_cast.pool, gpus=2)
+    claims = [ask(real_cast, core_request=50) for _ in range(4)]
+    kept.hear()
+    rival = ask(real_cast, core_request=80)
+    stale = Picture(real_cast.pool)
+    kept.hear()
+    release_claim(principal=SYSTEM, claim=claims[0])
+    kept.picture.waiting[rival.pk].claim.priority = 9
+    for _ in rounds(stale, fence=kept.session.fence):
+        pass
+    kept.rounds()  # its picture is from before the other's placements
+    kept.hear()
+    assert in_memory(kept.picture) == in_database(real_cast.pool)
+    assert machine.gpu(0).core_used <= 100 >= machine.gpu(1).core_used
+    assert_books_agree()
