@@ -158,6 +158,10 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "ClaimState": "apps.scheduling.models.ClaimState",
         "AssignmentState": "apps.scheduling.models.AssignmentState",
+        "ProposalKind": "apps.scheduling.models.proposal.ProposalKind",
+        "ProposalState": "apps.scheduling.models.ProposalState",
+        "RebalanceMode": "apps.quotas.models.RebalanceMode",
+        "RebalancePolicy": "apps.quotas.models.RebalancePolicy",
         "QuotaRequestState": "apps.quotas.models.request.RequestState",
         "QuotaResource": "apps.quotas.models.Resource",
         "MemberRole": "apps.quotas.models.Role",
@@ -214,6 +218,9 @@ CELERY_BEAT_SCHEDULE = {
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     # It counts the last two hours anew each time, second by second: more often would be work for nothing.
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": crontab(minute=5)},
+    # What must not wait for it (giving back) does not: see `services.waking`.
+    "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
+    "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }

@@ -12,6 +12,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.services import waking
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.observation import take_observed
 
@@ -33,10 +34,12 @@ class Gateway:
         """Store the frame, then show it to those who watch the node or one of its claims."""
         live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
         rows: dict[str, dict[str, Any]] = {
-            str(row["uid"]): dict(row) for row in live.values("uid", "claim__uid", "gpu__uuid")
+            str(row["uid"]): dict(row) for row in live.values("uid", "claim__uid", "gpu__uuid", "lent_core")
         }
         samples.store(node=node, usage=frame, known=set(rows))
         known = [item for item in frame.assignments if item.uid in rows]
+        if lenders := {str(rows[item.uid]["claim__uid"]): item for item in known if rows[item.uid]["lent_core"]}:
+            waking.wake(lenders)
         shown = [_shown(item, rows[item.uid]) for item in known]
         gpus = [msgspec.to_builtins(gpu) for gpu in frame.gpus]
         # Sequence numbers are the node's own: a page that watches a claim on two nodes counts them apart.

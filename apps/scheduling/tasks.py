@@ -11,15 +11,17 @@ from agent import wire
 from apps.nodes.gateway.registry import group
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
+from apps.quotas.models import Pool, RebalanceMode
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
+from apps.scheduling.models import Assignment, AssignmentState, Claim, Proposal, Round
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services import budgets
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.leases import release_lapsed
 from apps.scheduling.services.ledger_check import differences
+from apps.scheduling.services.rebalancing import REBALANCER, rebalance
 from apps.scheduling.services.rollups import roll_up
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,33 @@ def expire_claims() -> int:
     for claim in expired:
         release_claim(principal=SYSTEM, claim=claim, why=f"its time limit of {claim.time_limit_seconds} s has passed")
     return len(expired)
+
+
+# What was changed and why is in the audit log for good; the list is for the present.
+PROPOSALS_KEPT = timedelta(days=30)
+
+
+@shared_task
+def rebalance_pools() -> int:
+    """One run of every pool that wants it, each a task of its own; returns how many."""
+    pools = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).values_list("pk", flat=True)
+    for pool_id in pools:
+        rebalance_pool.delay(pool_id)
+    return len(pools)
+
+
+@shared_task
+def rebalance_pool(pool_id: int) -> int:
+    """One run; returns how many changes were found. Two at once are one: `rebalance` takes a lock."""
+    pool = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).filter(pk=pool_id).first()
+    return len(rebalance(principal=REBALANCER, pool=pool).proposals) if pool else 0
+
+
+@shared_task
+def drop_old_proposals() -> int:
+    """Drop decided proposals after a month; returns how many."""
+    old = Proposal.objects.filter(decided_at__lt=timezone.now() - PROPOSALS_KEPT)
+    return old.delete()[0]
 
 
 @shared_task

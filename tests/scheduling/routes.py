@@ -32,12 +32,14 @@ from apps.quotas.models import (
 )
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, limit_ranges, member_limits, prices, requests, tokens
-from apps.scheduling.models import Assignment, Claim, Round
+from apps.scheduling.models import Assignment, Claim, Proposal, Round
+from apps.scheduling.services.sharing import change_pool
 from tests.cast import MODEL, Cast, Machine, give, give_plenty, lose, make_cast, placed
 
 # Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.
 SHARED = {
     "pools/<slug:name>/",
+    "pools/<slug:name>/rebalance/",
     "nodes/<slug:name>/",
     "nodes/<slug:name>/enrolment/",
     "nodes/<slug:name>/forget/",
@@ -77,6 +79,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tokens/"): {"name": "ci", "tenant": "acme"},
     ("POST", "tokens/<slug:key>/rotate/"): {"overlap_seconds": 60},
     ("POST", "nodes/"): {"name": "gpu9", "pool": "default"},
+    ("POST", "proposals/<uuid:uid>/dismiss/"): {"words": "It starts on Monday."},
     ("PATCH", "nodes/<slug:name>/"): {"cordoned": True},
     ("POST", "nodes/enrol/"): {"token": "gpe_wrong", "key_digest": "0" * 64},
     ("POST", "claims/"): {"tenant": "acme", "core_request": 10, "memory_mib": 100},
@@ -157,6 +160,23 @@ def make_money(cast: Cast) -> dict[str, str]:
     }
 
 
+def make_proposal(claim: Claim) -> dict[str, str]:
+    """One that can be accepted and dismissed, in a pool that is looked at. Its paths, by route."""
+    change_pool(principal=SYSTEM, pool=claim.pool, rebalance_mode="propose")
+    proposal = Proposal.objects.create(
+        pool=claim.pool,
+        claim=claim,
+        kind="limit",
+        policy="feedback",
+        before={"core_limit": claim.core_limit},
+        after={"core_limit": claim.core_limit + 20},
+        explanation="Its limit holds it back.",
+        numbers={"core_mean_percent": 29.5},
+    )
+    verbs = ("", "accept/", "dismiss/")
+    return {f"proposals/<uuid:uid>/{verb}": f"proposals/{proposal.uid}/{verb}" for verb in verbs}
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
@@ -177,6 +197,8 @@ def make_platform(cast: Cast) -> Platform:
         "tenants/<slug:slug>/members/<str:username>/": "tenants/acme/members/max/",
         "pools/<slug:name>/": "pools/default/",
         **make_money(cast),
+        **make_proposal(claim),
+        "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
         "limit-ranges/<int:pk>/": f"limit-ranges/{limit_range.pk}/",
         "member-limits/<int:pk>/": f"member-limits/{member_limit.pk}/",
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
@@ -217,7 +239,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
-    Membership, Node, Pool, Price, QuotaRequest, ResourceQuota, Round, Sample, Tenant, Token,
+    Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Sample, Tenant, Token,
     LimitRange, MemberLimit, Membership, Node, Pool, Price, ResourceQuota, Round, Sample, Tenant, Token,
 ]  # fmt: skip
 

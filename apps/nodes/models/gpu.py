@@ -26,11 +26,16 @@ class Gpu(Row):
     present = models.BooleanField(default=True)
     core_used = models.PositiveIntegerField(default=0)
     memory_used_mib = models.PositiveBigIntegerField(default=0)
+    # Of what is promised: idle, and lent to best-effort claims. What those hold of it is promised to nobody, so it may
+    # be more than is lent once an owner has taken its own back.
+    core_lent = models.PositiveIntegerField(default=0, db_default=0)
+    core_borrowed = models.PositiveIntegerField(default=0, db_default=0)
 
     class Meta:
         ordering = ["node_id", "index"]
         constraints = [
             models.CheckConstraint(condition=Q(core_used__lte=WHOLE), name="gpu_core_promised_once"),
+            models.CheckConstraint(condition=Q(core_lent__lte=F("core_used")), name="gpu_lends_what_is_promised"),
             models.CheckConstraint(
                 condition=Q(memory_used_mib__lte=F("memory_mib")) | Q(present=False), name="gpu_memory_promised_once"
             ),

@@ -63,3 +63,35 @@ def of_pool(pool: Pool) -> dict[str, int]:
     gpus = Gpu.objects.filter(node__pool=pool, present=True)
     sums = gpus.aggregate(count=Count("pk"), memory_mib=Sum("memory_mib", default=0))
     return {Resource.CORE_PERCENT: WHOLE * sums["count"], Resource.MEMORY_MIB: sums["memory_mib"]}
+
+
+def lend(*, gpu_id: int, core: int) -> None:
+    """So much more (less, where negative) of what is promised is lent. The row's constraints refuse nonsense."""
+    Gpu.objects.filter(pk=gpu_id).update(
+        core_lent=F("core_lent") + core, version=F("version") + 1, updated_at=timezone.now()
+    )
+
+
+def borrow(*, gpu_id: int, core: int, memory_mib: int) -> bool:
+    """Take core of what is free or lent, without a promise, and promise the memory; False where either is short."""
+    room = Gpu.objects.filter(
+        pk=gpu_id,
+        present=True,
+        core_lent__gte=F("core_used") + F("core_borrowed") + core - WHOLE,
+        memory_used_mib__lte=F("memory_mib") - memory_mib,
+    )
+    return bool(
+        room.update(
+            core_borrowed=F("core_borrowed") + core,
+            memory_used_mib=F("memory_used_mib") + memory_mib,
+            version=F("version") + 1,
+            updated_at=timezone.now(),
+        )
+    )
+
+
+def return_borrowed(*, gpu_id: int, core: int) -> None:
+    """What was borrowed is no longer in use."""
+    Gpu.objects.filter(pk=gpu_id).update(
+        core_borrowed=F("core_borrowed") - core, version=F("version") + 1, updated_at=timezone.now()
+    )

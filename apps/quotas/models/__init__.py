@@ -5,7 +5,7 @@ from apps.quotas.models.budget import Budget, BudgetPeriod
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.idempotency import IdempotencyRecord
 from apps.quotas.models.limits import LimitRange, MemberLimit
-from apps.quotas.models.pool import Pool, SharingPolicy
+from apps.quotas.models.pool import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.price import Price
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
 from apps.quotas.models.request import QuotaRequest
@@ -29,6 +29,8 @@ __all__ = [
     "Pool",
     "Price",
     "QuotaRequest",
+    "RebalanceMode",
+    "RebalancePolicy",
     "Resource",
     "ResourceQuota",
     "Role",

@@ -23,6 +23,22 @@ class SharingPolicy(models.TextChoices):
     NATIVE = "native", "Native: the driver's own time slices, no limit of compute"
 
 
+class RebalanceMode(models.TextChoices):
+    """What the rebalancer does with what it finds."""
+
+    OFF = "off", "Off: nothing is looked at"
+    PROPOSE = "propose", "Propose: changes wait for somebody's yes"
+    APPLY = "apply", "Apply: what costs the owner nothing is done, the rest is proposed"
+
+
+class RebalancePolicy(models.TextChoices):
+    """By which function changes are found (`apps.scheduling.core.rebalancing`)."""
+
+    FEEDBACK = "feedback", "Feedback: raise limits of what is throttled, lend what is idle"
+    PERCENTILE = "percentile", "Percentile: guarantee the 95th percentile of use and a margin"
+    CRON = "cron", "Cron: shares by weekday and hour"
+
+
 class Pool(Row):
     """A named set of nodes; quotas can be given per pool, and all its GPUs are shared by one policy."""
 
@@ -37,6 +53,14 @@ class Pool(Row):
     # What quotas may promise together, in percent of what the GPUs have; null: whatever they say.
     core_overcommit_percent = models.PositiveIntegerField(null=True)
     memory_overcommit_percent = models.PositiveIntegerField(null=True)
+    rebalance_mode = models.CharField(
+        max_length=10, choices=RebalanceMode, default=RebalanceMode.OFF, db_default=RebalanceMode.OFF
+    )
+    rebalance_policy = models.CharField(
+        max_length=10, choices=RebalancePolicy, default=RebalancePolicy.FEEDBACK, db_default=RebalancePolicy.FEEDBACK
+    )
+    # Those that differ from the defaults of `core.rebalancing.Bounds`.
+    rebalance_bounds = models.JSONField(default=dict, db_default={})
 
     class Meta:
         ordering = ["name"]
@@ -44,6 +68,12 @@ class Pool(Row):
             models.CheckConstraint(condition=Q(sharing_policy__in=SharingPolicy.values), name="pool_policy_known"),
             models.CheckConstraint(
                 condition=Q(core_ceiling__gte=1, core_ceiling__lte=100), name="pool_ceiling_in_range"
+            ),
+            models.CheckConstraint(
+                condition=Q(rebalance_mode__in=RebalanceMode.values), name="pool_rebalance_mode_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(rebalance_policy__in=RebalancePolicy.values), name="pool_rebalance_policy_known"
             ),
             models.CheckConstraint(condition=Q(parts__gte=1, parts__lte=MOST_PARTS), name="pool_parts_in_range"),
         ]

@@ -26,7 +26,11 @@ WEIGHT_HELP = (
     "Where the pool's policy is `weighted`: the claim's part, among the weights of those that want the GPU. "
     "Under `burst` and `preempt`: its part of what others leave."
 )
-CLASS_HELP = "Where the pool's policy is `preempt`: a `best-effort` claim gets only what the guaranteed ones leave."
+CLASS_HELP = (
+    "A `best-effort` claim may be placed on core that others lend, without a guarantee. Where the pool's policy is "
+    "`preempt` it always gets only what the guaranteed ones leave."
+)
+REBALANCE_HELP = "False: the rebalancer leaves this claim alone; what it lends is given back at once."
 
 
 class ClassField(serializers.ChoiceField):
@@ -91,6 +95,7 @@ class ClaimSerializer(Strict):
         min_value=1, max_value=MAX_MEMORY_MIB, required=False, help_text=f"On each GPU. {NEEDED_HELP}"
     )
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
+    rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     gpu_model = serializers.CharField(max_length=200, allow_null=True, default=None)
     priority = StrictInteger(min_value=-1000, max_value=1000, default=0, help_text="Higher goes first.")
     time_limit_seconds = StrictInteger(
@@ -122,6 +127,17 @@ class ClaimSerializer(Strict):
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
     lease_until = serializers.DateTimeField(read_only=True, allow_null=True)
+    lent_core = serializers.IntegerField(
+        read_only=True, help_text="Of core_request: idle, and open to best-effort claims until it is wanted."
+    )
+    borrowed_core = serializers.IntegerField(
+        read_only=True, help_text="Best-effort: what it has of core that others lend; nothing of it is guaranteed."
+    )
+    asked_core_limit = serializers.IntegerField(
+        read_only=True,
+        allow_null=True,
+        help_text="Where the rebalancer has set another core_limit: what was set before.",
+    )
     assigned_at = serializers.DateTimeField(read_only=True, allow_null=True)
     released_at = serializers.DateTimeField(read_only=True, allow_null=True)
     version = serializers.IntegerField(read_only=True)
@@ -164,6 +180,7 @@ class ResizeSerializer(Strict):
     core_limit = StrictInteger(min_value=1, max_value=100, required=False)
     memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, required=False)
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
+    rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
 
     def get_fields(self) -> dict[str, Any]:
         """`class` is a word of Python's own, so it cannot be declared above."""
@@ -173,7 +190,7 @@ class ResizeSerializer(Strict):
         """An empty change is a mistake."""
         if not attrs:
             raise serializers.ValidationError(
-                "Give at least one of core_request, core_limit, memory_mib, weight, class."
+                "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance."
             )
         return attrs
 

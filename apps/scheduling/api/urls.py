@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.scheduling.api import budgets, claims, nodes, pools, quotas, reports, requests, rounds
+from apps.scheduling.api import budgets, claims, nodes, pools, proposals, quotas, reports, requests, rounds
 
 urlpatterns = [
     path("budgets/", budgets.BudgetList.as_view()),
@@ -16,6 +16,11 @@ urlpatterns = [
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
     path("nodes/<slug:name>/forget/", nodes.NodeForget.as_view()),
     path("pools/<slug:name>/", pools.PoolDetail.as_view()),
+    path("pools/<slug:name>/rebalance/", proposals.PoolRebalance.as_view()),
+    path("proposals/", proposals.ProposalList.as_view()),
+    path("proposals/<uuid:uid>/", proposals.ProposalDetail.as_view()),
+    path("proposals/<uuid:uid>/accept/", proposals.ProposalAccept.as_view()),
+    path("proposals/<uuid:uid>/dismiss/", proposals.ProposalDismiss.as_view()),
     path("quotas/", quotas.QuotaList.as_view()),
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quota-requests/", requests.RequestList.as_view()),

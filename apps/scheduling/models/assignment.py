@@ -3,7 +3,7 @@
 import uuid
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from apps.nodes.models import Gpu
 from apps.quotas.models.row import Row
@@ -36,6 +36,9 @@ class Assignment(Row):
     memory_mib = models.PositiveBigIntegerField()
     held_core = models.PositiveSmallIntegerField()
     held_memory_mib = models.PositiveBigIntegerField()
+    # Of what it holds: idle, and lent. Or what it has of what others lend: then it holds no core of its own.
+    lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
+    borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     generation = models.PositiveIntegerField(default=1)
     observed_generation = models.PositiveIntegerField(default=0)
     state = models.CharField(max_length=12, choices=AssignmentState, default=AssignmentState.PENDING)
@@ -50,6 +53,7 @@ class Assignment(Row):
                 condition=~Q(state="released") | Q(held_core=0, held_memory_mib=0),
                 name="assignment_released_holds_nothing",
             ),
+            models.CheckConstraint(condition=Q(lent_core__lte=F("held_core")), name="assignment_lends_what_it_holds"),
             models.UniqueConstraint(
                 fields=["claim", "gpu"], condition=~Q(state="released"), name="assignment_once_per_gpu"
             ),

@@ -64,6 +64,14 @@ class Claim(Row):
     memory_mib = models.PositiveBigIntegerField()
     weight = models.PositiveSmallIntegerField(default=1, db_default=1)
     best_effort = models.BooleanField(default=False, db_default=False)
+    # False: the rebalancer leaves it alone.
+    rebalance = models.BooleanField(default=True, db_default=True)
+    # What its owner set, where the rebalancer has set another limit.
+    asked_core_limit = models.PositiveSmallIntegerField(null=True)
+    # On each of its GPUs: of its guarantee, what best-effort claims may use; or what it has of such.
+    lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
+    borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
+    rebalanced_at = models.DateTimeField(null=True)
     gpu_model = models.CharField(max_length=200, null=True)
     priority = models.SmallIntegerField(default=0)
     time_limit_seconds = models.PositiveIntegerField(null=True)

@@ -42,7 +42,8 @@ def _on_the_wire(row: Assignment) -> wire.Assignment:
         tenant=row.claim.tenant.slug,
         gpu_uuid=row.gpu.uuid,
         generation=row.generation,
-        core_request=row.core_request,
+        # What is borrowed is guaranteed to somebody else.
+        core_request=0 if row.borrowed_core else row.core_request,
         core_limit=row.core_limit,
         memory_bytes=row.memory_mib * MIB,
         sharing=_sharing(row.claim),

@@ -8,7 +8,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit, charging
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.services import states
+from apps.scheduling.services import loans, states
 from apps.scheduling.services.claims import locked
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
@@ -36,6 +36,8 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     charging.lock(*{claim.tenant for claim in claims})
     for claim in sorted(claims, key=lambda claim: claim.tenant_id):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
+    for claim in claims:
+        loans.settle(claim, ClaimState.RELEASED)
     for item in live.select_related("gpu").order_by("gpu_id", "pk"):
         capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
         item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")

@@ -92,7 +92,8 @@ def _write(assignment: Assignment) -> None:
 
 def _shrink(assignment: Assignment, memory_bytes: int) -> None:
     """Core is free as soon as the smaller share is in force; memory when it is measured to be free."""
-    assignment.held_core = assignment.core_request
+    # What it borrows it does not hold.
+    assignment.held_core = min(assignment.held_core, assignment.core_request)
     if memory_bytes <= assignment.memory_mib * MIB:
         assignment.held_memory_mib = assignment.memory_mib
 

@@ -62,6 +62,8 @@ class Picture:
         self.fleet = Fleet(())
         self.waiting: dict[int, Waiting] = {}
         self._by_kind: dict[Kind, set[int]] = defaultdict(set)
+        # Claims that take what others lend, where there is no room of their own.
+        self.best_effort: set[int] = set()
         # Claims that no round has answered yet.
         self._unanswered: set[int] = set()
         self._no_room: dict[Request, Refused] = {}
@@ -118,6 +120,7 @@ class Picture:
     def let_go(self, key: int) -> None:
         """The claim waits no longer."""
         self._unanswered.discard(key)
+        self.best_effort.discard(key)
         if waiting := self.waiting.pop(key, None):
             self._by_kind[waiting.kind].discard(key)
             if not self._by_kind[waiting.kind]:
@@ -217,5 +220,7 @@ class Picture:
             kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged)
             self.waiting[claim.pk] = Waiting(claim, kind)
             self._by_kind[kind].add(claim.pk)
+            if claim.best_effort:
+                self.best_effort.add(claim.pk)
             if claim.state == ClaimState.PENDING:
                 self._unanswered.add(claim.pk)

@@ -13,7 +13,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services import states
+from apps.scheduling.services import loans, states
 from apps.scheduling.services.budgets import refuse_spent
 from apps.scheduling.services.claims import (
     WrongState,
@@ -26,6 +26,9 @@ from apps.scheduling.services.claims import (
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
+# What can be changed live beside the limits.
+UNCHARGED = ("weight", "best_effort", "rebalance")
+
 
 class NoRoom(Conflict):
     """The GPU that carries the claim has no room for more."""
@@ -35,19 +38,13 @@ class NoRoom(Conflict):
 
 
 @transaction.atomic
-def resize_claim(
-    *,
-    principal: Principal,
-    claim: Claim,
-    versions: etags.Versions = None,
-    **values: Any,
-) -> Claim:
-    """Change what is given of the limits, `weight` and `best_effort`. Raises WrongState, NoRoom, QuotaExceeded, …"""
+def resize_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None, **values: Any) -> Claim:
+    """Change what is given of the limits and of UNCHARGED. Raises WrongState, NoRoom, QuotaExceeded, …"""
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
     if not claim.waiting and claim.state not in PLACED:
         raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
-    before = {**limits(claim), "weight": claim.weight, "best_effort": claim.best_effort}
+    before = {name: getattr(claim, name) for name in (*limits(claim), *UNCHARGED)}
     after = _wanted(claim, before, values)
     if after == before:
         return claim
@@ -63,7 +60,9 @@ def resize_claim(
         _charge_waiting(claim, principal)
     else:
         _resize_assignments(claim, principal)
-    states.move(claim, claim.state, generation=claim.generation + 1, **after)
+    # A limit that is set here is what was asked for, whatever the rebalancer made of another.
+    asked = claim.asked_core_limit if after["core_limit"] == before["core_limit"] else None
+    states.move(claim, claim.state, generation=claim.generation + 1, asked_core_limit=asked, **after)
     audit.record(
         principal=principal,
         action="claim.resize",
@@ -94,9 +93,11 @@ def _charge_waiting(claim: Claim, principal: Principal) -> None:
 
 def _resize_assignments(claim: Claim, principal: Principal) -> None:
     assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
+    resized = any(assignment.core_request != claim.core_request for assignment in assignments)
     grown = [_grown(assignment, claim) for assignment in assignments]
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
+    _resize_loans(claim, resized=resized)
     for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
         grows = core or memory_mib
         if grows and not capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
@@ -118,9 +119,21 @@ def _resize_assignments(claim: Claim, principal: Principal) -> None:
     raise_frames({assignment.gpu.node_id for assignment in assignments})
 
 
+def _resize_loans(claim: Claim, *, resized: bool) -> None:
+    if claim.lent_core and (resized or not claim.rebalance):
+        loans.lend(claim, 0)
+    if claim.borrowed_core and resized and not loans.borrow_other(claim, claim.core_request):
+        raise NoRoom(
+            f"The claim runs on core that others lend, and of that {claim.core_request} percent are not there.",
+            core_request=claim.core_request,
+        )
+
+
 def _grown(assignment: Assignment, claim: Claim) -> tuple[int, int]:
     """Raise what the assignment holds to what is wanted, and say by how much."""
-    core = max(0, claim.core_request - assignment.held_core)
+    if assignment.borrowed_core:
+        assignment.borrowed_core = claim.core_request
+    core = 0 if assignment.borrowed_core else max(0, claim.core_request - assignment.held_core)
     memory_mib = max(0, claim.memory_mib - assignment.held_memory_mib)
     assignment.held_core += core
     assignment.held_memory_mib += memory_mib

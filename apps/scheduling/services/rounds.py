@@ -13,6 +13,7 @@ from apps.quotas.models import Pool
 from apps.scheduling.core.values import Placed, Refused
 from apps.scheduling.models import Claim, ClaimState, Round
 from apps.scheduling.services.commits import Outcome, Pick, commit, tell, told
+from apps.scheduling.services.lending import place_on_lent
 from apps.scheduling.services.picture import Picture, Waiting
 
 # Placements of one round and of one transaction, and new claims that are told that they wait. A claim that comes
@@ -42,6 +43,8 @@ def rounds(picture: Picture, *, fence: Callable[[], None], in_full: bool = False
         record = this.run(fence)
         yield record
         if not this.unfinished:
+            if picture.best_effort:
+                place_on_lent(picture.pool, fence=fence)
             return
         fruitless = 0 if record else fruitless + 1
 

@@ -11,6 +11,7 @@ from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import charging
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.services import loans
 
 WHOLE_GPU = 100
 
@@ -30,7 +31,9 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
     total = dict.fromkeys(Resource.values, 0)
     for assignment in assignments:
         if assignment.state != "released":
-            held = amounts(gpu_count=1, core=assignment.held_core, memory_mib=assignment.held_memory_mib)
+            held = amounts(
+                gpu_count=1, core=assignment.held_core + assignment.borrowed_core, memory_mib=assignment.held_memory_mib
+            )
             total = {resource: total[resource] + held[resource] for resource in total}
     return total
 
@@ -75,11 +78,13 @@ CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
 def move(claim: Claim, state: str, **values: object) -> None:
     """Save the claim in this state, note the time, and tell who watches."""
     now = timezone.now()
+    loans.settle(claim, state)
     if state != claim.state:
         claim.timeline = [*claim.timeline, [state, now.isoformat()]]
         claim.state = state
     if state == ClaimState.RELEASED:
         values["released_at"] = now
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
-    claim.change(state=claim.state, timeline=claim.timeline, **charged, **values)
+    lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
+    claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)
     events.claim_changed_on_commit(claim)

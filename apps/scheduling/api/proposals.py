@@ -1,0 +1,158 @@
+"""/proposals/ and /pools/{name}/rebalance/: what the rebalancer found, and saying yes or no to it."""
+
+from typing import Any
+
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models import Pool, Tenant
+from apps.quotas.models.pool import RebalanceMode, RebalancePolicy
+from apps.scheduling.api.claims import DRY_RUN, dry_run
+from apps.scheduling.models import Proposal, ProposalState
+from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.services import rebalancing
+from gpucloud.api import etags
+from gpucloud.api.filters import Changed, Named
+from gpucloud.api.serializers import Strict
+
+
+class FoundSerializer(Strict):
+    """A change of one claim, and why."""
+
+    claim = serializers.UUIDField(source="claim.uid", read_only=True)
+    claim_name = serializers.CharField(source="claim.name", read_only=True)
+    tenant = serializers.CharField(source="claim.tenant.slug", read_only=True)
+    kind = serializers.ChoiceField(choices=ProposalKind.choices, read_only=True)
+    policy = serializers.CharField(read_only=True, help_text="`waking`: seen in the claim's telemetry, between runs.")
+    before = serializers.DictField(child=serializers.IntegerField(), read_only=True)
+    after = serializers.DictField(child=serializers.IntegerField(), read_only=True)
+    explanation = serializers.CharField(read_only=True)
+    numbers = serializers.DictField(child=serializers.FloatField(), read_only=True, help_text="What was measured.")
+    state = serializers.ChoiceField(choices=ProposalState.choices, read_only=True)
+    words = serializers.CharField(read_only=True, help_text="Why it failed, expired or was dismissed.")
+
+
+class ProposalSerializer(FoundSerializer):
+    """A change that was proposed or carried out."""
+
+    uid = serializers.UUIDField(read_only=True)
+    pool = serializers.CharField(source="pool.name", read_only=True)
+    decided_by = serializers.CharField(read_only=True, allow_null=True)
+    decided_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class ProposalFilter(Changed):
+    """Proposals by whose, where and what."""
+
+    pool = Named(Pool.objects, "name")
+    tenant = Named(Tenant.objects, "slug", field_name="claim__tenant")
+    claim = filters.UUIDFilter(field_name="claim__uid")
+
+    class Meta:
+        model = Proposal
+        fields = ["pool", "tenant", "claim", "kind", "state", "updated_since"]
+
+
+class ProposalView(ApiView):
+    """What views of proposals share."""
+
+    serializer_class: Any = ProposalSerializer
+    lookup_key = "uid"
+    read_scope, write_scope = "claims:read", "claims:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return Proposal.objects.visible_to(self.principal).select_related("pool", "claim__tenant")
+
+    def shown(self, proposal: Proposal) -> Response:
+        """The proposal as it is now."""
+        headers = {"ETag": etags.etag(proposal.version), "Location": f"/api/v1/proposals/{proposal.uid}/"}
+        return Response(ProposalSerializer(proposal).data, headers=headers)
+
+
+class ProposalList(ProposalView, ListMixin):
+    """Proposals of the rebalancer, and what it carried out."""
+
+    filterset_class = ProposalFilter
+
+    def get(self, request: Request) -> Response:
+        """List proposals, newest first."""
+        return self.listed(self.get_queryset())
+
+
+class ProposalDetail(ProposalView):
+    """One proposal."""
+
+    def get(self, request: Request, uid: str) -> Response:
+        """Show a proposal."""
+        return self.answer(self.find(uid))
+
+
+class ProposalAccept(ProposalView):
+    """A yes."""
+
+    @extend_schema(request=None, responses={200: ProposalSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Carry it out now, as a PATCH of the claim would (members, operators)."""
+        self.without_body(request)
+        versions = etags.if_match(request)
+        return self.shown(rebalancing.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
+
+
+class DismissalSerializer(Strict):
+    """Why not."""
+
+    words = serializers.CharField(max_length=2000, allow_blank=True, default="")
+
+
+class ProposalDismiss(ProposalView):
+    """A no."""
+
+    serializer_class: Any = DismissalSerializer
+
+    @extend_schema(responses={200: ProposalSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Leave the claim as it is, for the cool-down at least (members, operators)."""
+        proposal, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
+        return self.shown(rebalancing.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
+
+
+class RunSerializer(Strict):
+    """A run of the rebalancer."""
+
+    pool = serializers.CharField(source="pool.name", read_only=True)
+    mode = serializers.ChoiceField(source="pool.rebalance_mode", choices=RebalanceMode.choices, read_only=True)
+    policy = serializers.ChoiceField(source="pool.rebalance_policy", choices=RebalancePolicy.choices, read_only=True)
+    dry_run = serializers.BooleanField(read_only=True)
+    considered = serializers.IntegerField(read_only=True, help_text="Claims that were looked at.")
+    changes = FoundSerializer(many=True, source="proposals", read_only=True)
+
+
+class PoolRebalance(ApiView):
+    """The rebalancer, now."""
+
+    serializer_class: Any = RunSerializer
+    queryset = Pool.objects.all()
+    lookup_key = "name"
+    write_scope = "nodes:write"
+    tagged = False
+    change_parameters = {"POST": frozenset({"dry_run"})}
+
+    @extend_schema(request=None, parameters=[DRY_RUN], responses={200: RunSerializer})
+    @idempotent
+    def post(self, request: Request, name: str) -> Response:
+        """Run it over a pool, or say what it would change and why (operators)."""
+        self.without_body(request)
+        pool = self.find(name)
+        found = rebalancing.rebalance(principal=self.principal, pool=pool, dry_run=dry_run(request))
+        return Response(RunSerializer(found).data)

@@ -1,0 +1,66 @@
+"""Percentile: what is guaranteed is the 95th percentile of what was used, and a margin.
+
+What a claim has above that is lent; where it lacks, and of memory, a new size is proposed. A change of less than five
+points of core, or of less than a fifth of the memory, is left alone: what was measured swings by that much.
+"""
+
+from collections.abc import Sequence
+
+from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation, giving_back, lending, numbers_of
+
+LEAST_POINTS = 5
+LEAST_MEMORY_PERCENT = 20
+
+
+def percentile(observations: Sequence[Observation], bounds: Bounds, now: int) -> list[Change]:
+    """At most one change of core and one of memory of each claim; core goes first."""
+    changes: list[Change] = []
+    for seen in observations:
+        if seen.lent_core and seen.core_latest > seen.core_request - seen.lent_core and bounds.awake(seen):
+            changes.append(giving_back(seen, bounds))
+        elif bounds.rested(seen, now) and bounds.measured(seen):
+            change = _core(seen, bounds) or _memory(seen, bounds)
+            changes += [change] if change else []
+    return changes
+
+
+def _core(seen: Observation, bounds: Bounds) -> Change | None:
+    wanted = min(max(_with_margin(seen.core_p95, bounds), bounds.floor_percent), bounds.ceiling_percent)
+    used = (
+        f"It used at most {seen.core_p95:.0f} % of a GPU in 95 of 100 seconds of the last {bounds.window_seconds} s; "
+        f"with a margin of {bounds.margin_percent} % that is {wanted} %."
+    )
+    if wanted > seen.core_request:
+        request = min(wanted, seen.core_request + min(bounds.step_percent, seen.core_room), seen.core_limit)
+        if request - seen.core_request < LEAST_POINTS:
+            return None
+        why = f"{used} It is guaranteed {seen.core_request} %."
+        return Change(
+            seen.claim,
+            "resize",
+            {"core_request": seen.core_request},
+            {"core_request": request},
+            why,
+            numbers_of(seen),
+        )
+    lent = min(seen.core_request - wanted, seen.lent_core + bounds.step_percent)
+    if not seen.lends or lent - seen.lent_core < LEAST_POINTS:
+        return None
+    return lending(seen, lent, f"{used} Best-effort claims may use {lent} points of what it is guaranteed.")
+
+
+def _memory(seen: Observation, bounds: Bounds) -> Change | None:
+    """Never below the most that was in use: what is in use cannot be taken away."""
+    wanted = max(_with_margin(seen.memory_p95_mib, bounds), seen.memory_most_mib, 1)
+    if wanted * 100 > seen.memory_mib * (100 - LEAST_MEMORY_PERCENT):
+        return None
+    why = (
+        f"At most {seen.memory_most_mib} of {seen.memory_mib} MiB were in use in the last {bounds.window_seconds} s, "
+        f"{seen.memory_p95_mib} MiB in 95 of 100 seconds; with a margin of {bounds.margin_percent} % that is {wanted}."
+    )
+    return Change(seen.claim, "resize", {"memory_mib": seen.memory_mib}, {"memory_mib": wanted}, why, numbers_of(seen))
+
+
+def _with_margin(used: float, bounds: Bounds) -> int:
+    """Rounded up."""
+    return -int(-used * (100 + bounds.margin_percent) // 100)

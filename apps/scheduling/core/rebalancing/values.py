@@ -1,0 +1,146 @@
+"""What policies speak of. Core is percent of one GPU, memory is MiB on one GPU, times are Unix seconds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+# lend, give-back: how much of a guarantee others may use while it is idle. limit: the ceiling, which nobody is charged
+# for. resize: what is charged, or cannot be had back at will; it needs its owner's consent.
+Kind = Literal["lend", "give-back", "limit", "resize"]
+URGENCY = {"give-back": 0, "limit": 1, "resize": 2, "lend": 3}
+# A window of which less was measured says too little.
+MEASURED_PERCENT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One claim, what it has, and what it did in the window; of several GPUs the one on which it did most.
+
+    `asked_core_limit` is what its owner set, whatever the rebalancer made of it. `core_room` is the least that one of
+    its GPUs has free. `lends`: its pool's sharing policy lets others use what is idle and takes it back at once.
+    """
+
+    claim: str
+    core_request: int
+    core_limit: int
+    memory_mib: int
+    asked_core_limit: int
+    lent_core: int = 0
+    measured_seconds: int = 0
+    core_mean: float = 0.0
+    core_p95: float = 0.0
+    core_latest: float = 0.0
+    throttled_mean: float = 0.0
+    throttled_latest: float = 0.0
+    memory_p95_mib: int = 0
+    memory_most_mib: int = 0
+    core_room: int = 0
+    lends: bool = True
+    changed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """On these days (Monday is 0), from this minute of the day (UTC) up to that one: so much of what is guaranteed.
+
+    A window that ends at or before its beginning runs into the next day.
+    """
+
+    days: tuple[int, ...]
+    from_minute: int
+    to_minute: int
+    share_percent: int
+
+    def hold(self, now: int) -> bool:
+        """Whether `now` lies in them."""
+        day, minute = now // 86400, now % 86400 // 60
+        # 1 January 1970 was a Thursday.
+        today, yesterday = (day + 3) % 7, (day + 2) % 7
+        if self.from_minute < self.to_minute:
+            return today in self.days and self.from_minute <= minute < self.to_minute
+        late = today in self.days and minute >= self.from_minute
+        return late or (yesterday in self.days and minute < self.to_minute)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a pool allows. `idle_percent` is below `wake_percent`, so that nothing is both."""
+
+    window_seconds: int = 300
+    cool_down_seconds: int = 300
+    floor_percent: int = 5
+    ceiling_percent: int = 100
+    step_percent: int = 20
+    margin_percent: int = 20
+    idle_percent: int = 2
+    wake_percent: int = 5
+    throttled_percent: int = 20
+    most_changes: int = 50
+    calendar: tuple[Hours, ...] = ()
+
+    def rested(self, seen: Observation, now: int) -> bool:
+        """Whether its last change is long enough ago for another."""
+        return seen.changed_at is None or now - seen.changed_at >= self.cool_down_seconds
+
+    def measured(self, seen: Observation) -> bool:
+        """Whether enough of the window was measured, and none of it before the last change."""
+        return seen.measured_seconds * 100 >= self.window_seconds * MEASURED_PERCENT
+
+    def awake(self, seen: Observation) -> bool:
+        """Whether it wants its GPUs now."""
+        return is_awake(seen.core_latest, seen.throttled_latest, self)
+
+
+def is_awake(core_percent: float, throttled_percent: float, bounds: Bounds) -> bool:
+    """Whether a second of use is more than the noise of an idle program."""
+    return core_percent >= bounds.wake_percent or throttled_percent >= bounds.throttled_percent
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From these values to those, and why, in words and numbers. The names are those of the claim's fields."""
+
+    claim: str
+    kind: Kind
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    explanation: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def urgency(self) -> int:
+        """Smaller goes first."""
+        return URGENCY[self.kind]
+
+    @property
+    def size(self) -> int:
+        """How far it goes, in percent of a GPU or MiB."""
+        return sum(abs(value - self.before[name]) for name, value in self.after.items())
+
+
+def numbers_of(seen: Observation) -> dict[str, float]:
+    """What was measured, for the record beside the words."""
+    return {
+        "core_mean_percent": round(seen.core_mean, 1),
+        "core_p95_percent": round(seen.core_p95, 1),
+        "throttled_percent": round(seen.throttled_mean, 1),
+        "memory_most_mib": seen.memory_most_mib,
+        "measured_seconds": seen.measured_seconds,
+    }
+
+
+def lending(seen: Observation, lent: int, why: str) -> Change:
+    """Lend so much of its guarantee, more or less than now."""
+    kind: Kind = "lend" if lent > seen.lent_core else "give-back"
+    return Change(seen.claim, kind, {"lent_core": seen.lent_core}, {"lent_core": lent}, why, numbers_of(seen))
+
+
+def giving_back(seen: Observation, bounds: Bounds) -> Change:
+    """All that is lent: its owner wants it."""
+    what = (
+        f"uses {seen.core_latest:.0f} % of a GPU"
+        if seen.core_latest >= bounds.wake_percent
+        else f"waits {seen.throttled_latest:.0f} % of the time"
+    )
+    why = f"It {what} again: the {seen.lent_core} points of core that were lent are its own again."
+    return lending(seen, 0, why)

@@ -1,0 +1,81 @@
+"""Proposals: what the rebalancer would change, or has changed, and why."""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from django.db import models
+from django.db.models import Q
+
+from apps.quotas.models import Pool
+from apps.quotas.models.row import Row
+from apps.scheduling.models.claim import Claim
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class ProposalKind(models.TextChoices):
+    """What is changed; see `core.rebalancing.values.Kind`."""
+
+    LEND = "lend", "Lend: best-effort claims may use a part of the guarantee while it is idle"
+    GIVE_BACK = "give-back", "Give back: what was lent is its owner's again"
+    LIMIT = "limit", "Limit: another core_limit"
+    RESIZE = "resize", "Resize: another core_request or memory_mib"
+
+
+class ProposalState(models.TextChoices):
+    """proposed → applied | dismissed | expired | failed."""
+
+    PROPOSED = "proposed"
+    APPLIED = "applied"
+    DISMISSED = "dismissed"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+class ProposalQuerySet(models.QuerySet["Proposal"]):
+    """Proposals, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "ProposalQuerySet":
+        """Every proposal to an operator; to others those of their tenants' claims."""
+        return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
+
+
+class Proposal(Row):
+    """One change of one claim, from these values to those. `before` and `after` name the claim's own fields."""
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    claim = models.ForeignKey(Claim, on_delete=models.PROTECT, related_name="proposals")
+    kind = models.CharField(max_length=10, choices=ProposalKind)
+    policy = models.CharField(max_length=20)
+    before = models.JSONField()
+    after = models.JSONField()
+    explanation = models.CharField(max_length=2000)
+    numbers = models.JSONField(default=dict)
+    state = models.CharField(max_length=10, choices=ProposalState, default=ProposalState.PROPOSED)
+    # Why it failed or is no longer proposed; and who said yes or no.
+    words = models.CharField(max_length=2000, blank=True, default="")
+    decided_by = models.CharField(max_length=200, null=True)
+    decided_at = models.DateTimeField(null=True)
+
+    objects = ProposalQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-pk"]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=ProposalState.values), name="proposal_state_known"),
+            models.CheckConstraint(condition=Q(kind__in=ProposalKind.values), name="proposal_kind_known"),
+            models.CheckConstraint(
+                condition=Q(state="proposed", decided_at=None) | (~Q(state="proposed") & ~Q(decided_at=None)),
+                name="proposal_decided_or_not",
+            ),
+            models.UniqueConstraint(fields=["claim"], condition=Q(state="proposed"), name="proposal_one_a_claim"),
+        ]
+        indexes = [
+            models.Index(fields=["pool", "-id"], name="proposal_of_pool"),
+            models.Index(fields=["updated_at"], name="proposal_by_change"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.claim}"

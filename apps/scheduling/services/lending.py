@@ -1,0 +1,160 @@
+"""Lending idle guarantees to best-effort claims, giving them back, and placing claims on what is lent."""
+
+from collections.abc import Callable
+
+from django.db import transaction
+from django.db.models import F, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import capacity
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
+from apps.scheduling.core.placement import place
+from apps.scheduling.core.values import GpuState, Placed
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services import loans, states
+from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, request_of
+from gpucloud.errors import Conflict
+
+WHOLE = 100
+# Of the waiting best-effort claims, so many in one go.
+MOST_TRIED = 500
+
+
+class NothingLent(Conflict):
+    """The pool's sharing policy does not let others use what is idle."""
+
+    code = "nothing-lent"
+    title = "Idle core is of no use to others here"
+
+
+@transaction.atomic
+def lend(*, principal: Principal, claim: Claim, core: int, why: str) -> Claim:
+    """Lend `core` points of the claim's guarantee on each of its GPUs, instead of what it lends now; 0 gives all back.
+
+    Its guarantee, its charges and its page stay as they are (`loans` says why). Raises WrongState, NothingLent.
+    """
+    claim = locked(claim)
+    principal.require_role(claim.tenant, "member")
+    before = claim.lent_core
+    if core == before:
+        return claim
+    if core > before:
+        _refuse_unlendable(claim, core)
+    loans.lend(claim, core)
+    states.move(claim, claim.state, rebalanced_at=timezone.now())
+    audit.record(
+        principal=principal,
+        action="claim.lend" if core > before else "claim.give-back",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        before={"lent_core": before},
+        after={"lent_core": core, "why": why},
+    )
+    if core > before:
+        events.wake_scheduler(claim.pool)
+    return claim
+
+
+def _refuse_unlendable(claim: Claim, core: int) -> None:
+    if claim.state != ClaimState.ACTIVE or claim.borrowed_core or core > claim.core_request:
+        raise WrongState(
+            f"The claim is {claim.state}: only an active claim lends, and of its own guarantee.", state=claim.state
+        )
+    if not loans.lends(claim.pool):
+        raise NothingLent(
+            f"Pool {claim.pool.name} shares by {claim.pool.sharing_policy}: lending needs burst or preempt.",
+            sharing_policy=claim.pool.sharing_policy,
+        )
+
+
+def place_on_lent(pool: Pool, *, fence: Callable[[], None]) -> int:
+    """Place the pool's waiting best-effort claims, in the queue's order, on what others lend; how many.
+
+    After a round, which found no room of their own for them: what they get is not theirs, so it is no round's decision.
+    `fence` raises, within a transaction, where this may commit no longer.
+    """
+    if not loans.lends(pool) or not _lending(pool).exists():
+        return 0
+    waiting = Claim.objects.filter(pool=pool, state__in=WAITING, best_effort=True).select_related("tenant", "pool")
+    return sum(_place(claim, fence) for claim in waiting.order_by("-priority", "pk")[:MOST_TRIED])
+
+
+def _place(claim: Claim, fence: Callable[[], None]) -> bool:
+    answer = place(_lent_fleet(claim.pool), request_of(claim))
+    if not isinstance(answer, Placed):
+        return False
+    try:
+        return _commit(claim, answer, fence)
+    except (_Changed, QuotaExceeded, BudgetExceeded):
+        return False
+
+
+class _Changed(Exception):
+    """A GPU is no longer as it was read."""
+
+
+def _lending(pool: Pool) -> QuerySet[Gpu]:
+    return Gpu.objects.filter(node__pool=pool, core_lent__gt=F("core_borrowed"))
+
+
+def _lent_fleet(pool: Pool) -> list[GpuState]:
+    """GPUs of the nodes on which something is lent: what is free and what is lent, without what is borrowed."""
+    gpus = (
+        Gpu.objects.filter(node__in=_lending(pool).values("node"))
+        .select_related("node")
+        .order_by("node__name", "index")
+    )
+    return [
+        GpuState(
+            uuid=gpu.uuid,
+            node=gpu.node.name,
+            index=gpu.index,
+            model=gpu.model,
+            memory_mib=gpu.memory_mib,
+            core_free=WHOLE - gpu.core_used + gpu.core_lent - gpu.core_borrowed,
+            memory_free_mib=gpu.memory_free_mib,
+            schedulable=gpu.present and gpu.node.state == "ready",
+        )
+        for gpu in gpus
+    ]
+
+
+@transaction.atomic
+def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
+    """As a round commits, but for the core: that is borrowed. False where the claim changed meanwhile."""
+    fence()
+    claim = locked(seen)
+    if claim.version != seen.version or claim.state not in WAITING:
+        return False
+    refuse_spent(claim.tenant)
+    if not any(claim.charged.values()):
+        target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        states.charge_to(claim, target)
+    gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
+    for gpu in gpus:
+        if not capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib):
+            raise _Changed
+        Assignment.objects.create(
+            claim=claim,
+            gpu=gpu,
+            **limits(claim),
+            held_core=0,
+            held_memory_mib=claim.memory_mib,
+            borrowed_core=claim.core_request,
+            generation=claim.generation,
+        )
+    claim.borrowed_core = claim.core_request
+    states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
+    node_ids = {gpu.node_id for gpu in gpus}
+    raise_frames(node_ids)
+    if any(node.pool_id != claim.pool_id or node.state != "ready" for node in Node.objects.filter(pk__in=node_ids)):
+        raise _Changed
+    return True

@@ -1,0 +1,380 @@
+"""The rebalancer over the database: what it lends, to whom, how it comes back, and what waits for a yes."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.models import Sample
+from apps.quotas.api.serializers import RebalanceBoundsSerializer
+from apps.quotas.principals import SYSTEM
+from apps.scheduling import tasks
+from apps.scheduling.core.rebalancing.values import Bounds
+from apps.scheduling.gateway import Gateway
+from apps.scheduling.models import Claim, Proposal
+from apps.scheduling.services import lending, loans, rebalancing
+from apps.scheduling.services.claims import release_claim
+from apps.scheduling.services.desired import desired_state
+from apps.scheduling.services.forgetting import forget_node
+from apps.scheduling.services.observing import bounds_of
+from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.sharing import change_pool
+from tests.cast import GIB, MIB_BYTES, Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, used
+from tests.scheduling.clock import Clock
+
+SECONDS = 300
+
+
+@pytest.fixture
+def machine(clock: Clock, cast: Cast) -> Machine:
+    give_plenty(cast.acme, cast.globex)
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="apply")
+    cast.pool.refresh_from_db()
+    return Machine("gpu1", cast.pool, gpus=1)
+
+
+def measured(claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: int = 0, **facts: float) -> None:
+    """Let time pass in which every assignment of the claim does this, each second."""
+    facts = {"core_percent": 0.0, "throttled_percent": 0.0, **facts}
+    begin = clock.now
+    clock.advance(seconds=seconds)
+    Sample.objects.bulk_create(
+        Sample(
+            assignment_uid=assignment.uid,
+            at=begin + timedelta(seconds=second + 1),
+            core_limit_percent=claim.core_limit,
+            memory_bytes=memory_mib * MIB_BYTES,
+            **facts,
+        )
+        for assignment in claim.assignments.all()
+        for second in range(seconds)
+    )
+
+
+def run(cast: Cast) -> list[Proposal]:
+    cast.pool.refresh_from_db()
+    return rebalancing.rebalance(principal=SYSTEM, pool=cast.pool).proposals
+
+
+def idle_lender(cast: Cast, machine: Machine, clock: Clock, **asked: Any) -> Claim:
+    """A claim of 80 % that lends 75 of it."""
+    claim, _ = placed(cast, machine, core_request=80, **asked)
+    measured(claim, clock)
+    assert [(found.kind, found.state) for found in run(cast)] == [("lend", "applied")]
+    claim.refresh_from_db()
+    assert claim.lent_core == 75
+    return claim
+
+
+def borrower(cast: Cast, **asked: Any) -> Claim:
+    """A best-effort claim of 60 % for which there is no room but what is lent."""
+    claim = ask(cast, tenant=cast.globex, core_request=60, best_effort=True, name="borrower", **asked)
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    return claim
+
+
+def usage(machine: Machine, claim: Claim, core_percent: float, throttled_percent: float = 0.0) -> None:
+    """One frame of the agent, by its real door."""
+    items = [
+        wire.AssignmentUsage(
+            uid=str(item.uid),
+            core_percent=core_percent,
+            core_limit_percent=100,
+            throttled_percent=throttled_percent,
+            memory_bytes=0,
+            memory_limit_bytes=0,
+            processes=1,
+        )
+        for item in claim.assignments.all()
+    ]
+    frame = wire.Usage(seq=1, at=timezone.now().timestamp(), gpus=[], assignments=items)
+    Gateway().usage(machine.node, frame)
+
+
+def test_an_idle_claim_lends_and_keeps_its_guarantee_its_charge_and_its_page(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    claim, _ = placed(cast, machine, core_request=80)
+    page, charged = desired_state(machine.node), used(cast.acme)
+    measured(claim, clock, core_percent=1.5)
+    (found,) = run(cast)
+    assert (found.kind, found.state, found.before, found.after) == (
+        "lend",
+        "applied",
+        {"lent_core": 0},
+        {"lent_core": 75},
+    )
+    assert "at most 1.5 % of a GPU" in found.explanation
+    claim.refresh_from_db()
+    assert (claim.core_request, claim.lent_core) == (80, 75)
+    assert (machine.gpu().core_used, machine.gpu().core_lent) == (80, 75)
+    assert (desired_state(machine.node), used(cast.acme)) == (page, charged)
+    assert_books_agree()
+
+
+def test_what_is_lent_carries_a_best_effort_claim_which_is_guaranteed_nothing(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    idle_lender(cast, machine, clock)
+    claim = borrower(cast)
+    assert (claim.state, claim.borrowed_core, claim.reasons) == ("assigned", 60, [])
+    pages = {item.core_request for item in desired_state(machine.node).assignments}
+    assert pages == {80, 0}
+    machine.obey()
+    claim.refresh_from_db()
+    gpu = machine.gpu()
+    assert (claim.state, gpu.core_used, gpu.core_lent, gpu.core_borrowed) == ("active", 80, 75, 60)
+    assert used(cast.globex)["core_percent"] == 60
+    assert_books_agree()
+
+
+def test_nobody_who_is_guaranteed_something_is_placed_on_what_is_lent(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    idle_lender(cast, machine, clock)
+    claim = ask(cast, core_request=60)
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    assert claim.state == "queued"
+
+
+def test_no_more_is_borrowed_than_is_free_and_lent(cast: Cast, machine: Machine, clock: Clock) -> None:
+    idle_lender(cast, machine, clock)
+    assert borrower(cast).state == "assigned"
+    assert borrower(cast).state == "queued"
+
+
+def test_a_borrower_with_room_of_its_own_borrows_nothing(cast: Cast, machine: Machine, clock: Clock) -> None:
+    idle_lender(cast, machine, clock)
+    claim, _ = placed(cast, machine, core_request=20, best_effort=True)
+    assert (claim.borrowed_core, machine.gpu().core_used) == (0, 100)
+
+
+def test_a_claim_that_is_seen_to_work_has_its_own_back_at_once(cast: Cast, machine: Machine, clock: Clock) -> None:
+    lender = idle_lender(cast, machine, clock)
+    taker = borrower(cast)
+    usage(machine, lender, 3.0)
+    assert machine.gpu().core_lent == 75, "that is noise"
+    usage(machine, lender, 40.0)
+    lender.refresh_from_db()
+    gpu = machine.gpu()
+    assert (lender.lent_core, gpu.core_lent, gpu.core_borrowed) == (0, 0, 60)
+    found = Proposal.objects.first()
+    assert found is not None
+    assert (found.kind, found.policy, found.state) == ("give-back", "waking", "applied")
+    assert "used 40 % of a GPU within a second" in found.explanation
+    # More is not placed on it, and who is there may stay: it is guaranteed nothing.
+    assert borrower(cast).state == "queued"
+    taker.refresh_from_db()
+    assert taker.state == "assigned"
+    release_claim(principal=SYSTEM, claim=taker)
+    machine.obey()
+    assert machine.gpu().core_borrowed == 0
+    assert_books_agree()
+
+
+def test_after_waking_it_lends_no_sooner_than_the_cool_down_and_a_new_window(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    lender = idle_lender(cast, machine, clock)
+    usage(machine, lender, 40.0)
+    measured(lender, clock, seconds=239)
+    assert run(cast) == []
+    measured(lender, clock, seconds=61)
+    assert [found.kind for found in run(cast)] == ["lend"]
+
+
+def release(cast: Cast, machine: Machine, claim: Claim) -> None:
+    release_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+
+
+def forget(cast: Cast, machine: Machine, claim: Claim) -> None:
+    lose(machine)
+    forget_node(principal=SYSTEM, node=machine.node)
+
+
+@pytest.mark.parametrize("end", [release, forget])
+@pytest.mark.parametrize("who", ["lender", "borrower"])
+def test_whatever_ends_a_claim_ends_its_loan(cast: Cast, machine: Machine, clock: Clock, end: Any, who: str) -> None:
+    claims = {"lender": idle_lender(cast, machine, clock), "borrower": borrower(cast)}
+    machine.obey()
+    end(cast, machine, claims[who])
+    gpu = machine.gpu()
+    left = {"lender": (0, 60), "borrower": (75, 0)}[who] if end is release else (0, 0)
+    assert (gpu.core_lent, gpu.core_borrowed) == left
+    assert_books_agree()
+
+
+@pytest.mark.parametrize("values", [{"core_request": 70}, {"rebalance": False}])
+def test_an_owner_who_changes_the_guarantee_or_opts_out_has_it_back(
+    cast: Cast, machine: Machine, clock: Clock, values: dict[str, Any]
+) -> None:
+    lender = idle_lender(cast, machine, clock)
+    answer = cast.max.patch(f"claims/{lender.uid}/", values)
+    assert (answer.status, answer.body["lent_core"]) == (200, 0)
+    machine.obey()
+    assert machine.gpu().core_lent == 0
+    assert_books_agree()
+
+
+def test_a_claim_that_opted_out_is_left_alone(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=80, rebalance=False)
+    measured(claim, clock)
+    assert run(cast) == []
+
+
+def test_a_borrower_may_grow_by_what_is_lent_only_and_shrink(cast: Cast, machine: Machine, clock: Clock) -> None:
+    idle_lender(cast, machine, clock)
+    claim = borrower(cast)
+    machine.obey()
+    path = f"claims/{claim.uid}/"
+    assert cast.gus.patch(path, {"core_request": 96, "core_limit": 96}).code == "no-room"
+    for core in (95, 10):
+        answer = cast.gus.patch(path, {"core_request": core, "core_limit": core})
+        assert (answer.status, answer.body["borrowed_core"]) == (200, core)
+        machine.obey()
+        assert (machine.gpu().core_used, machine.gpu().core_borrowed) == (80, core)
+        assert used(cast.globex)["core_percent"] == core
+        assert_books_agree()
+
+
+@pytest.mark.parametrize("policy", ["fixed", "fair", "native"])
+def test_where_idle_core_is_of_no_use_to_others_nothing_is_lent(
+    cast: Cast, machine: Machine, clock: Clock, policy: str
+) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, sharing_policy=policy)
+    claim, _ = placed(cast, machine, core_request=80)
+    measured(claim, clock)
+    assert run(cast) == []
+    with pytest.raises(lending.NothingLent):
+        lending.lend(principal=SYSTEM, claim=claim, core=10, why="a test")
+    assert not loans.lends(claim.pool)
+
+
+def test_a_throttled_claim_gets_a_higher_limit_and_later_its_own_again(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    claim, assignment = placed(cast, machine, core_request=40)
+    measured(claim, clock, core_percent=39.5, throttled_percent=60)
+    (found,) = run(cast)
+    assert (found.kind, found.state, found.after) == ("limit", "applied", {"core_limit": 60})
+    machine.obey()
+    claim.refresh_from_db()
+    assignment.refresh_from_db()
+    assert (claim.core_limit, claim.asked_core_limit, assignment.core_limit) == (60, 40, 60)
+    assert (claim.core_request, used(cast.acme)["core_percent"]) == (40, 40), "a limit costs nothing"
+    measured(claim, clock, core_percent=20)
+    (found,) = run(cast)
+    assert (found.kind, found.after) == ("limit", {"core_limit": 40})
+    claim.refresh_from_db()
+    assert (claim.core_limit, claim.asked_core_limit) == (40, None)
+
+
+def test_what_costs_its_owner_something_waits_for_a_yes(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
+    measured(claim, clock, core_percent=45, throttled_percent=60)
+    (found,) = run(cast)
+    assert (found.kind, found.state, found.after) == ("resize", "proposed", {"core_request": 60})
+    assert [again.pk for again in run(cast)] == [found.pk], "the same is not proposed twice"
+    path = f"proposals/{found.uid}/"
+    assert cast.vera.post(f"{path}accept/").code == "role-missing"
+    answer = cast.max.post(f"{path}accept/")
+    assert (answer.status, answer.body["state"]) == (200, "applied")
+    claim.refresh_from_db()
+    assert (claim.core_request, used(cast.acme)["core_percent"]) == (60, 60)
+    assert cast.max.post(f"{path}accept/").code == "wrong-state"
+    actions = [row["action"] for row in cast.anna.get("audit/?object_type=proposal").body["results"]]
+    assert actions == ["proposal.accept"]
+
+
+def test_a_proposal_of_less_memory_is_never_below_what_is_in_use(cast: Cast, machine: Machine, clock: Clock) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_policy="percentile")
+    claim, _ = placed(cast, machine, core_request=40, memory_mib=16 * GIB)
+    measured(claim, clock, core_percent=34, memory_mib=4 * GIB)
+    (found,) = run(cast)
+    assert (found.kind, found.state) == ("resize", "proposed")
+    assert found.after == {"memory_mib": -(-4 * GIB * 120 // 100)}
+
+
+def test_a_proposal_that_nobody_can_keep_any_more_says_so(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
+    measured(claim, clock, core_percent=45, throttled_percent=60)
+    (found,) = run(cast)
+    resize_claim(principal=SYSTEM, claim=claim, core_request=50)
+    assert cast.max.post(f"proposals/{found.uid}/accept/").code == "proposal-stale"
+    claim = resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+    machine.obey()
+    placed(cast, machine, core_request=60)
+    assert cast.max.post(f"proposals/{found.uid}/accept/").code == "no-room"
+    found.refresh_from_db()
+    assert found.state == "proposed"
+
+
+def test_a_dismissed_proposal_is_not_made_again_within_the_cool_down(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
+    measured(claim, clock, core_percent=45, throttled_percent=60)
+    (found,) = run(cast)
+    answer = cast.max.post(f"proposals/{found.uid}/dismiss/", {"words": "It ends today."})
+    assert (answer.body["state"], answer.body["words"]) == ("dismissed", "It ends today.")
+    assert run(cast) == []
+
+
+def test_a_dry_run_says_what_would_change_and_why_and_changes_nothing(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="off")
+    claim, _ = placed(cast, machine, core_request=80)
+    measured(claim, clock)
+    path = "pools/default/rebalance/"
+    assert cast.olga.post(path).code == "rebalancing-off"
+    answer = cast.olga.post(f"{path}?dry_run=true")
+    assert (answer.body["mode"], answer.body["considered"], answer.body["dry_run"]) == ("off", 1, True)
+    (change,) = answer.body["changes"]
+    assert (change["claim"], change["kind"], change["after"]) == (str(claim.uid), "lend", {"lent_core": 75})
+    assert "best-effort claims may use 75 of its 80 points" in change["explanation"]
+    assert (machine.gpu().core_lent, Proposal.objects.count()) == (0, 0)
+
+
+def test_in_mode_propose_nothing_is_done_without_a_yes(cast: Cast, machine: Machine, clock: Clock) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="propose")
+    claim, _ = placed(cast, machine, core_request=80)
+    measured(claim, clock)
+    assert tasks.rebalance_pool(cast.pool.pk) == 1
+    assert machine.gpu().core_lent == 0
+    (row,) = cast.max.get("proposals/?state=proposed").body["results"]
+    assert cast.gus.get("proposals/").body["results"] == []
+    assert cast.max.post(f"proposals/{row['uid']}/accept/").status == 200
+    assert machine.gpu().core_lent == 75
+
+
+def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=80)
+    measured(claim, clock)
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [rebalancing.lock_number(cast.pool)])
+        assert run(cast) == []
+    finally:
+        other.close()
+    assert len(run(cast)) == 1
+
+
+def test_the_bounds_of_a_pool_are_those_of_the_policies(cast: Cast) -> None:
+    assert set(RebalanceBoundsSerializer().fields) == set(Bounds.__dataclass_fields__)
+    calendar = [{"days": [5, 6], "from": "00:00", "to": "24:00", "share_percent": 50}]
+    answer = cast.olga.patch("pools/default/", {"rebalance_bounds": {"floor_percent": 10, "calendar": calendar}})
+    assert answer.body["rebalance_bounds"] == {"floor_percent": 10, "calendar": calendar}
+    cast.pool.refresh_from_db()
+    bounds = bounds_of(cast.pool)
+    assert (bounds.floor_percent, bounds.calendar[0].to_minute, bounds.step_percent) == (10, 1440, 20)
+    for wrong in ({"floor": 1}, {"floor_percent": 0}, {"idle_percent": 9}, {"calendar": [{"days": [0]}]}):
+        assert cast.olga.patch("pools/default/", {"rebalance_bounds": wrong}).status == 400
