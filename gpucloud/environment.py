@@ -114,7 +114,8 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
         "PORT": "port",
     }.items():
         entry[key] = str(facts.pop(theirs, "") or "")
-    entry["OPTIONS"] = dict(facts)
+    # What is asked for the fifth time on a connection is kept there as a plan, and then only its values are sent.
+    entry["OPTIONS"] = {**facts, "server_side_binding": True, "prepare_threshold": 5}
     if pool_size:
         # The server gives each request a thread of its own; a pool spares it a connection of its own.
         entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size, "timeout": 30}

@@ -67,6 +67,10 @@ class Principal:
         """Primary keys of the tenants in which the caller has at least this role."""
         return [tenant for tenant, role in self.roles.items() if RANK[Role(role)] >= RANK[Role(least)]]
 
+    def sees(self, tenant: Tenant) -> bool:
+        """Whether what belongs to the tenant exists for the caller: `visible_to` of one object that is at hand."""
+        return self.is_operator or tenant.pk in self.roles
+
     def require_scope(self, scope: str) -> None:
         """Raises ScopeMissing."""
         if scope not in self.scopes:

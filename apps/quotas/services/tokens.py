@@ -6,16 +6,19 @@ import ipaddress
 import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from apps.quotas.models import Role, Tenant, Token, User
+from apps.quotas.models import Membership, Role, Tenant, Token, User
 from apps.quotas.principals import RANK, SCOPES, Principal, RoleMissing, ScopeMissing
 from apps.quotas.services import audit
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
+from gpucloud.statements import kept
 
 PREFIX = "gpc_"
 # `last_used_at` tells an unused token from a used one; a write per request would tell no more.
@@ -93,12 +96,22 @@ def create(
     return token, f"{PREFIX}{key}.{secret}"
 
 
+@kept
+def _by_key(key: Any) -> QuerySet[Token]:
+    return Token.objects.select_related("tenant", "user").filter(key=key)
+
+
+@kept
+def _role_of(user: Any, tenant: Any) -> QuerySet[Membership, tuple[str]]:
+    return Membership.objects.filter(user=user, tenant=tenant).values_list("role")
+
+
 def find(text: str, *, source_ip: str | None) -> Token | None:
     """The valid token that this text is, or None; every refusal looks alike."""
     key, dot, secret = text.removeprefix(PREFIX).partition(".")
     if not text.startswith(PREFIX) or not dot or not key.isalnum() or not secret.isascii():
         return None
-    token = Token.objects.select_related("tenant", "user").filter(key=key).first()
+    token = next(iter(_by_key(key)), None)
     if token is None or not is_digest_of(token.digest, secret):
         return None
     now = timezone.now()
@@ -181,11 +194,9 @@ def _still_in_tenant(token: Token) -> bool:
     """Whether its maker may still act there; the token's role becomes the lesser of the two."""
     if token.user is None or token.user.is_operator:
         return True
-    role = token.user.memberships.filter(tenant=token.tenant).values_list("role", flat=True).first()
-    if role is None:
-        return False
-    token.role = min(token.role, role, key=lambda name: RANK[Role(name)])
-    return True
+    roles = [role for (role,) in _role_of(token.user_id, token.tenant_id)]
+    token.role = min([token.role, *roles], key=lambda name: RANK[Role(name)])
+    return bool(roles)
 
 
 def _inside(source_ip: str | None, cidrs: Iterable[str]) -> bool:

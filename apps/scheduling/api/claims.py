@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from django.db.models import Prefetch, prefetch_related_objects
-from django.http import HttpResponse
+from django.db.models import Prefetch, QuerySet
+from django.http import Http404, HttpResponse
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
@@ -26,6 +26,7 @@ from apps.scheduling.services.rehearsal import rehearse
 from apps.scheduling.services.resize import resize_claim
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named
+from gpucloud.statements import kept, prefetched
 
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
@@ -33,8 +34,19 @@ WAIT = OpenApiParameter(
 
 DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what would happen and change nothing.")
 
-# What an answer shows of each assignment, in one query for any number of claims.
+# What an answer shows beside the claim itself; of each assignment in one query for any number of claims.
+SHOWN = ("tenant", "pool")
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
+
+
+@kept
+def _by_uid(uid: Any) -> QuerySet[Claim]:
+    return Claim.objects.select_related(*SHOWN).filter(uid=uid)
+
+
+@kept
+def _assignments_of(claim: Any) -> QuerySet[Assignment]:
+    return Assignment.objects.select_related("gpu__node").filter(claim=claim)
 
 
 class ClaimFilter(Changed):
@@ -62,7 +74,14 @@ class ClaimView(ApiView):
 
     def get_queryset(self) -> Any:
         """Visible to the caller, with what an answer shows."""
-        return Claim.objects.visible_to(self.principal).select_related("tenant", "pool").prefetch_related(ASSIGNMENTS)
+        return Claim.objects.visible_to(self.principal).select_related(*SHOWN).prefetch_related(ASSIGNMENTS)
+
+    def find(self, key: object) -> Claim:
+        """The claim with this uid, if the caller may see it; else 404."""
+        for claim in _by_uid(key):
+            if self.principal.sees(claim.tenant):
+                return claim
+        raise Http404
 
     def named(self, uid: object) -> Claim:
         """The claim to be changed; what an answer shows of its assignments is read after the change."""
@@ -70,7 +89,7 @@ class ClaimView(ApiView):
 
     def shown(self, claim: Claim, *, status: int = 200) -> Response:
         """The claim as it was read or has just been changed."""
-        prefetch_related_objects([claim], ASSIGNMENTS)
+        prefetched(claim, "assignments", _assignments_of(claim.pk))
         body = serializers.ClaimSerializer(claim, context=self.get_serializer_context()).data
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(body, status=status, headers=headers)

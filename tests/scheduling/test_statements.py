@@ -1,0 +1,72 @@
+"""Kept queries answer as Django's own do; a query that is new must be given values here."""
+
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connection, models
+from django.db.models import QuerySet
+from django.db.transaction import TransactionManagementError
+from django.test.utils import CaptureQueriesContext
+
+from apps.quotas.models import Membership, Tenant, Token
+from gpucloud.statements import Kept, kept
+from tests.scheduling.routes import Platform
+
+
+def name_of(query: Kept[Any]) -> str:
+    return f"{query.build.__module__.rpartition('.')[2]}.{query.build.__name__}"
+
+
+KEPT = {name_of(query): query for query in Kept.every}
+
+
+def values(name: str, platform: Platform) -> tuple[Any, ...]:
+    """What finds something on the platform."""
+    claim = platform.claim
+    membership = Membership.objects.get(user__username="max")
+    return {
+        "claims._by_uid": (claim.uid,),
+        "claims._assignments_of": (claim.pk,),
+        "tokens._by_key": (Token.objects.exclude(user=None).exclude(tenant=None).latest("pk").key,),
+        "tokens._role_of": (membership.user_id, membership.tenant_id),
+    }[name]
+
+
+def told(row: Any) -> Any:
+    """All that is known of a row without asking more: its fields, and the rows that came with it."""
+    if not isinstance(row, models.Model):
+        return row
+    facts = {name: value for name, value in vars(row).items() if name != "_state"}
+    return type(row), facts, {name: told(other) for name, other in row._state.fields_cache.items()}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_kept_query_finds_what_its_queryset_finds(platform: Platform, name: str) -> None:
+    query, given = KEPT[name], values(name, platform)
+    for _ in range(2):
+        found = query(*given)
+        assert found
+        assert [told(row) for row in found] == [told(row) for row in query.build(*given)]
+
+
+def test_a_kept_query_is_one_query_and_asks_anew_each_time(platform: Platform) -> None:
+    by_slug = kept(lambda slug: Tenant.objects.filter(slug=slug))
+    Kept.every.remove(by_slug)
+    assert [row.name for row in by_slug("acme")] == ["Acme"]
+    Tenant.objects.filter(slug="acme").update(name="Acme & sons")
+    with CaptureQueriesContext(connection) as asked:
+        assert [row.name for row in by_slug("acme")] == ["Acme & sons"]
+        assert by_slug("nobody") == by_slug(None) == []
+    assert len(asked) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_kept_query_locks_in_a_transaction_only() -> None:
+    def locked(uid: Any) -> QuerySet[Token]:
+        return Token.objects.select_for_update().filter(key=uid)
+
+    query = kept(locked)
+    Kept.every.remove(query)
+    with pytest.raises(TransactionManagementError):
+        query(str(uuid.uuid4()))
