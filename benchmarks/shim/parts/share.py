@@ -14,6 +14,8 @@ LIMITS = (10, 25, 50, 75, 90)
 # In force within 100 ms; kernels of 10 ms at 10 % come every 100 ms.
 SETTLE_SECONDS = 0.5
 START_SECONDS = 20.0
+# Two intervals of the programs' rows: the one that a measurement's end falls into has been printed by then.
+ROW_SECONDS = 0.2
 Row = dict[str, float | int | str | None]
 # Name, gpuload's options, how many processes of it.
 LOADS: Sequence[tuple[str, tuple[str, ...], int]] = (
@@ -91,6 +93,7 @@ def alone(stage: Stage, options: Sequence[str], processes: int, seconds: float) 
     begin = time.monotonic()
     time.sleep(seconds)
     end = time.monotonic()
+    time.sleep(ROW_SECONDS)
     found = sum(rate(process.rows(), "kernels", begin, end) for process in running)
     for process in running:
         process.terminate()
@@ -101,7 +104,7 @@ def at_limit(stage: Stage, claim: Claim, running: Sequence[Process], limit: int,
     claim.limit(stage.gpu.uuid, limit)
     time.sleep(SETTLE_SECONDS)
     course = watch({"claim": claim}, stage.seconds)["claim"]
-    time.sleep(0.1)
+    time.sleep(ROW_SECONDS)
     rows = [process.rows() for process in running]
     own = [rates(lines, "kernels", course.begin, course.end) for lines in rows]
     together = [sum(each) * kernel_us / 1e4 for each in zip(*own, strict=True)]
