@@ -1,20 +1,50 @@
-"""A pool's GPUs in memory: asked for a place, told what was taken, given back or changed."""
+"""A pool's GPUs in memory: asked for a place, told what was taken, given back or changed.
+
+The back ends answer alike to the last bit: `python` looks at everything each time and is the specification, `numpy` and
+`c` keep scores and rescore what changed. `auto` is the fastest that this machine has.
+"""
 
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from apps.scheduling.core.placement import WHOLE, backends, machine
+from apps.scheduling.core.placement.fragmentation import Prices, model_prices
+from apps.scheduling.core.placement.mix import Mix, Weights, most_popular
 from apps.scheduling.core.placement.plain import decide
 from apps.scheduling.core.placement.policies import POLICIES, Node
+from apps.scheduling.core.placement.rows import Amounts, Rows
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refused, Request
 
-BACKENDS = ("auto", "python")
+# As published, FGD looks at the most popular requests that make up so much of all.
+POPULAR_PERCENT = 95
+# Only these look at the mix.
+LEARNING = ("gpucloud", "fgd")
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """A GPU's facts as they were told, and what is free of it now."""
+
+    told: GpuState
+    core: int
+    memory: int
+    labels: tuple[Label, ...]
+
+    @classmethod
+    def of(cls, state: GpuState) -> "_Gpu":
+        return cls(state, state.core_free, state.memory_free_mib, state.labels)
+
+    @property
+    def state(self) -> GpuState:
+        return replace(self.told, core_free=self.core, memory_free_mib=self.memory, labels=self.labels)
 
 
 class Fleet:
     """The GPUs and nodes of one pool, and the pool's policy.
 
-    `whole` is the core of a whole GPU. A GPU whose node was never told of is on a node without labels, links or limits.
+    `whole` is the core of a whole GPU. `mix` is what is known of typical requests at the start, with counts. A GPU
+    whose node was never told of is on a node without labels, links or limits.
     """
 
     def __init__(
@@ -23,15 +53,21 @@ class Fleet:
         nodes: Iterable[NodeState] = (),
         *,
         policy: str = "gpucloud",
-        whole: int = 100,
+        whole: int = WHOLE,
         backend: str = "auto",
+        mix: Iterable[tuple[Request, int]] = (),
     ) -> None:
-        if backend not in BACKENDS:
-            raise ValueError(f"no such back end: {backend}")
-        self._policy, self._whole = POLICIES[policy], whole
-        self._gpus: dict[str, GpuState] = {}
+        if policy not in POLICIES:
+            raise ValueError(f"no such policy: {policy}")
+        self._policy, self._whole, self._mix = policy, whole, Mix(mix)
+        self.backend = backends.chosen(backend)
+        self._gpus: dict[str, _Gpu] = {}
         self._nodes = {node.name: node for node in nodes}
         self._on: dict[str, list[tuple[int, str]]] = {}
+        self._where: dict[Label, dict[str, int]] = {}
+        self._prices: Prices | None = None
+        # None: what is there has changed since; it is built anew when it is next asked.
+        self._rows: Rows | None = None
         for gpu in gpus:
             self.set_gpu(gpu)
 
@@ -40,42 +76,77 @@ class Fleet:
 
         `held` is what the request may not count on, by GPU: (core, MiB), for reservations.
         """
-        return decide(self._picture(), request, self._policy, held or {}, self._whole)
+        rows = self._rows if self._prices is not None and self._rows is not None else self._prepared()
+        if rows is None:
+            return decide(self._picture(), request, self._policy, self._known(), held or {})
+        return rows.decide(request, held or {}, self._where)
 
-    def take(self, gpus: Sequence[str], request: Request) -> None:
-        """The request is on these GPUs now."""
-        self._move(gpus, request, 1)
+    def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
+        """Place the requests one after the other, each as if those before it had been taken, and take them."""
+        if any(request.labels for request in requests) or (rows := self._prepared()) is None:
+            return [self._placed(request) for request in requests]
+        answers = rows.place_many(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, Placed):
+                self._account(answer.gpus, answer.node, request, 1)
+        return answers
 
-    def give_back(self, gpus: Sequence[str], request: Request) -> None:
-        """The request is on these GPUs no longer."""
-        self._move(gpus, request, -1)
+    def take(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:
+        """The request is on these GPUs now; without GPUs, on this node."""
+        self._account(gpus, node, request, 1)
+        self._tell(gpus, node, request, 1)
+
+    def give_back(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:
+        """The request is there no longer."""
+        self._account(gpus, node, request, -1)
+        self._tell(gpus, node, request, -1)
 
     def set_gpu(self, state: GpuState) -> None:
         """A new GPU, or another state of a known one."""
         known = self._gpus.get(state.uuid)
-        if known is not None and (known.node, known.index) != (state.node, state.index):
-            self.remove_gpu(state.uuid)
-            known = None
-        self._gpus[state.uuid] = state
+        if known is not None:
+            told = known.told
+            if (told.node, told.index, told.model) != (state.node, state.index, state.model):
+                self.remove_gpu(state.uuid)
+                known = None
+            else:
+                self._relabel(state.uuid, known.labels, state.labels)
+        self._gpus[state.uuid] = _Gpu.of(state)
         if known is None:
             insort(self._on.setdefault(state.node, []), (state.index, state.uuid))
+            self._relabel(state.uuid, (), state.labels)
+            self._rows = self._prices = None
+        elif self._rows is not None:
+            spot = self._rows.board.spot[state.uuid]
+            self._rows.board.put(state, spot)
+            self._rows.kernel.changed(spot[0])
 
     def remove_gpu(self, uuid: str) -> None:
         """The GPU is no longer the pool's; nothing where it is not known."""
         gone = self._gpus.pop(uuid, None)
         if gone is None:
             return
-        self._on[gone.node].remove((gone.index, uuid))
-        if not self._on[gone.node]:
-            del self._on[gone.node]
+        self._rows = self._prices = None
+        self._relabel(uuid, gone.labels, ())
+        on = self._on[gone.told.node]
+        on.remove((gone.told.index, uuid))
+        if not on:
+            del self._on[gone.told.node]
 
     def set_node(self, state: NodeState) -> None:
         """A new node, or another state of a known one."""
+        known = self._nodes.get(state.name) or NodeState(state.name)
         self._nodes[state.name] = state
+        if self._rows is None or state.name not in self._rows.board.place_of:
+            return
+        if (known.labels, known.links) != (state.labels, state.links):
+            self._rows = None
+        else:
+            self._rows.set_machine(state)
 
     def gpus(self) -> Sequence[GpuState]:
         """The GPUs as they stand, by node, index and uuid."""
-        return [self._gpus[uuid] for name in sorted(self._on) for _, uuid in self._on[name]]
+        return [self._gpus[uuid].state for name in sorted(self._on) for _, uuid in self._on[name]]
 
     def nodes(self) -> Sequence[NodeState]:
         """The nodes as they stand, by name."""
@@ -83,25 +154,88 @@ class Fleet:
 
     def learn(self, request: Request) -> None:
         """One more arrival, for the mix of typical requests."""
+        if self._policy in LEARNING and self._mix.learn(request):
+            self._prices = None
+
+    def _prepared(self) -> Rows | None:
+        """The rows as things are now; None where the plain back end answers."""
+        if self.backend == "python" or not self._on:
+            return None
+        if self._rows is None:
+            self._rows = backends.rows(self.backend, list(self._picture()), self._policy, self._whole)
+            self._prices = None
+        if self._rows is not None and self._prices is None and self._policy in LEARNING:
+            self._rows.set_mix(self._known())
+        self._known()
+        return self._rows
+
+    def _known(self) -> Prices:
+        if self._prices is None:
+            counts: dict[str, int] = {}
+            for gpu in self._gpus.values():
+                counts[gpu.told.model] = counts.get(gpu.told.model, 0) + 1
+            weights = self._weights()
+            self._prices = Prices(weights, model_prices(weights, counts), self._whole)
+        return self._prices
+
+    def _weights(self) -> Weights:
+        return most_popular(self._mix.seen, POPULAR_PERCENT) if self._policy == "fgd" else self._mix.seen
 
     def _picture(self) -> Iterable[Node]:
         for name in sorted(self._on):
-            gpus = tuple(self._gpus[uuid] for _, uuid in self._on[name])
-            yield Node(self._nodes.get(name) or NodeState(name), gpus)
+            state = self._nodes.get(name) or NodeState(name)
+            yield machine(state, [self._gpus[uuid].state for _, uuid in self._on[name]])
 
-    def _move(self, gpus: Sequence[str], request: Request, sign: int) -> None:
+    def _placed(self, request: Request) -> Placed | Refused:
+        answer = self.place(request)
+        if isinstance(answer, Placed):
+            self.take(answer.gpus, request, node=answer.node)
+        return answer
+
+    def _account(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
+        """Write it down."""
+        core, memory, labels = sign * request.core_request, sign * request.memory_mib, request.labels
         for uuid in gpus:
             gpu = self._gpus[uuid]
-            labels = tuple(sorted(gpu.labels + request.labels)) if sign > 0 else _without(gpu.labels, request.labels)
-            self._gpus[uuid] = replace(
-                gpu,
-                core_free=gpu.core_free - sign * request.core_request,
-                memory_free_mib=gpu.memory_free_mib - sign * request.memory_mib,
-                labels=labels,
-            )
-        for name in {self._gpus[uuid].node for uuid in gpus}:
-            if name in self._nodes:
-                self._nodes[name] = _moved(self._nodes[name], request, sign)
+            gpu.core -= core
+            gpu.memory -= memory
+            if labels:
+                after = tuple(sorted(gpu.labels + labels)) if sign > 0 else _without(gpu.labels, labels)
+                self._relabel(uuid, gpu.labels, after)
+                gpu.labels = after
+        if request.cpu_milli or request.ram_mib:
+            for name in {self._gpus[uuid].told.node for uuid in gpus} or {node}:
+                if name in self._nodes:
+                    self._nodes[name] = _moved(self._nodes[name], request, sign)
+
+    def _tell(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
+        """Have the rows know it."""
+        if self._rows is None:
+            return
+        board = self._rows.board
+        by_node: dict[int, list[int]] = {}
+        for uuid in gpus:
+            spot = board.spot[uuid]
+            by_node.setdefault(spot[0], []).append(spot[1])
+            if request.labels:
+                board.label(self._gpus[uuid].labels, spot)
+        if node in board.place_of:
+            by_node.setdefault(board.place_of[node], [])
+        amounts = Amounts(request.core_request, request.memory_mib, request.cpu_milli, request.ram_mib)
+        for number, places in by_node.items():
+            self._rows.kernel.move(number, places, amounts, sign)
+
+    def _relabel(self, uuid: str, before: Iterable[Label], after: Iterable[Label]) -> None:
+        for label in before:
+            on = self._where[label]
+            on[uuid] -= 1
+            if not on[uuid]:
+                del on[uuid]
+            if not on:
+                del self._where[label]
+        for label in after:
+            on = self._where.setdefault(label, {})
+            on[uuid] = on.get(uuid, 0) + 1
 
 
 def _moved(node: NodeState, request: Request, sign: int) -> NodeState:

@@ -46,7 +46,7 @@ class Request:
     """What one claim asks: `gpu_count` GPUs of one node, on each `core_request` and `memory_mib`.
 
     `gpu_model` may name several models, joined by `|`. CPU and RAM are the node's, for the claim as a whole. `key` is
-    the claim's own id: the policy `random` draws by it, nothing else reads it.
+    the claim's own id: the policy `random` draws by it, nothing else reads it. No GPUs: CPU and RAM of a node alone.
     """
 
     gpu_count: int
@@ -85,9 +85,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The GPUs, by uuid, in index order."""
+    """The GPUs, by uuid, in index order; the node where no GPU was asked for."""
 
     gpus: tuple[str, ...]
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from apps.scheduling.core.placement import topology
+from apps.scheduling.core.placement.fragmentation import Prices
 from apps.scheduling.core.placement.plain import Held, decide
-from apps.scheduling.core.placement.policies import POLICIES, Node
+from apps.scheduling.core.placement.policies import Node
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
 
 WHOLE = 100
@@ -17,10 +19,9 @@ def place(
     nodes: Iterable[NodeState] = (),
     policy: str = "binpack",
     held: Held | None = None,
-    whole: int = WHOLE,
 ) -> Placed | Refused:
-    """Choose GPUs for the request, or say why none will do."""
-    return decide(grouped(fleet, nodes), request, POLICIES[policy], held or {}, whole)
+    """Choose GPUs for the request, or say why none will do. Nothing is known of what is typically asked for."""
+    return decide(grouped(fleet, nodes), request, policy, Prices((), {}, WHOLE), held or {})
 
 
 def never_fits(fleet: Iterable[GpuState], request: Request, *, nodes: Iterable[NodeState] = ()) -> tuple[Reason, ...]:
@@ -38,4 +39,10 @@ def grouped(fleet: Iterable[GpuState], nodes: Iterable[NodeState]) -> list[Node]
     by_node: dict[str, list[GpuState]] = {}
     for gpu in sorted(fleet, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid)):
         by_node.setdefault(gpu.node, []).append(gpu)
-    return [Node(states.get(name) or NodeState(name), tuple(gpus)) for name, gpus in by_node.items()]
+    return [machine(states.get(name) or NodeState(name), gpus) for name, gpus in by_node.items()]
+
+
+def machine(state: NodeState, gpus: Iterable[GpuState]) -> Node:
+    """A node with its GPUs, which come in order."""
+    gpus = tuple(gpus)
+    return Node(state, gpus, topology.matrix([gpu.uuid for gpu in gpus], state.links))

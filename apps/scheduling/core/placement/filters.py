@@ -88,7 +88,7 @@ def _kept_off(gpu: GpuState, request: Request, *, bound: bool, whole: int) -> Fi
 
 def in_use(gpu: GpuState, whole: int) -> bool:
     """Whether the GPU carries anything."""
-    return gpu.core_free < whole or gpu.memory_free_mib < gpu.memory_mib or bool(gpu.labels)
+    return gpu.core_free < whole or gpu.memory_free_mib < gpu.memory_mib
 
 
 def reasons(request: Request, removed: Sequence[int], most_on_one_node: int) -> tuple[Reason, ...]:

@@ -1,33 +1,61 @@
 """The plain back end: every GPU is looked at for every request. Short and obvious, and so the one that is believed."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from apps.scheduling.core.placement.filters import Filter, reasons, removed_by
-from apps.scheduling.core.placement.policies import Choice, Node, Policy
+from apps.scheduling.core.placement.fragmentation import Prices
+from apps.scheduling.core.placement.policies import POLICIES, Node
+from apps.scheduling.core.placement.topology import Members
 from apps.scheduling.core.values import Label, Placed, Refused, Request
 
 Held = Mapping[str, tuple[int, int]]
 
 
-def decide(nodes: Iterable[Node], request: Request, policy: Policy, held: Held, whole: int) -> Placed | Refused:
+def decide(nodes: Iterable[Node], request: Request, policy: str, prices: Prices, held: Held) -> Placed | Refused:
     """Choose GPUs for the request on one of the nodes, which come in order, or say why none will do."""
     nodes = list(nodes)
     bound = request.affinity is not None and _carried(nodes, Label("affinity", request.tenant, request.affinity))
+    prices = replace(prices, draw=draw(request.key))
     removed, most = [0] * Filter.GPUS_ON_ONE_NODE, 0
-    best: Choice | None = None
+    best: list[tuple[Node, Members]] = []
+    best_score = 0
     for node in nodes:
-        verdicts = [removed_by(gpu, node.state, request, held, bound=bound, whole=whole) for gpu in node.gpus]
+        verdicts = [removed_by(gpu, node.state, request, held, bound=bound, whole=prices.whole) for gpu in node.gpus]
         for verdict in verdicts:
             removed[verdict] += 1
-        fitting = [gpu for gpu, verdict in zip(node.gpus, verdicts, strict=True) if verdict is Filter.NONE]
+        fitting = tuple(place for place, verdict in enumerate(verdicts) if verdict is Filter.NONE)
         most = max(most, len(fitting))
-        if len(fitting) >= request.gpu_count:
-            choice = policy(node, fitting, request)
-            if best is None or choice[0] > best[0]:
-                best = choice
-    if best is None:
+        if len(fitting) >= needed(request):
+            score, chosen = POLICIES[policy](node, fitting, request, prices)
+            if not best or score > best_score:
+                best, best_score = [], score
+            if score == best_score:
+                best.append((node, chosen))
+    if not best:
         return Refused(reasons(request, removed, most))
-    return Placed(tuple(gpu.uuid for gpu in sorted(best[1], key=lambda gpu: (gpu.index, gpu.uuid))))
+    node, chosen = best[prices.draw % len(best) if policy == "random" else 0]
+    return placed(node.state.name, [node.gpus[place].uuid for place in chosen])
+
+
+def placed(node: str, gpus: Iterable[str]) -> Placed:
+    """The answer; it names the node only where it names no GPU."""
+    uuids = tuple(gpus)
+    return Placed(uuids) if uuids else Placed((), node)
+
+
+def needed(request: Request) -> int:
+    """How many GPUs of one node must fit; a request without GPUs needs a node that is there."""
+    return max(request.gpu_count, 1)
+
+
+def draw(key: str) -> int:
+    """A number that looks drawn, always the same for the same key (FNV-1a of 64 bits)."""
+    value = 0xCBF29CE484222325
+    for byte in key.encode():
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    # Its low bits follow the last byte too closely.
+    return (value ^ value >> 32) >> 1
 
 
 def _carried(nodes: Iterable[Node], label: Label) -> bool:

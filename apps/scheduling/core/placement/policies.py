@@ -1,14 +1,17 @@
 """The policies in plain Python: how good a node is for a request, and which of its GPUs.
 
-Each policy is a function of a node, those of its GPUs that fit, and the request; it returns an integer score and the
-GPUs in the node's order. The highest score wins, ties fall to the node's name and, inside a node, to the GPU's index
-and uuid (a replaced device has the index of the old one), so that a replay agrees. This is the specification: the fast
-back ends compute the same integers.
+Each policy is a function of a node, the places of those of its GPUs that fit, the request, and what is known of the
+pool; it returns an integer score and the places chosen. The highest score wins; ties fall to the node's name and, inside
+a node, to the GPU's index and uuid (a replaced device has the index of the old one), so that a replay agrees. This is
+the specification: the fast back ends compute the same integers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from apps.scheduling.core.placement import topology
+from apps.scheduling.core.placement.fragmentation import Left, Prices, fragmentation
+from apps.scheduling.core.placement.topology import Members, Near
 from apps.scheduling.core.values import GpuState, NodeState, Request
 
 # Scores put one number before another: core before memory. A node's free memory stays far below this many MiB.
@@ -17,21 +20,118 @@ BEFORE = 1 << 36
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine and its GPUs in order."""
+    """A machine, its GPUs in order, and the distances among them."""
 
     state: NodeState
     gpus: tuple[GpuState, ...]
+    near: Near | None = None
+
+    @property
+    def left(self) -> Left:
+        """What is free of it; a GPU that can take nothing has nothing."""
+        gpus = tuple(
+            (gpu.core_free if gpu.schedulable else 0, gpu.memory_free_mib if gpu.schedulable else 0, gpu.model)
+            for gpu in self.gpus
+        )
+        return Left(self.state.cpu_milli_free, gpus)
 
 
-Choice = tuple[int, tuple[GpuState, ...]]
-Policy = Callable[[Node, Sequence[GpuState], Request], Choice]
+Choice = tuple[int, Members]
+Policy = Callable[[Node, Members, Request, Prices], Choice]
 
 
-def binpack(_node: Node, fitting: Sequence[GpuState], request: Request) -> Choice:
+def binpack(node: Node, fitting: Members, request: Request, _prices: Prices) -> Choice:
     """The fullest GPUs that fit, so that large holes stay whole: least core left, then least memory."""
-    chosen = sorted(fitting, key=lambda gpu: (gpu.core_free, gpu.memory_free_mib))[: request.gpu_count]
-    return -sum(gpu.core_free * BEFORE + gpu.memory_free_mib for gpu in chosen), tuple(chosen)
+    left = node.left.gpus
+    chosen = sorted(fitting, key=lambda place: left[place][:2])[: request.gpu_count]
+    return -sum(left[place][0] * BEFORE + left[place][1] for place in chosen), tuple(sorted(chosen))
 
 
-# `gpucloud` places as `binpack` until its own score is here.
-POLICIES: dict[str, Policy] = {"gpucloud": binpack, "binpack": binpack}
+def spread(node: Node, fitting: Members, request: Request, _prices: Prices) -> Choice:
+    """The emptiest GPUs, of the emptiest node: most core left on them, then on the node."""
+    left = node.left
+    chosen = sorted(fitting, key=lambda place: (-left.gpus[place][0], -left.gpus[place][1]))[: request.gpu_count]
+    return (sum(left.gpus[place][0] for place in chosen) << 20) + left.idle, tuple(sorted(chosen))
+
+
+def gpu_admission(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
+    """As Tencent's gpu-admission orders: the node with the least core free, then the least memory; its fullest GPUs."""
+    left = node.left
+    return -(left.idle * BEFORE + sum(memory for _, memory, _ in left.gpus)), binpack(node, fitting, request, prices)[1]
+
+
+def near_together(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
+    """Several GPUs as near as can be, one whole GPU where the fewest links are broken, a part on the fullest GPU.
+
+    What is alike in that goes to the fullest node.
+    """
+    if request.gpu_count == 0 or _is_part(request, prices):
+        return binpack(node, fitting, request, prices)
+    cost, chosen = _by_links(node, fitting, request)
+    return -(cost * BEFORE + node.left.idle), chosen
+
+
+def any_will_do(_node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
+    """Every node is as good as another; `plain` draws among the best. The GPUs start at a place drawn by the claim."""
+    start = prices.draw // 1_000_003 % len(fitting)
+    turned = fitting[start:] + fitting[:start]
+    return 0, tuple(sorted(turned[: request.gpu_count]))
+
+
+def fgd(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
+    """Fragmentation gradient descent as published: 100 · sigmoid(what fragmentation falls by, in GPUs), truncated."""
+    before = fragmentation(node.left, prices.weights)
+
+    def score(chosen: Members) -> int:
+        return prices.bucket(before - fragmentation(node.left.after(chosen, request), prices.weights))
+
+    if _is_part(request, prices):
+        return _best_single(fitting, score)
+    chosen = fitting[: request.gpu_count]
+    return score(chosen), chosen
+
+
+def gpucloud(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
+    """Fragmentation gradient descent with coarser steps, a price for models that others insist on, and fuller first.
+
+    floor(50 · [fall of fragmentation − 0.2 · price · GPUs − 0.02 · (CPUs left / 128 + GPUs left / 8)])
+    """
+    before = fragmentation(node.left, prices.weights)
+
+    def score(chosen: Members) -> int:
+        left = node.left.after(chosen, request)
+        fall = before - fragmentation(left, prices.weights)
+        charged = sum(prices.of(node.gpus[place].model) * request.core_request for place in chosen)
+        return prices.step(fall, charged, left)
+
+    if _is_part(request, prices):
+        return _best_single(fitting, score)
+    chosen = _by_links(node, fitting, request)[1] if request.gpu_count else ()
+    return score(chosen), chosen
+
+
+def _is_part(request: Request, prices: Prices) -> bool:
+    return request.gpu_count == 1 and request.core_request < prices.whole
+
+
+def _best_single(fitting: Members, score: Callable[[Members], int]) -> Choice:
+    best, place = max((score((place,)), -place) for place in fitting)
+    return best, (-place,)
+
+
+def _by_links(node: Node, fitting: Members, request: Request) -> Choice:
+    if request.gpu_count > 1:
+        return topology.nearest(fitting, request.gpu_count, node.near)
+    cost, place = topology.least_broken(fitting, node.near)
+    return cost, (place,)
+
+
+POLICIES: dict[str, Policy] = {
+    "gpucloud": gpucloud,
+    "fgd": fgd,
+    "binpack": binpack,
+    "spread": spread,
+    "topology": near_together,
+    "gpu-admission": gpu_admission,
+    "random": any_will_do,
+}

@@ -1,0 +1,282 @@
+/* Opening a kernel, its rows, its log of changes, and the choice among nodes. */
+#include "kernel.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kernel *kernel_open(const struct board *board)
+{
+    size_t n = (size_t)board->nodes;
+    struct kernel *k = calloc(1, sizeof *k);
+    if (!k)
+        return 0;
+    k->board = *board;
+    k->log = calloc(n + 1, sizeof *k->log);
+    k->stamp = calloc(n + 1, sizeof *k->stamp);
+    k->listed = calloc(n + 1, sizeof *k->listed);
+    k->fragmentation = calloc(n + 1, sizeof *k->fragmentation);
+    k->special_score = calloc(n + 1, sizeof *k->special_score);
+    k->known = calloc(n + 1, 1);
+    k->dirty = calloc(n / BLOCK / 64 + 1, sizeof *k->dirty);
+    if (k->log && k->stamp && k->listed && k->fragmentation && k->special_score && k->known && k->dirty)
+        return k;
+    kernel_close(k);
+    return 0;
+}
+
+void kernel_close(struct kernel *k)
+{
+    for (int32_t row = 0; row < k->rows; row++)
+        kernel_drop_row(k, row);
+    free(k->row);
+    free(k->log);
+    free(k->stamp);
+    free(k->listed);
+    free(k->fragmentation);
+    free(k->special_score);
+    free(k->known);
+    free(k->dirty);
+    free(k);
+}
+
+/* Every row is out of date then: their places in the log are put too far back to be caught up from. */
+void kernel_set_mix(struct kernel *k, const struct mix *mix)
+{
+    k->mix = *mix;
+    memset(k->known, 0, (size_t)k->board.nodes);
+    k->head += k->board.nodes + 1;
+}
+
+static void free_row(struct row *row)
+{
+    free(row->score);
+    free(row->block);
+    free(row->removed);
+    free(row);
+}
+
+/* The row's number, or -1 where there is no memory for it. */
+int32_t kernel_add_row(struct kernel *k, const struct shape *shape)
+{
+    size_t n = (size_t)k->board.nodes;
+    struct row *row = calloc(1, sizeof *row);
+    if (!row)
+        return -1;
+    row->shape = *shape;
+    row->at = k->head - k->board.nodes - 1;
+    row->score = malloc((n + 1) * sizeof *row->score);
+    row->block = malloc((n / BLOCK + 1) * sizeof *row->block);
+    row->removed = calloc((n + 1) * FILTERS, sizeof *row->removed);
+    int32_t free_place = 0;
+    while (free_place < k->rows && k->row[free_place])
+        free_place++;
+    struct row **rows = k->row;
+    if (free_place == k->rows)
+        rows = realloc(k->row, (size_t)(k->rows + 1) * sizeof *rows);
+    if (rows)
+        k->row = rows;
+    if (!rows || !row->score || !row->block || !row->removed) {
+        free_row(row);
+        return -1;
+    }
+    k->rows += free_place == k->rows;
+    k->row[free_place] = row;
+    return free_place;
+}
+
+void kernel_drop_row(struct kernel *k, int32_t row)
+{
+    if (k->row[row])
+        free_row(k->row[row]);
+    k->row[row] = 0;
+}
+
+void kernel_changed(struct kernel *k, int32_t node)
+{
+    k->known[node] = 0;
+    k->log[k->head++ % k->board.nodes] = node;
+}
+
+/* Take what the shape asks from the node and these GPUs of it, or with `sign` -1 give it back. */
+void kernel_move(struct kernel *k, const struct shape *shape, int32_t node, const int32_t *gpus, int32_t sign)
+{
+    struct board *b = &k->board;
+    for (int32_t i = 0; i < shape->count; i++) {
+        int64_t at = (int64_t)node * b->width + gpus[i];
+        if (b->alive[at]) {
+            b->core[at] -= sign * shape->core;
+            b->memory[at] -= sign * shape->memory;
+        }
+    }
+    if (b->cpu[node] != UNKNOWN)
+        b->cpu[node] -= sign * shape->cpu;
+    if (b->ram[node] != UNKNOWN)
+        b->ram[node] -= sign * shape->ram;
+    kernel_changed(k, node);
+}
+
+static void rescore(struct kernel *k, struct row *row, int32_t node)
+{
+    struct fit fit;
+    int32_t chosen[256];
+    uint16_t *removed = row->removed + (int64_t)node * FILTERS;
+    look(&k->board, &row->shape, node, 0, row->shape.exclusion, &fit);
+    for (int32_t f = 0; f < FILTERS; f++)
+        row->totals[f] += (int64_t)fit.removed[f] - removed[f];
+    memcpy(removed, fit.removed, sizeof fit.removed);
+    row->score[node] = evaluate(k, &row->shape, node, &fit, 0, chosen);
+    k->dirty[node / BLOCK / 64] |= 1ull << (node / BLOCK % 64);
+}
+
+/* Bring the row up to date: what changed since it was last asked, each node once. */
+static void catch_up(struct kernel *k, struct row *row)
+{
+    int32_t nodes = k->board.nodes;
+    if (k->head - row->at > nodes) {
+        for (int32_t node = 0; node < nodes; node++)
+            rescore(k, row, node);
+    } else {
+        k->serial++;
+        for (int64_t at = row->at; at < k->head; at++) {
+            int32_t node = k->log[at % nodes];
+            if (k->stamp[node] == k->serial)
+                continue;
+            k->stamp[node] = k->serial;
+            rescore(k, row, node);
+        }
+    }
+    row->at = k->head;
+    for (int32_t block = 0; block * BLOCK < nodes; block++) {
+        if (!(k->dirty[block / 64] >> (block % 64) & 1))
+            continue;
+        int64_t best = NO_FIT;
+        for (int32_t node = block * BLOCK; node < nodes && node < (block + 1) * BLOCK; node++)
+            best = row->score[node] > best ? row->score[node] : best;
+        row->block[block] = best;
+    }
+    memset(k->dirty, 0, ((size_t)nodes / BLOCK / 64 + 1) * sizeof *k->dirty);
+}
+
+/* The first node with the best score; -1 where nothing fits. */
+static int32_t best_of_row(const struct kernel *k, const struct row *row)
+{
+    int64_t best = NO_FIT;
+    int32_t in = -1;
+    for (int32_t block = 0; block * BLOCK < k->board.nodes; block++)
+        if (row->block[block] > best) {
+            best = row->block[block];
+            in = block * BLOCK;
+        }
+    while (in >= 0 && row->score[in] != best)
+        in++;
+    return in;
+}
+
+/* The row's score, or what was worked out for this request alone. */
+static int64_t score_of(const struct kernel *k, const struct row *row, const struct special *special, int32_t node)
+{
+    if (special && k->stamp[node] == k->serial)
+        return k->special_score[k->listed[node]];
+    return special && special->only ? NO_FIT : row->score[node];
+}
+
+static int32_t best_of_all(const struct kernel *k, const struct row *row, const struct special *special, uint64_t draw)
+{
+    int64_t best = NO_FIT;
+    int32_t found = -1;
+    uint64_t alike = 0;
+    for (int32_t node = 0; node < k->board.nodes; node++) {
+        int64_t score = score_of(k, row, special, node);
+        if (score > best) {
+            best = score;
+            found = node;
+            alike = 0;
+        }
+        alike += score == best && score != NO_FIT;
+    }
+    if (k->board.policy != RANDOM || found < 0)
+        return found;
+    for (uint64_t left = draw % alike; score_of(k, row, special, found) != best || left--;)
+        found++;
+    return found;
+}
+
+/* Score the listed nodes for this request alone, and count its GPUs as they are for it. */
+static void consider(struct kernel *k, const struct row *row, const struct special *special, uint64_t draw,
+                     struct answer *answer)
+{
+    struct fit fit;
+    int32_t chosen[256];
+    k->serial++;
+    for (int32_t i = 0; i < special->listed; i++) {
+        int32_t node = special->nodes[i];
+        look(&k->board, &row->shape, node, special->extra + (int64_t)i * k->board.width, special->want, &fit);
+        k->special_score[i] = evaluate(k, &row->shape, node, &fit, draw, chosen);
+        k->stamp[node] = k->serial;
+        k->listed[node] = i;
+        for (int32_t f = 0; f < FILTERS; f++)
+            answer->removed[f] -= row->removed[(int64_t)node * FILTERS + f];
+    }
+    if (special->only) {
+        answer->removed[AFFINITY] += answer->removed[NONE] + answer->removed[EXCLUSION];
+        answer->removed[NONE] = answer->removed[EXCLUSION] = 0;
+    }
+    for (int32_t i = 0; i < special->listed; i++) {
+        look(&k->board, &row->shape, special->nodes[i], special->extra + (int64_t)i * k->board.width, special->want,
+             &fit);
+        for (int32_t f = 0; f < FILTERS; f++)
+            answer->removed[f] += fit.removed[f];
+        answer->most = fit.count > answer->most ? fit.count : answer->most;
+    }
+}
+
+static void most_on_one_node(const struct kernel *k, const struct row *row, const struct special *special,
+                             struct answer *answer)
+{
+    for (int32_t node = 0; node < k->board.nodes && !(special && special->only); node++)
+        if (!special || k->stamp[node] != k->serial) {
+            int32_t fits = row->removed[(int64_t)node * FILTERS + NONE];
+            answer->most = fits > answer->most ? fits : answer->most;
+        }
+}
+
+/* The node for the request and its GPUs there, or -1 and why; answer->removed counts all GPUs either way. */
+int32_t kernel_best(struct kernel *k, int32_t number, uint64_t draw, const struct special *special,
+                    struct answer *answer, int32_t *gpus)
+{
+    struct row *row = k->row[number];
+    struct fit fit;
+    catch_up(k, row);
+    answer->most = 0;
+    memcpy(answer->removed, row->totals, sizeof answer->removed);
+    if (special)
+        consider(k, row, special, draw, answer);
+    if (special || k->board.policy == RANDOM)
+        answer->node = best_of_all(k, row, special, draw);
+    else
+        answer->node = best_of_row(k, row);
+    if (answer->node < 0) {
+        most_on_one_node(k, row, special, answer);
+        return -1;
+    }
+    const uint8_t *extra = 0;
+    int32_t want = row->shape.exclusion;
+    if (special && k->stamp[answer->node] == k->serial) {
+        extra = special->extra + (int64_t)k->listed[answer->node] * k->board.width;
+        want = special->want;
+    }
+    look(&k->board, &row->shape, answer->node, extra, want, &fit);
+    evaluate(k, &row->shape, answer->node, &fit, draw, gpus);
+    return answer->node;
+}
+
+/* Place and take one after the other; `gpus` has room for `width` of each. */
+void kernel_place_many(struct kernel *k, int32_t n, const int32_t *rows, const uint64_t *draws, struct answer *answers,
+                       int32_t *gpus)
+{
+    for (int32_t i = 0; i < n; i++) {
+        int32_t *chosen = gpus + (int64_t)i * k->board.width;
+        if (kernel_best(k, rows[i], draws[i], 0, &answers[i], chosen) >= 0)
+            kernel_move(k, &k->row[rows[i]]->shape, answers[i].node, chosen, 1);
+    }
+}

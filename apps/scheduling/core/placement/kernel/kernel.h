@@ -1,0 +1,139 @@
+/* The placement core's fast back end: the same integers as policies.py, a row of node scores for each shape of request.
+ *
+ * The arrays are the caller's (numpy's), laid out node by node with room for `width` GPUs each. A change of a node is
+ * written into a log; a row rescores, when it is next asked, the nodes that changed since it was last asked. Nothing here
+ * allocates but for a new kernel or row, prints, or ends the process. */
+#ifndef PLACEMENT_KERNEL_H
+#define PLACEMENT_KERNEL_H
+
+#include <stdint.h>
+
+#define UNKNOWN INT64_MIN
+#define NO_FIT INT64_MIN
+#define FAR 4
+#define BLOCK 64
+
+enum policy { GPUCLOUD, FGD, BINPACK, SPREAD, TOPOLOGY, GPU_ADMISSION, RANDOM };
+
+/* The numbers of filters.py. */
+enum filter {
+    NONE,
+    NODE_UNAVAILABLE,
+    NODE_SELECTOR,
+    GPU_MODEL,
+    GPU_MEMORY,
+    GPU_CORE,
+    NODE_CPU,
+    NODE_RAM,
+    RESERVED,
+    AFFINITY,
+    ANTI_AFFINITY,
+    EXCLUSION,
+    FILTERS
+};
+
+/* `exclusion`: the label's number, 0 for none, -1 for more than one. A GPU that is not alive has nothing free. */
+struct board {
+    int32_t nodes, width, whole, policy;
+    const int32_t *count;
+    int64_t *cpu, *ram;
+    int32_t *core;
+    int64_t *memory;
+    const int64_t *size;
+    const uint8_t *alive;
+    const int32_t *exclusion, *model;
+    /* Which of `matrices` (width × width distances) is the node's; -1: nothing is known of its links. */
+    const int32_t *near;
+    const uint8_t *matrices;
+};
+
+/* The mix of typical requests as sums: `single` by model and by how many of the axes' values the CPU, core and memory of
+ * a GPU reach; types of several GPUs by class (core, memory, models), CPU and how many GPUs of the node carry the class. */
+struct mix {
+    int64_t total;
+    int32_t cores, memories, cpus, classes;
+    const int32_t *core_index;
+    const int64_t *memory_axis, *cpu_axis;
+    const int64_t *single;
+    const int32_t *class_core;
+    const int64_t *class_memory;
+    const uint8_t *class_models;
+    const int64_t *several;
+    int32_t models, buckets;
+    const int64_t *prices, *bucket;
+};
+
+/* `exclusion`: 0 for a request without such a label, 1 for one that needs an empty GPU where none carries its label. */
+struct shape {
+    int32_t count, core, exclusion;
+    int64_t memory, cpu, ram;
+    const uint8_t *models, *nodes;
+};
+
+/* What differs from the row for one request: `extra` holds, for each listed node, a filter (or 0) for each GPU; `want` is
+ * the number of the request's exclusion label; `only`: no other node will do, its GPUs count under AFFINITY. */
+struct special {
+    int32_t listed, want, only;
+    const int32_t *nodes;
+    const uint8_t *extra;
+};
+
+struct answer {
+    int32_t node, most;
+    int64_t removed[FILTERS];
+};
+
+struct row {
+    struct shape shape;
+    int64_t at, totals[FILTERS];
+    int64_t *score, *block;
+    uint16_t *removed;
+};
+
+struct kernel {
+    struct board board;
+    struct mix mix;
+    int64_t head, serial;
+    int64_t *stamp;
+    int32_t *log, *listed;
+    int32_t rows;
+    int64_t *fragmentation, *special_score;
+    uint8_t *known;
+    struct row **row;
+    uint64_t *dirty;
+};
+
+struct kernel *kernel_open(const struct board *board);
+void kernel_close(struct kernel *k);
+void kernel_set_mix(struct kernel *k, const struct mix *mix);
+int32_t kernel_add_row(struct kernel *k, const struct shape *shape);
+void kernel_drop_row(struct kernel *k, int32_t row);
+void kernel_changed(struct kernel *k, int32_t node);
+void kernel_move(struct kernel *k, const struct shape *shape, int32_t node, const int32_t *gpus, int32_t sign);
+int32_t kernel_best(struct kernel *k, int32_t row, uint64_t draw, const struct special *special, struct answer *answer,
+                    int32_t *gpus);
+void kernel_place_many(struct kernel *k, int32_t n, const int32_t *rows, const uint64_t *draws, struct answer *answers,
+                       int32_t *gpus);
+
+/* One node: which of its GPUs fit, how good it is, and which are chosen. */
+struct fit {
+    int32_t count, gpus[256];
+    uint16_t removed[FILTERS];
+};
+
+void look(const struct board *b, const struct shape *s, int32_t node, const uint8_t *extra, int32_t want,
+          struct fit *fit);
+int64_t evaluate(struct kernel *k, const struct shape *s, int32_t node, const struct fit *fit, uint64_t draw,
+                 int32_t *chosen);
+int64_t fragmentation(const struct kernel *k, int32_t node);
+int64_t fragmentation_after(const struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen);
+int64_t nearest(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t count, int32_t *chosen);
+int64_t least_broken(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t *chosen);
+
+static inline int64_t floor_div(int64_t a, int64_t b)
+{
+    int64_t q = a / b;
+    return a % b < 0 ? q - 1 : q;
+}
+
+#endif

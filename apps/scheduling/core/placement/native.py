@@ -1,0 +1,191 @@
+"""The C kernel, where it was built: `kernel/kernel.h` says what it does. It works on the board's own arrays."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from apps.scheduling.core.placement.board import Board, Tables
+from apps.scheduling.core.placement.rows import MOST_ROWS, Amounts, Answer, Shape, Special
+
+BUILT = Path(__file__).parent / "kernel" / "build" / "libplacement.so"
+FILTERS = 12
+
+
+class _Board(Structure):
+    _fields_ = [
+        *[(name, c_int32) for name in ("nodes", "width", "whole", "policy")],
+        *[
+            (name, c_void_p)
+            for name in (
+                "count", "cpu", "ram", "core", "memory", "size", "alive", "exclusion", "model", "near", "matrices",
+            )
+        ],
+    ]  # fmt: skip
+
+
+class _Mix(Structure):
+    _fields_ = [
+        ("total", c_int64),
+        *[(name, c_int32) for name in ("cores", "memories", "cpus", "classes")],
+        *[
+            (name, c_void_p)
+            for name in (
+                "core_index", "memory_axis", "cpu_axis", "single", "class_core", "class_memory", "class_models",
+                "several",
+            )
+        ],
+        ("models", c_int32),
+        ("buckets", c_int32),
+        ("prices", c_void_p),
+        ("bucket", c_void_p),
+    ]  # fmt: skip
+
+
+class _Shape(Structure):
+    _fields_ = [
+        *[(name, c_int32) for name in ("count", "core", "exclusion")],
+        *[(name, c_int64) for name in ("memory", "cpu", "ram")],
+        *[(name, c_void_p) for name in ("models", "nodes")],
+    ]
+
+
+class _Special(Structure):
+    _fields_ = [
+        *[(name, c_int32) for name in ("listed", "want", "only")],
+        *[(name, c_void_p) for name in ("nodes", "extra")],
+    ]
+
+
+class _Answer(Structure):
+    _fields_ = [("node", c_int32), ("most", c_int32), ("removed", c_int64 * FILTERS)]
+
+
+def _load() -> ctypes.CDLL | None:
+    """The library; None where it was not built, or not for this machine."""
+    try:
+        library = ctypes.CDLL(str(BUILT))
+    except OSError:
+        return None
+    library.kernel_open.restype = c_void_p
+    library.kernel_open.argtypes = [POINTER(_Board)]
+    library.kernel_close.argtypes = [c_void_p]
+    library.kernel_set_mix.argtypes = [c_void_p, POINTER(_Mix)]
+    library.kernel_add_row.argtypes = [c_void_p, POINTER(_Shape)]
+    library.kernel_drop_row.argtypes = [c_void_p, c_int32]
+    library.kernel_changed.argtypes = [c_void_p, c_int32]
+    library.kernel_move.argtypes = [c_void_p, c_void_p, c_int32, c_void_p, c_int32]
+    library.kernel_best.argtypes = [c_void_p, c_int32, c_uint64, c_void_p, c_void_p, c_void_p]
+    library.kernel_place_many.argtypes = [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p]
+    for name in ("set_mix", "drop_row", "changed", "move", "place_many", "close"):
+        getattr(library, f"kernel_{name}").restype = None
+    return library
+
+
+LIBRARY = _load()
+
+
+class NativeKernel:
+    """Rows of scores in C, for one board."""
+
+    def __init__(self, board: Board, library: ctypes.CDLL) -> None:
+        self.board, self._library = board, library
+        self._handle: int | None = None
+        arrays = [getattr(board, name).ctypes.data for name, kind in _Board._fields_ if kind is c_void_p]
+        numbers = (len(board.nodes), board.width, board.whole, board.policy)
+        self._handle = library.kernel_open(byref(_Board(*numbers, *arrays)))
+        if self._handle is None:
+            raise MemoryError("no memory for the placement kernel")
+        self._rows: dict[int, tuple[Shape, _Shape]] = {}
+        self._moved: dict[tuple[int, Amounts], int] = {}
+        self._kept: list[_Shape] = []
+        self._tables: Tables | None = None
+        self._gpus = (c_int32 * board.width)()
+        self._answer = _Answer()
+        self._gpus_at, self._answer_at = ctypes.addressof(self._gpus), ctypes.addressof(self._answer)
+        self._best, self._move = library.kernel_best, library.kernel_move
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            self._library.kernel_close(self._handle)
+
+    def set_mix(self, tables: Tables) -> None:
+        """Another mix: every row is scored anew."""
+        self._tables = tables  # the kernel keeps pointers into it
+        mix = _Mix(
+            tables.total,
+            len(tables.cores), len(tables.memories), len(tables.cpus), len(tables.class_core),
+            tables.core_index.ctypes.data, tables.memories.ctypes.data, tables.cpus.ctypes.data,
+            tables.single.ctypes.data, tables.class_core.ctypes.data, tables.class_memory.ctypes.data,
+            tables.class_models.ctypes.data, tables.several.ctypes.data,
+            len(tables.prices), len(tables.buckets), tables.prices.ctypes.data, tables.buckets.ctypes.data,
+        )  # fmt: skip
+        self._library.kernel_set_mix(self._handle, byref(mix))
+
+    def add_row(self, shape: Shape) -> int:
+        """A row for the shape: its number."""
+        raw = _Shape(
+            shape.count, shape.core, shape.exclusion, shape.memory, shape.cpu, shape.ram,
+            shape.models.ctypes.data, shape.nodes.ctypes.data,
+        )  # fmt: skip
+        row = int(self._library.kernel_add_row(self._handle, byref(raw)))
+        if row < 0:
+            raise MemoryError("no memory for a row of scores")
+        self._rows[row] = shape, raw
+        return row
+
+    def drop_row(self, row: int) -> None:
+        """The row is not asked any more."""
+        self._library.kernel_drop_row(self._handle, row)
+        del self._rows[row]
+
+    def changed(self, node: int) -> None:
+        """Something of the node is not as it was."""
+        self._library.kernel_changed(self._handle, node)
+
+    def best(self, row: int, draw: int, special: Special | None) -> Answer:
+        """The node and its GPUs, or why none."""
+        asked = None
+        if special is not None:
+            asked = byref(
+                _Special(
+                    len(special.nodes), special.want, special.only, special.nodes.ctypes.data, special.extra.ctypes.data
+                )
+            )
+        node = self._best(self._handle, row, draw, asked, self._answer_at, self._gpus_at)
+        if node < 0:
+            return Answer(-1, (), tuple(self._answer.removed), self._answer.most)
+        return Answer(node, tuple(self._gpus[: self._rows[row][0].count]))
+
+    def move(self, node: int, places: Sequence[int], amounts: Amounts, sign: int) -> None:
+        """Take so much of each of these GPUs and of the node, or give it back."""
+        at = self._moved.get((len(places), amounts))
+        if at is None:
+            at = self._shape_of(len(places), amounts)
+        gpus = self._gpus
+        for number, place in enumerate(places):
+            gpus[number] = place
+        self._move(self._handle, at, node, self._gpus_at, sign)
+
+    def _shape_of(self, count: int, amounts: Amounts) -> int:
+        if len(self._moved) >= MOST_ROWS:
+            self._moved.clear()
+            self._kept.clear()
+        raw = _Shape(count, amounts.core, 0, amounts.memory, amounts.cpu, amounts.ram, None, None)
+        self._kept.append(raw)
+        self._moved[count, amounts] = ctypes.addressof(raw)
+        return ctypes.addressof(raw)
+
+    def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
+        """Place and take one after the other."""
+        n, width = len(rows), self.board.width
+        answers: Any = (_Answer * n)()
+        gpus = (c_int32 * (n * width))()
+        self._library.kernel_place_many(self._handle, n, (c_int32 * n)(*rows), (c_uint64 * n)(*draws), answers, gpus)
+        return [
+            Answer(answer.node, tuple(gpus[at * width : at * width + self._rows[row][0].count]))
+            if answer.node >= 0
+            else Answer(-1, (), tuple(answer.removed), answer.most)
+            for at, (row, answer) in enumerate(zip(rows, answers, strict=True))
+        ]

@@ -1,0 +1,194 @@
+"""What the fast back ends share: a row of scores for each shape of request, and what is special to one request."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from apps.scheduling.core.placement.board import UNSEEN, Board, Bytes, Int32, Tables, allowed
+from apps.scheduling.core.placement.filters import NOTHING, Filter, reasons
+from apps.scheduling.core.placement.fragmentation import Prices
+from apps.scheduling.core.placement.plain import Held, draw, placed
+from apps.scheduling.core.values import Label, NodeState, Placed, Refused, Request
+
+# So many rows are kept, and then the oldest goes: of 5,000 nodes one takes 200 KiB.
+MOST_ROWS = 256
+
+# On which GPUs a label is, and how often.
+Where = Mapping[Label, Mapping[str, int]]
+
+
+class Shape(NamedTuple):
+    """What of a request its row depends on; `models` and `nodes` say which will do."""
+
+    count: int
+    core: int
+    exclusion: int
+    memory: int
+    cpu: int
+    ram: int
+    models: Bytes
+    nodes: Bytes
+
+
+class Special(NamedTuple):
+    """What differs from the row for one request, on these nodes: see the kernel's `struct special`."""
+
+    nodes: Int32
+    extra: Bytes
+    want: int
+    only: bool
+
+
+class Amounts(NamedTuple):
+    """What is taken: core and MiB of each GPU, CPU and RAM of the node."""
+
+    core: int
+    memory: int
+    cpu: int
+    ram: int
+
+
+class Answer(NamedTuple):
+    """A node and the places of its GPUs; or node -1, how many GPUs each filter removed, the most that fit on one node."""
+
+    node: int
+    places: tuple[int, ...]
+    removed: Sequence[int] = ()
+    most: int = 0
+
+
+class Kernel(Protocol):
+    """What keeps the rows: in C or with numpy."""
+
+    board: Board
+
+    def set_mix(self, tables: Tables) -> None:
+        """Another mix: every row is scored anew."""
+
+    def add_row(self, shape: Shape) -> int:
+        """A row for the shape: its number."""
+
+    def drop_row(self, row: int) -> None:
+        """The row is not asked any more."""
+
+    def changed(self, node: int) -> None:
+        """Something of the node is not as it was."""
+
+    def best(self, row: int, draw: int, special: Special | None) -> Answer:
+        """The node and its GPUs, or why none."""
+
+    def move(self, node: int, places: Sequence[int], amounts: Amounts, sign: int) -> None:
+        """Take so much of each of these GPUs and of the node, or give it back."""
+
+    def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
+        """Place and take one after the other."""
+
+
+def _key(request: Request) -> tuple[object, ...]:
+    return (
+        request.gpu_count, request.core_request, request.memory_mib, request.gpu_model, request.node_selector,
+        request.cpu_milli, request.ram_mib, request.exclusion is None,
+    )  # fmt: skip
+
+
+class Rows:
+    """The decisions of one board, by its kernel."""
+
+    def __init__(self, kernel: Kernel, *, draws: bool) -> None:
+        self.kernel, self.board, self._draws = kernel, kernel.board, draws
+        self._rows: dict[tuple[object, ...], int] = {}
+
+    def set_mix(self, prices: Prices) -> None:
+        """Another mix, or other prices."""
+        self.kernel.set_mix(Tables.of(prices, self.board))
+
+    def set_machine(self, state: NodeState) -> None:
+        """Another state of a node: its CPU and RAM."""
+        self.board.machine(state)
+        self.kernel.changed(self.board.place_of[state.name])
+
+    def decide(self, request: Request, held: Held, where: Where) -> Placed | Refused:
+        """Choose GPUs for the request, or say why none will do."""
+        special = self._special(request, held, where) if held or request.labels else None
+        row = self.row(request)
+        return self._told(request, self.kernel.best(row, self._draw(request), special))
+
+    def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
+        """Place and take one after the other; requests without labels."""
+        told: list[Placed | Refused] = []
+        waiting: list[Request] = []
+        rows: list[int] = []
+        for request in requests:
+            # A new row may push out one that a waiting request is to use.
+            if len(self._rows) >= MOST_ROWS and _key(request) not in self._rows:
+                told += self._placed_many(waiting, rows)
+                waiting, rows = [], []
+            waiting.append(request)
+            rows.append(self.row(request))
+        return told + self._placed_many(waiting, rows)
+
+    def _placed_many(self, requests: Sequence[Request], rows: list[int]) -> list[Placed | Refused]:
+        if not requests:
+            return []
+        answers = self.kernel.place_many(rows, [self._draw(request) for request in requests])
+        return [self._told(request, answer) for request, answer in zip(requests, answers, strict=True)]
+
+    def row(self, request: Request) -> int:
+        """The number of the request's row."""
+        key = _key(request)
+        row = self._rows.get(key)
+        if row is None:
+            if len(self._rows) >= MOST_ROWS:
+                self.kernel.drop_row(self._rows.pop(next(iter(self._rows))))
+            self._rows[key] = row = self.kernel.add_row(self._shape(request))
+        return row
+
+    def _shape(self, request: Request) -> Shape:
+        wanted = set(request.node_selector)
+        return Shape(
+            request.gpu_count,
+            request.core_request,
+            0 if request.exclusion is None else UNSEEN,
+            request.memory_mib,
+            request.cpu_milli,
+            request.ram_mib,
+            np.array(allowed(request.models, self.board.models), np.uint8),
+            np.array([wanted <= set(node.state.labels) for node in self.board.nodes], np.uint8),
+        )
+
+    def _draw(self, request: Request) -> int:
+        return draw(request.key) if self._draws else 0
+
+    def _told(self, request: Request, answer: Answer) -> Placed | Refused:
+        if answer.node < 0:
+            return Refused(reasons(request, answer.removed, answer.most))
+        uuids = self.board.uuids[answer.node]
+        return placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
+
+    def _special(self, request: Request, held: Held, where: Where) -> Special | None:
+        carriers = {label.kind: where.get(label, {}) for label in request.labels}
+        together, apart = carriers.get("affinity", {}), carriers.get("anti-affinity", {})
+        alone = carriers.get("exclusion", {})
+        spot = self.board.spot
+        listed = sorted({spot[uuid][0] for uuid in {*held, *together, *apart, *alone} if uuid in spot})
+        if not listed and not together:
+            return None
+        extra: Bytes = np.zeros((max(len(listed), 1), self.board.width), np.uint8)
+        for row, node in enumerate(listed):
+            for place, uuid in enumerate(self.board.uuids[node]):
+                if uuid in held and self._is_short((node, place), request, held[uuid]):
+                    extra[row, place] = Filter.RESERVED
+                elif together and uuid not in together:
+                    extra[row, place] = Filter.AFFINITY
+                elif uuid in apart:
+                    extra[row, place] = Filter.ANTI_AFFINITY
+        want = 0
+        if request.exclusion is not None:
+            want = self.board.exclusions.get(Label("exclusion", request.tenant, request.exclusion), UNSEEN)
+        return Special(np.array(listed, np.int32), extra, want, bool(together))
+
+    def _is_short(self, spot: tuple[int, int], request: Request, held: tuple[int, int] = NOTHING) -> bool:
+        core, memory = held
+        free = int(self.board.core[spot]) - core, int(self.board.memory[spot]) - memory
+        return free[0] < request.core_request or free[1] < request.memory_mib

@@ -1,0 +1,114 @@
+"""Fragmentation with numpy, by sums over the mix: `fragmentation.py` array by array.
+
+Arrays are (nodes, places) or (nodes); the numbers of models, axes and classes are those of `board.Tables`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from apps.scheduling.core.placement import fragmentation
+from apps.scheduling.core.placement.board import UNKNOWN, Board, Int64, Tables
+from apps.scheduling.core.placement.rows import Shape
+
+Nodes = npt.NDArray[np.integer]
+Bools = npt.NDArray[np.bool_]
+
+
+class Sums:
+    """The mix's sums for one board, and each node's fragmentation where it is `known`."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._tables: Tables | None = None
+        self._now: Int64 = np.zeros(len(board.nodes), np.int64)
+        self.known: Bools = np.zeros(len(board.nodes), np.bool_)
+
+    def set_mix(self, tables: Tables) -> None:
+        """Another mix."""
+        self._tables = tables
+        self._single = tables.single.ravel()
+        self.known[:] = False
+
+    def best_single(self, shape: Shape, nodes: Nodes, fits: Bools, policy: str) -> tuple[Int64, Bools]:
+        """A part of one GPU: the best score among the GPUs that fit, and that GPU."""
+        board, tables = self._board, self._mix()
+        core, memory, model = board.core[nodes].astype(np.int64), board.memory[nodes], board.model[nodes]
+        left, less = np.maximum(core - shape.core, 0), memory - shape.memory
+        cpu = self._cpu(nodes, shape.cpu)
+        as_it_is, after = self._usable(core, memory, model, cpu), self._usable(left, less, model, cpu)
+        usable = as_it_is.sum(1, keepdims=True) - as_it_is + after
+        for at in range(len(tables.class_core)):
+            carries, would = self._carries(at, core, memory, model), self._carries(at, left, less, model)
+            n = carries.sum(1, keepdims=True) - carries + would
+            there = (core * carries).sum(1, keepdims=True) - core * carries + left * would
+            usable += there * tables.several[at][cpu[:, None], n]
+        idle = core.sum(1) - shape.core
+        fall = self._before(nodes)[:, None] - (idle[:, None] * tables.total - usable)
+        score = self._score(fall, tables.prices[model] * shape.core, idle[:, None], nodes, shape, policy)
+        score = np.where(fits, score, np.iinfo(np.int64).min)
+        chosen: Bools = np.zeros_like(fits)
+        best = score.argmax(1)
+        chosen[np.arange(len(nodes)), best] = True
+        return score[np.arange(len(nodes)), best], chosen
+
+    def descent(self, shape: Shape, nodes: Nodes, chosen: Bools, policy: str) -> Int64:
+        """The scores of the nodes with the shape on the chosen GPUs."""
+        board, tables = self._board, self._mix()
+        core = board.core[nodes] - chosen * np.int64(shape.core)
+        memory, model = board.memory[nodes] - chosen * np.int64(shape.memory), board.model[nodes]
+        fall = self._before(nodes) - self._fragmentation(core, memory, model, self._cpu(nodes, shape.cpu))
+        charged = (tables.prices[model] * chosen).sum(1) * shape.core
+        return self._score(fall[:, None], charged[:, None], core.sum(1)[:, None], nodes, shape, policy)[:, 0]
+
+    def _score(self, fall: Int64, charged: Int64, idle: Int64, nodes: Nodes, shape: Shape, policy: str) -> Int64:
+        tables, whole = self._mix(), self._board.whole
+        if policy == "fgd":
+            return np.searchsorted(tables.buckets, fall, side="right").astype(np.int64)
+        cpu = self._board.cpu[nodes]
+        cpu_left = np.where(cpu == UNKNOWN, 0, cpu - shape.cpu)[:, None]
+        left = (
+            cpu_left * (whole * tables.total) // fragmentation.CPU_MILLI_OF_A_LARGE_NODE
+            + idle * tables.total // fragmentation.GPUS_OF_A_LARGE_NODE
+        )
+        price = fragmentation.PRICE * charged * tables.total // fragmentation.PRICE_UNIT
+        worth: Int64 = fragmentation.STEPS * fall - price - fragmentation.LEFT * left
+        return worth // (whole * tables.total)
+
+    def _before(self, nodes: Nodes) -> Int64:
+        missing = nodes[~self.known[nodes]]
+        if len(missing):
+            board = self._board
+            core, memory, model = board.core[missing].astype(np.int64), board.memory[missing], board.model[missing]
+            self._now[missing] = self._fragmentation(core, memory, model, self._cpu(missing, 0))
+            self.known[missing] = True
+        return self._now[nodes]
+
+    def _fragmentation(self, core: Int64, memory: Int64, model: npt.NDArray[np.int32], cpu: Int64) -> Int64:
+        tables = self._mix()
+        usable = self._usable(core, memory, model, cpu).sum(1)
+        for at in range(len(tables.class_core)):
+            carries = self._carries(at, core, memory, model)
+            usable += (core * carries).sum(1) * tables.several[at][cpu, carries.sum(1)]
+        result: Int64 = core.sum(1) * tables.total - usable
+        return result
+
+    def _usable(self, core: Int64, memory: Int64, model: npt.NDArray[np.int32], cpu: Int64) -> Int64:
+        """Each GPU's core times the weight of the one-GPU types that it could carry."""
+        tables = self._mix()
+        cell = (model.astype(np.int64) * (len(tables.cpus) + 1) + cpu[:, None]) * (len(tables.cores) + 1)
+        cell = (cell + tables.core_index[np.minimum(core, self._board.whole)]) * (len(tables.memories) + 1)
+        return core * self._single[cell + np.searchsorted(tables.memories, memory, side="right")]
+
+    def _carries(self, at: int, core: Int64, memory: Int64, model: npt.NDArray[np.int32]) -> Bools:
+        tables = self._mix()
+        fits: Bools = (core >= tables.class_core[at]) & (memory >= tables.class_memory[at])
+        return fits & (tables.class_models[at][model] != 0)
+
+    def _cpu(self, nodes: Nodes, less: int) -> Int64:
+        cpu, axis = self._board.cpu[nodes], self._mix().cpus
+        reached = np.searchsorted(axis, np.where(cpu == UNKNOWN, cpu, cpu - less), side="right")
+        return np.where(cpu == UNKNOWN, len(axis), reached)
+
+    def _mix(self) -> Tables:
+        assert self._tables is not None
+        return self._tables
