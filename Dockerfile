@@ -7,7 +7,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev make \
     && rm -rf /var/lib/apt/lists/*
 COPY libvcuda /src/libvcuda
-RUN make -C /src/libvcuda
+COPY apps/scheduling/core/placement/kernel /src/kernel
+RUN make -C /src/libvcuda && make -C /src/kernel
 
 FROM python:3.11-slim-bookworm AS packages
 COPY requirements.txt /src/
@@ -36,6 +37,7 @@ COPY templates templates
 COPY static static
 COPY deploy/docker deploy/docker
 COPY --from=library /src/libvcuda/build libvcuda/build
+COPY --from=library /src/kernel/build apps/scheduling/core/placement/kernel/build
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 EXPOSE 8000

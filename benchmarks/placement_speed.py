@@ -1,9 +1,9 @@
 """`python -m benchmarks.placement_speed`: decisions of the placement core on 5,000 nodes of 8 GPUs, on one core.
 
-The fleet is filled until a twentieth is idle, and then churns: as many are given back, at random, as are placed. *single*
-times each answer of `Fleet.place` alone; its rate counts taking what was placed and giving back what goes. *batch* places
-500 at a time with `Fleet.place_many`, after 500 were given back: its rate counts both. Requests are of 24 shapes: parts
-of a GPU, whole ones, two to eight of a node, a third of them for one of the three models.
+The fleet is filled until a twentieth is idle, and then churns: as many are given back, at random, as are placed.
+*single* times each answer of `Fleet.place` alone; its rate counts taking what was placed and giving back what goes.
+*batch* places 500 at a time with `Fleet.place_many`, after 500 were given back: its rate counts both. Requests are of
+23 shapes: parts of a GPU, whole ones, two to eight of a node, and parts for one of the three models.
 """
 
 import argparse

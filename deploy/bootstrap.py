@@ -35,6 +35,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "gpucloud-installed"
 LIBRARY = ROOT / "libvcuda"
+KERNEL = ROOT / "apps" / "scheduling" / "core" / "placement" / "kernel"
 CLI = ROOT / "cli"
 
 # pip itself, for a Python without ensurepip (Debian splits it off into python3-venv). Any pip can install the pins;
@@ -232,15 +233,16 @@ def follow_pip(command: list[str], progress: Progress) -> int:
 
 
 def build_library(progress: Progress) -> None:
-    progress.next("building libvcuda and the simulated driver")
+    progress.next("building libvcuda, the simulated driver and the placement kernel")
     # The variables of an outer make would make the inner one wait for that one's job server.
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     }
-    command = ["make", "-C", str(LIBRARY), f"-j{os.cpu_count() or 1}"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if built.returncode != 0:
-        raise Missing(f"libvcuda did not build:\n{(built.stdout + built.stderr)[-3000:]}")
+    for directory in (LIBRARY, KERNEL):
+        command = ["make", "-C", str(directory), f"-j{os.cpu_count() or 1}"]
+        built = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if built.returncode != 0:
+            raise Missing(f"{directory.name} did not build:\n{(built.stdout + built.stderr)[-3000:]}")
     progress.done("up to date")
 
 

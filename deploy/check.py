@@ -104,6 +104,7 @@ def checks() -> dict[str, Check]:
         "dockerfile": tool("hadolint", "Dockerfile"),
         "requirements": lambda: run(sys.executable, "-m", "pip", "check"),
         "C": lambda: run("make", "-C", "libvcuda", "check"),
+        "kernel": lambda: run("make", "-C", "apps/scheduling/core/placement/kernel", "check"),
     }
 
 

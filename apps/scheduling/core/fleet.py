@@ -6,38 +6,20 @@ The back ends answer alike to the last bit: `python` looks at everything each ti
 
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from apps.scheduling.core.placement import WHOLE, backends, machine
 from apps.scheduling.core.placement.fragmentation import Prices, model_prices
 from apps.scheduling.core.placement.mix import Mix, Weights, most_popular
 from apps.scheduling.core.placement.plain import decide
 from apps.scheduling.core.placement.policies import POLICIES, Node
-from apps.scheduling.core.placement.rows import Amounts, Rows
+from apps.scheduling.core.placement.rows import Rows
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refused, Request
 
 # As published, FGD looks at the most popular requests that make up so much of all.
 POPULAR_PERCENT = 95
 # Only these look at the mix.
 LEARNING = ("gpucloud", "fgd")
-
-
-@dataclass(slots=True)
-class _Gpu:
-    """A GPU's facts as they were told, and what is free of it now."""
-
-    told: GpuState
-    core: int
-    memory: int
-    labels: tuple[Label, ...]
-
-    @classmethod
-    def of(cls, state: GpuState) -> "_Gpu":
-        return cls(state, state.core_free, state.memory_free_mib, state.labels)
-
-    @property
-    def state(self) -> GpuState:
-        return replace(self.told, core_free=self.core, memory_free_mib=self.memory, labels=self.labels)
 
 
 class Fleet:
@@ -61,12 +43,13 @@ class Fleet:
             raise ValueError(f"no such policy: {policy}")
         self._policy, self._whole, self._mix = policy, whole, Mix(mix)
         self.backend = backends.chosen(backend)
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, GpuState] = {}
         self._nodes = {node.name: node for node in nodes}
         self._on: dict[str, list[tuple[int, str]]] = {}
         self._where: dict[Label, dict[str, int]] = {}
         self._prices: Prices | None = None
-        # None: what is there has changed since; it is built anew when it is next asked.
+        self._counts: dict[str, int] = {}
+        # While there are rows, their board says what is free of a GPU, and `_gpus` what was when they were made.
         self._rows: Rows | None = None
         for gpu in gpus:
             self.set_gpu(gpu)
@@ -87,51 +70,47 @@ class Fleet:
             return [self._placed(request) for request in requests]
         answers = rows.place_many(requests)
         for request, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, Placed):
-                self._account(answer.gpus, answer.node, request, 1)
+            if isinstance(answer, Placed) and (request.cpu_milli or request.ram_mib):
+                self._charge_nodes(answer.gpus, answer.node, request, 1)
         return answers
 
     def take(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:
         """The request is on these GPUs now; without GPUs, on this node."""
-        self._account(gpus, node, request, 1)
-        self._tell(gpus, node, request, 1)
+        self._move(gpus, node, request, 1)
 
     def give_back(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:
         """The request is there no longer."""
-        self._account(gpus, node, request, -1)
-        self._tell(gpus, node, request, -1)
+        self._move(gpus, node, request, -1)
 
     def set_gpu(self, state: GpuState) -> None:
         """A new GPU, or another state of a known one."""
         known = self._gpus.get(state.uuid)
-        if known is not None:
-            told = known.told
-            if (told.node, told.index, told.model) != (state.node, state.index, state.model):
-                self.remove_gpu(state.uuid)
-                known = None
-            else:
-                self._relabel(state.uuid, known.labels, state.labels)
-        self._gpus[state.uuid] = _Gpu.of(state)
+        if known is not None and (known.node, known.index, known.model) != (state.node, state.index, state.model):
+            self.remove_gpu(state.uuid)
+            known = None
         if known is None:
+            self._settle()
             insort(self._on.setdefault(state.node, []), (state.index, state.uuid))
-            self._relabel(state.uuid, (), state.labels)
-            self._rows = self._prices = None
-        elif self._rows is not None:
+            self._counts[state.model] = self._counts.get(state.model, 0) + 1
+        self._relabel(state.uuid, known.labels if known else (), state.labels)
+        self._gpus[state.uuid] = state
+        if self._rows is not None:
             spot = self._rows.board.spot[state.uuid]
             self._rows.board.put(state, spot)
             self._rows.kernel.changed(spot[0])
 
     def remove_gpu(self, uuid: str) -> None:
         """The GPU is no longer the pool's; nothing where it is not known."""
-        gone = self._gpus.pop(uuid, None)
-        if gone is None:
+        if uuid not in self._gpus:
             return
-        self._rows = self._prices = None
+        self._settle()
+        gone = self._gpus.pop(uuid)
         self._relabel(uuid, gone.labels, ())
-        on = self._on[gone.told.node]
-        on.remove((gone.told.index, uuid))
+        self._counts[gone.model] -= 1
+        on = self._on[gone.node]
+        on.remove((gone.index, uuid))
         if not on:
-            del self._on[gone.told.node]
+            del self._on[gone.node]
 
     def set_node(self, state: NodeState) -> None:
         """A new node, or another state of a known one."""
@@ -140,13 +119,13 @@ class Fleet:
         if self._rows is None or state.name not in self._rows.board.place_of:
             return
         if (known.labels, known.links) != (state.labels, state.links):
-            self._rows = None
+            self._settle()
         else:
             self._rows.set_machine(state)
 
     def gpus(self) -> Sequence[GpuState]:
         """The GPUs as they stand, by node, index and uuid."""
-        return [self._gpus[uuid].state for name in sorted(self._on) for _, uuid in self._on[name]]
+        return [self._now(uuid) for name in sorted(self._on) for _, uuid in self._on[name]]
 
     def nodes(self) -> Sequence[NodeState]:
         """The nodes as they stand, by name."""
@@ -171,11 +150,8 @@ class Fleet:
 
     def _known(self) -> Prices:
         if self._prices is None:
-            counts: dict[str, int] = {}
-            for gpu in self._gpus.values():
-                counts[gpu.told.model] = counts.get(gpu.told.model, 0) + 1
             weights = self._weights()
-            self._prices = Prices(weights, model_prices(weights, counts), self._whole)
+            self._prices = Prices(weights, model_prices(weights, self._counts), self._whole)
         return self._prices
 
     def _weights(self) -> Weights:
@@ -184,7 +160,7 @@ class Fleet:
     def _picture(self) -> Iterable[Node]:
         for name in sorted(self._on):
             state = self._nodes.get(name) or NodeState(name)
-            yield machine(state, [self._gpus[uuid].state for _, uuid in self._on[name]])
+            yield machine(state, [self._now(uuid) for _, uuid in self._on[name]])
 
     def _placed(self, request: Request) -> Placed | Refused:
         answer = self.place(request)
@@ -192,38 +168,45 @@ class Fleet:
             self.take(answer.gpus, request, node=answer.node)
         return answer
 
-    def _account(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
-        """Write it down."""
-        core, memory, labels = sign * request.core_request, sign * request.memory_mib, request.labels
+    def _move(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
+        labels = request.labels
+        if labels:
+            self._label(gpus, labels, sign)
+        if request.cpu_milli or request.ram_mib:
+            self._charge_nodes(gpus, node, request, sign)
+        if self._rows is not None:
+            self._rows.move(gpus, node, request, sign)
+            return
         for uuid in gpus:
             gpu = self._gpus[uuid]
-            gpu.core -= core
-            gpu.memory -= memory
-            if labels:
-                after = tuple(sorted(gpu.labels + labels)) if sign > 0 else _without(gpu.labels, labels)
-                self._relabel(uuid, gpu.labels, after)
-                gpu.labels = after
-        if request.cpu_milli or request.ram_mib:
-            for name in {self._gpus[uuid].told.node for uuid in gpus} or {node}:
-                if name in self._nodes:
-                    self._nodes[name] = _moved(self._nodes[name], request, sign)
+            core, memory = gpu.core_free - sign * request.core_request, gpu.memory_free_mib - sign * request.memory_mib
+            self._gpus[uuid] = replace(gpu, core_free=core, memory_free_mib=memory)
 
-    def _tell(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
-        """Have the rows know it."""
-        if self._rows is None:
-            return
-        board = self._rows.board
-        by_node: dict[int, list[int]] = {}
+    def _label(self, gpus: Sequence[str], labels: tuple[Label, ...], sign: int) -> None:
         for uuid in gpus:
-            spot = board.spot[uuid]
-            by_node.setdefault(spot[0], []).append(spot[1])
-            if request.labels:
-                board.label(self._gpus[uuid].labels, spot)
-        if node in board.place_of:
-            by_node.setdefault(board.place_of[node], [])
-        amounts = Amounts(request.core_request, request.memory_mib, request.cpu_milli, request.ram_mib)
-        for number, places in by_node.items():
-            self._rows.kernel.move(number, places, amounts, sign)
+            gpu = self._gpus[uuid]
+            after = tuple(sorted(gpu.labels + labels)) if sign > 0 else _without(gpu.labels, labels)
+            self._relabel(uuid, gpu.labels, after)
+            self._gpus[uuid] = replace(gpu, labels=after)
+            if self._rows is not None:
+                self._rows.board.label(after, self._rows.board.spot[uuid])
+
+    def _charge_nodes(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
+        for name in {self._gpus[uuid].node for uuid in gpus} or {node}:
+            if name in self._nodes:
+                self._nodes[name] = _moved(self._nodes[name], request, sign)
+
+    def _now(self, uuid: str) -> GpuState:
+        if self._rows is None:
+            return self._gpus[uuid]
+        core, memory = self._rows.board.free(uuid)
+        return replace(self._gpus[uuid], core_free=core, memory_free_mib=memory)
+
+    def _settle(self) -> None:
+        """The rows no longer fit what is there: what they know goes back, and they are made anew when next asked."""
+        if self._rows is not None:
+            self._gpus = {uuid: self._now(uuid) for uuid in self._gpus}
+        self._rows = self._prices = None
 
     def _relabel(self, uuid: str, before: Iterable[Label], after: Iterable[Label]) -> None:
         for label in before:

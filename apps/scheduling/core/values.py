@@ -65,6 +65,8 @@ class Request:
     @property
     def labels(self) -> tuple[Label, ...]:
         """What a GPU that carries it bears for it."""
+        if self.affinity is None and self.anti_affinity is None and self.exclusion is None:
+            return ()
         kinds = (("affinity", self.affinity), ("anti-affinity", self.anti_affinity), ("exclusion", self.exclusion))
         return tuple(Label(kind, self.tenant, name) for kind, name in kinds if name is not None)
 

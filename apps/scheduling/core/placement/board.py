@@ -3,7 +3,7 @@
 The fast back ends work on these. Numbers stand for words: models, exclusion labels, machines with the same links.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from apps.scheduling.core.values import GpuState, Label, NodeState
 UNKNOWN = -(1 << 63)
 # Numbers of exclusion labels: 0 is none, 1 is one that no GPU carries, -1 is more than one.
 UNSEEN = 1
-WIDEST = 256
+WIDEST = 255
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -57,8 +57,8 @@ class Board:
 
     def put(self, gpu: GpuState, spot: tuple[int, int]) -> None:
         """The GPU as it is now; its node, place and model are as they were."""
-        self.core[spot] = gpu.core_free if gpu.schedulable else 0
-        self.memory[spot] = gpu.memory_free_mib if gpu.schedulable else 0
+        self.core[spot] = gpu.core_free
+        self.memory[spot] = gpu.memory_free_mib
         self.size[spot] = gpu.memory_mib
         self.alive[spot] = gpu.schedulable
         self.label(gpu.labels, spot)
@@ -86,6 +86,11 @@ class Board:
             matrices[number, : len(near), : len(near)] = near
         return matrices
 
+    def free(self, uuid: str) -> tuple[int, int]:
+        """Core and MiB free of the GPU now."""
+        spot = self.spot[uuid]
+        return int(self.core[spot]), int(self.memory[spot])
+
 
 def _known(amount: int | None) -> int:
     return UNKNOWN if amount is None else amount
@@ -93,7 +98,7 @@ def _known(amount: int | None) -> int:
 
 @dataclass(frozen=True)
 class Tables:
-    """The mix for one board. See `fragmentation.py` for what is summed, and the kernel's `struct mix` for the layout."""
+    """The mix for one board: `fragmentation.py` says what is summed, the kernel's `struct mix` how it lies."""
 
     total: int
     core_index: Int32
@@ -132,8 +137,8 @@ class Tables:
         )
 
 
-def _axis(values: "Sequence[int] | object") -> Int64:
-    return np.array(sorted(set(values)), np.int64)  # type: ignore[call-overload]
+def _axis(values: Iterable[int]) -> Int64:
+    return np.array(sorted(set(values)), np.int64)
 
 
 def allowed(models: Sequence[str], known: Mapping[str, int]) -> list[int]:

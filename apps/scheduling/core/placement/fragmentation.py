@@ -1,7 +1,7 @@
 """How much of a node's idle GPU the typical requests cannot use (Weng et al., USENIX ATC 2023), and what that is worth.
 
 For one type of request: a node that can carry it wastes those of its GPUs that cannot; a node that cannot wastes all of
-its idle GPU. The fragmentation is the mean over the mix, here times the mix's total weight Q: an integer, in GPU core · Q.
+its idle GPU. The fragmentation is the mean over the mix, here times the mix's total weight Q: an integer, in core · Q.
 Every number that decides is an integer, so that all back ends agree to the last bit.
 """
 

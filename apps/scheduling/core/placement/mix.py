@@ -1,11 +1,12 @@
 """What is typically asked for, learned from what arrives.
 
-A type is a request's shape: GPUs, core and memory on each, CPU, models. The mix counts arrivals by type. When the counts
+A type is a request's shape: GPUs, core and memory on each, CPU, models. The mix counts arrivals by type. When counts
 reach `FULL` together all are halved, so what no longer arrives is forgotten. Policies see a copy that is renewed at
 growing intervals: whatever was computed from it stays true until then.
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 from apps.scheduling.core.values import Request
@@ -32,6 +33,7 @@ class Type(NamedTuple):
         return cls(request.gpu_count, request.core_request, rounded(request.memory_mib), request.cpu_milli, models)
 
 
+_shape = attrgetter("gpu_count", "core_request", "memory_mib", "cpu_milli", "gpu_model")
 Weights = tuple[tuple[Type, int], ...]
 
 
@@ -46,6 +48,8 @@ class Mix:
 
     def __init__(self, known: Iterable[tuple[Request, int]] = ()) -> None:
         self._counts: dict[Type, int] = {}
+        # Types of the requests seen lately: to make one takes longer than to count it.
+        self._kinds: dict[tuple[object, ...], Type] = {}
         self._total = self._arrived = self._renew_at = 0
         for request, count in known:
             kind = Type.of(request)
@@ -58,7 +62,11 @@ class Mix:
 
     def learn(self, request: Request) -> bool:
         """Count one arrival; True where the copy was renewed."""
-        kind = Type.of(request)
+        kind = self._kinds.get(key := _shape(request))
+        if kind is None:
+            if len(self._kinds) >= MOST_TYPES:
+                self._kinds.clear()
+            self._kinds[key] = kind = Type.of(request)
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self._arrived += 1
         self._total += 1

@@ -6,23 +6,25 @@ from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_uint64, c_void
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from apps.scheduling.core.placement.board import Board, Tables
-from apps.scheduling.core.placement.rows import MOST_ROWS, Amounts, Answer, Shape, Special
+from apps.scheduling.core.placement.rows import MOST_ROWS, Answer, Shape, Special
 
 BUILT = Path(__file__).parent / "kernel" / "build" / "libplacement.so"
 FILTERS = 12
 
 
+ARRAYS = (
+    "count", "cpu", "ram", "core", "memory", "size", "alive", "exclusion", "model", "near", "matrices",
+)  # fmt: skip
+
+
 class _Board(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("nodes", "width", "whole", "policy")],
-        *[
-            (name, c_void_p)
-            for name in (
-                "count", "cpu", "ram", "core", "memory", "size", "alive", "exclusion", "model", "near", "matrices",
-            )
-        ],
-    ]  # fmt: skip
+        *[(name, c_void_p) for name in ARRAYS],
+    ]
 
 
 class _Mix(Structure):
@@ -92,13 +94,13 @@ class NativeKernel:
     def __init__(self, board: Board, library: ctypes.CDLL) -> None:
         self.board, self._library = board, library
         self._handle: int | None = None
-        arrays = [getattr(board, name).ctypes.data for name, kind in _Board._fields_ if kind is c_void_p]
+        arrays = [getattr(board, name).ctypes.data for name in ARRAYS]
         numbers = (len(board.nodes), board.width, board.whole, board.policy)
         self._handle = library.kernel_open(byref(_Board(*numbers, *arrays)))
         if self._handle is None:
             raise MemoryError("no memory for the placement kernel")
         self._rows: dict[int, tuple[Shape, _Shape]] = {}
-        self._moved: dict[tuple[int, Amounts], int] = {}
+        self._moved: dict[tuple[int, tuple[int, int, int, int]], int] = {}
         self._kept: list[_Shape] = []
         self._tables: Tables | None = None
         self._gpus = (c_int32 * board.width)()
@@ -158,8 +160,8 @@ class NativeKernel:
             return Answer(-1, (), tuple(self._answer.removed), self._answer.most)
         return Answer(node, tuple(self._gpus[: self._rows[row][0].count]))
 
-    def move(self, node: int, places: Sequence[int], amounts: Amounts, sign: int) -> None:
-        """Take so much of each of these GPUs and of the node, or give it back."""
+    def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
+        """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
         at = self._moved.get((len(places), amounts))
         if at is None:
             at = self._shape_of(len(places), amounts)
@@ -168,24 +170,27 @@ class NativeKernel:
             gpus[number] = place
         self._move(self._handle, at, node, self._gpus_at, sign)
 
-    def _shape_of(self, count: int, amounts: Amounts) -> int:
+    def _shape_of(self, count: int, amounts: tuple[int, int, int, int]) -> int:
         if len(self._moved) >= MOST_ROWS:
             self._moved.clear()
             self._kept.clear()
-        raw = _Shape(count, amounts.core, 0, amounts.memory, amounts.cpu, amounts.ram, None, None)
+        core, memory, cpu, ram = amounts
+        raw = _Shape(count, core, 0, memory, cpu, ram, None, None)
         self._kept.append(raw)
         self._moved[count, amounts] = ctypes.addressof(raw)
         return ctypes.addressof(raw)
 
     def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
         """Place and take one after the other."""
-        n, width = len(rows), self.board.width
+        n = len(rows)
         answers: Any = (_Answer * n)()
-        gpus = (c_int32 * (n * width))()
-        self._library.kernel_place_many(self._handle, n, (c_int32 * n)(*rows), (c_uint64 * n)(*draws), answers, gpus)
+        gpus = np.empty((n, self.board.width), np.int32)
+        self._library.kernel_place_many(
+            self._handle, n, (c_int32 * n)(*rows), (c_uint64 * n)(*draws), answers, gpus.ctypes.data
+        )
         return [
-            Answer(answer.node, tuple(gpus[at * width : at * width + self._rows[row][0].count]))
+            Answer(answer.node, tuple(places[: self._rows[row][0].count]))
             if answer.node >= 0
             else Answer(-1, (), tuple(answer.removed), answer.most)
-            for at, (row, answer) in enumerate(zip(rows, answers, strict=True))
+            for row, answer, places in zip(rows, answers, gpus.tolist(), strict=True)
         ]

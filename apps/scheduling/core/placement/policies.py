@@ -1,7 +1,7 @@
 """The policies in plain Python: how good a node is for a request, and which of its GPUs.
 
 Each policy is a function of a node, the places of those of its GPUs that fit, the request, and what is known of the
-pool; it returns an integer score and the places chosen. The highest score wins; ties fall to the node's name and, inside
+pool; it returns an integer score and the places chosen. The highest score wins; ties fall to the node's name and, in
 a node, to the GPU's index and uuid (a replaced device has the index of the old one), so that a replay agrees. This is
 the specification: the fast back ends compute the same integers.
 """

@@ -1,6 +1,8 @@
 """What the fast back ends share: a row of scores for each shape of request, and what is special to one request."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +20,8 @@ MOST_ROWS = 256
 Where = Mapping[Label, Mapping[str, int]]
 
 
-class Shape(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shape:
     """What of a request its row depends on; `models` and `nodes` say which will do."""
 
     count: int
@@ -40,17 +43,8 @@ class Special(NamedTuple):
     only: bool
 
 
-class Amounts(NamedTuple):
-    """What is taken: core and MiB of each GPU, CPU and RAM of the node."""
-
-    core: int
-    memory: int
-    cpu: int
-    ram: int
-
-
 class Answer(NamedTuple):
-    """A node and the places of its GPUs; or node -1, how many GPUs each filter removed, the most that fit on one node."""
+    """A node and its places; or node -1, how many GPUs each filter removed, the most that fit on one node."""
 
     node: int
     places: tuple[int, ...]
@@ -78,18 +72,17 @@ class Kernel(Protocol):
     def best(self, row: int, draw: int, special: Special | None) -> Answer:
         """The node and its GPUs, or why none."""
 
-    def move(self, node: int, places: Sequence[int], amounts: Amounts, sign: int) -> None:
-        """Take so much of each of these GPUs and of the node, or give it back."""
+    def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
+        """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
 
     def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
         """Place and take one after the other."""
 
 
-def _key(request: Request) -> tuple[object, ...]:
-    return (
-        request.gpu_count, request.core_request, request.memory_mib, request.gpu_model, request.node_selector,
-        request.cpu_milli, request.ram_mib, request.exclusion is None,
-    )  # fmt: skip
+_key = attrgetter(
+    "gpu_count", "core_request", "memory_mib", "gpu_model", "node_selector", "cpu_milli", "ram_mib", "exclusion"
+)
+_amounts = attrgetter("core_request", "memory_mib", "cpu_milli", "ram_mib")
 
 
 class Rows:
@@ -121,7 +114,7 @@ class Rows:
         rows: list[int] = []
         for request in requests:
             # A new row may push out one that a waiting request is to use.
-            if len(self._rows) >= MOST_ROWS and _key(request) not in self._rows:
+            if len(self._rows) >= MOST_ROWS and waiting and _key(request) not in self._rows:
                 told += self._placed_many(waiting, rows)
                 waiting, rows = [], []
             waiting.append(request)
@@ -137,12 +130,30 @@ class Rows:
     def row(self, request: Request) -> int:
         """The number of the request's row."""
         key = _key(request)
+        if request.exclusion is not None:
+            key = (*key[:-1], True)
         row = self._rows.get(key)
         if row is None:
             if len(self._rows) >= MOST_ROWS:
                 self.kernel.drop_row(self._rows.pop(next(iter(self._rows))))
             self._rows[key] = row = self.kernel.add_row(self._shape(request))
         return row
+
+    def move(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
+        """The request is on these GPUs, or no longer; without GPUs, on this node."""
+        spot, amounts = self.board.spot, _amounts(request)
+        if len(gpus) == 1:
+            number, place = spot[gpus[0]]
+            self.kernel.move(number, (place,), amounts, sign)
+            return
+        by_node: dict[int, list[int]] = {}
+        for uuid in gpus:
+            number, place = spot[uuid]
+            by_node.setdefault(number, []).append(place)
+        if not gpus and node in self.board.place_of:
+            by_node[self.board.place_of[node]] = []
+        for number, places in by_node.items():
+            self.kernel.move(number, places, amounts, sign)
 
     def _shape(self, request: Request) -> Shape:
         wanted = set(request.node_selector)
@@ -164,6 +175,8 @@ class Rows:
         if answer.node < 0:
             return Refused(reasons(request, answer.removed, answer.most))
         uuids = self.board.uuids[answer.node]
+        if len(answer.places) == 1:
+            return Placed((uuids[answer.places[0]],))
         return placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
 
     def _special(self, request: Request, held: Held, where: Where) -> Special | None:

@@ -29,10 +29,16 @@ class Sums:
         self._single = tables.single.ravel()
         self.known[:] = False
 
+    def left(self, nodes: Nodes) -> tuple[Int64, Int64, npt.NDArray[np.int32]]:
+        """Core and memory free, and models; a GPU that can take nothing has nothing."""
+        board = self._board
+        alive = board.alive[nodes].astype(np.int64)
+        return board.core[nodes] * alive, board.memory[nodes] * alive, board.model[nodes]
+
     def best_single(self, shape: Shape, nodes: Nodes, fits: Bools, policy: str) -> tuple[Int64, Bools]:
         """A part of one GPU: the best score among the GPUs that fit, and that GPU."""
-        board, tables = self._board, self._mix()
-        core, memory, model = board.core[nodes].astype(np.int64), board.memory[nodes], board.model[nodes]
+        tables = self._mix()
+        core, memory, model = self.left(nodes)
         left, less = np.maximum(core - shape.core, 0), memory - shape.memory
         cpu = self._cpu(nodes, shape.cpu)
         as_it_is, after = self._usable(core, memory, model, cpu), self._usable(left, less, model, cpu)
@@ -44,7 +50,10 @@ class Sums:
             usable += there * tables.several[at][cpu[:, None], n]
         idle = core.sum(1) - shape.core
         fall = self._before(nodes)[:, None] - (idle[:, None] * tables.total - usable)
-        score = self._score(fall, tables.prices[model] * shape.core, idle[:, None], nodes, shape, policy)
+        if policy == "fgd":
+            score = self._bucket(fall)
+        else:
+            score = self._step(fall, tables.prices[model] * shape.core, idle[:, None], self._cpu_left(nodes, shape))
         score = np.where(fits, score, np.iinfo(np.int64).min)
         chosen: Bools = np.zeros_like(fits)
         best = score.argmax(1)
@@ -53,19 +62,24 @@ class Sums:
 
     def descent(self, shape: Shape, nodes: Nodes, chosen: Bools, policy: str) -> Int64:
         """The scores of the nodes with the shape on the chosen GPUs."""
-        board, tables = self._board, self._mix()
-        core = board.core[nodes] - chosen * np.int64(shape.core)
-        memory, model = board.memory[nodes] - chosen * np.int64(shape.memory), board.model[nodes]
+        tables = self._mix()
+        core, memory, model = self.left(nodes)
+        core, memory = core - chosen * np.int64(shape.core), memory - chosen * np.int64(shape.memory)
         fall = self._before(nodes) - self._fragmentation(core, memory, model, self._cpu(nodes, shape.cpu))
-        charged = (tables.prices[model] * chosen).sum(1) * shape.core
-        return self._score(fall[:, None], charged[:, None], core.sum(1)[:, None], nodes, shape, policy)[:, 0]
-
-    def _score(self, fall: Int64, charged: Int64, idle: Int64, nodes: Nodes, shape: Shape, policy: str) -> Int64:
-        tables, whole = self._mix(), self._board.whole
         if policy == "fgd":
-            return np.searchsorted(tables.buckets, fall, side="right").astype(np.int64)
+            return self._bucket(fall)
+        charged = (tables.prices[model] * chosen).sum(1) * shape.core
+        return self._step(fall, charged, core.sum(1), self._cpu_left(nodes, shape)[:, 0])
+
+    def _bucket(self, fall: Int64) -> Int64:
+        return np.searchsorted(self._mix().buckets, fall, side="right").astype(np.int64)
+
+    def _cpu_left(self, nodes: Nodes, shape: Shape) -> Int64:
         cpu = self._board.cpu[nodes]
-        cpu_left = np.where(cpu == UNKNOWN, 0, cpu - shape.cpu)[:, None]
+        return np.where(cpu == UNKNOWN, 0, cpu - shape.cpu)[:, None]
+
+    def _step(self, fall: Int64, charged: Int64, idle: Int64, cpu_left: Int64) -> Int64:
+        tables, whole = self._mix(), self._board.whole
         left = (
             cpu_left * (whole * tables.total) // fragmentation.CPU_MILLI_OF_A_LARGE_NODE
             + idle * tables.total // fragmentation.GPUS_OF_A_LARGE_NODE
@@ -77,8 +91,7 @@ class Sums:
     def _before(self, nodes: Nodes) -> Int64:
         missing = nodes[~self.known[nodes]]
         if len(missing):
-            board = self._board
-            core, memory, model = board.core[missing].astype(np.int64), board.memory[missing], board.model[missing]
+            core, memory, model = self.left(missing)
             self._now[missing] = self._fragmentation(core, memory, model, self._cpu(missing, 0))
             self.known[missing] = True
         return self._now[nodes]
@@ -97,12 +110,14 @@ class Sums:
         tables = self._mix()
         cell = (model.astype(np.int64) * (len(tables.cpus) + 1) + cpu[:, None]) * (len(tables.cores) + 1)
         cell = (cell + tables.core_index[np.minimum(core, self._board.whole)]) * (len(tables.memories) + 1)
-        return core * self._single[cell + np.searchsorted(tables.memories, memory, side="right")]
+        weight: Int64 = self._single[cell + np.searchsorted(tables.memories, memory, side="right")]
+        return core * weight
 
     def _carries(self, at: int, core: Int64, memory: Int64, model: npt.NDArray[np.int32]) -> Bools:
         tables = self._mix()
         fits: Bools = (core >= tables.class_core[at]) & (memory >= tables.class_memory[at])
-        return fits & (tables.class_models[at][model] != 0)
+        allowed: Bools = tables.class_models[at][model] != 0
+        return fits & allowed
 
     def _cpu(self, nodes: Nodes, less: int) -> Int64:
         cpu, axis = self._board.cpu[nodes], self._mix().cpus

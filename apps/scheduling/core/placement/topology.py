@@ -52,7 +52,7 @@ def _neighbours(gpu: int, free: Members, near: Near | None) -> int:
 
 
 def _part(group: Members, count: int, near: Near | None, distance: int) -> Members:
-    """`count` of the group: whole groups of its inner ones, the largest first, and the rest from the smallest that has it."""
+    """`count` of the group: whole inner groups, the largest first, and the rest from the smallest that has it."""
     if distance == 0 or near is None:
         return group[:count]
     taken: Members = ()

@@ -13,7 +13,7 @@ from apps.scheduling.core.placement import topology
 from apps.scheduling.core.placement.board import UNKNOWN, Board, Int32, Int64, Tables
 from apps.scheduling.core.placement.filters import Filter
 from apps.scheduling.core.placement.policies import BEFORE, POLICIES
-from apps.scheduling.core.placement.rows import Amounts, Answer, Shape, Special
+from apps.scheduling.core.placement.rows import Answer, Shape, Special
 from apps.scheduling.core.placement.sums import Sums
 
 NO_FIT = -(1 << 63)
@@ -82,17 +82,16 @@ class VectorKernel:
             for row in self._rows.values():
                 row.at = -1
 
-    def move(self, node: int, places: Sequence[int], amounts: Amounts, sign: int) -> None:
-        """Take so much of each of these GPUs and of the node, or give it back."""
-        board = self.board
+    def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
+        """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
+        board, (core, memory, cpu, ram) = self.board, amounts
         for place in places:
-            if board.alive[node, place]:
-                board.core[node, place] -= sign * amounts.core
-                board.memory[node, place] -= sign * amounts.memory
-        if amounts.cpu and board.cpu[node] != UNKNOWN:
-            board.cpu[node] -= sign * amounts.cpu
-        if amounts.ram and board.ram[node] != UNKNOWN:
-            board.ram[node] -= sign * amounts.ram
+            board.core[node, place] -= sign * core
+            board.memory[node, place] -= sign * memory
+        if cpu and board.cpu[node] != UNKNOWN:
+            board.cpu[node] -= sign * cpu
+        if ram and board.ram[node] != UNKNOWN:
+            board.ram[node] -= sign * ram
         self.changed(node)
 
     def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
@@ -102,8 +101,7 @@ class VectorKernel:
             answer = self.best(row, draw, None)
             if answer.node >= 0:
                 shape = self._rows[row].shape
-                amounts = Amounts(shape.core, shape.memory, shape.cpu, shape.ram)
-                self.move(answer.node, answer.places, amounts, 1)
+                self.move(answer.node, answer.places, (shape.core, shape.memory, shape.cpu, shape.ram), 1)
             answers.append(answer)
         return answers
 
@@ -223,11 +221,11 @@ class VectorKernel:
                 return self._sums.descent(shape, nodes, chosen, self._policy), chosen
             case "topology" if shape.count and not part:
                 cost, chosen = self._by_links(shape, nodes, fits)
-                return -(cost * BEFORE + self.board.core[nodes].sum(1)), chosen
+                return -(cost * BEFORE + self._sums.left(nodes)[0].sum(1)), chosen
         return self._packed(shape, nodes, fits)
 
     def _packed(self, shape: Shape, nodes: npt.NDArray[np.integer], fits: Bools) -> tuple[Int64, Bools]:
-        core, memory = self.board.core[nodes].astype(np.int64), self.board.memory[nodes]
+        core, memory, _ = self._sums.left(nodes)
         fullness = core * BEFORE + memory
         order = np.where(fits, -fullness if self._policy == "spread" else fullness, np.iinfo(np.int64).max)
         chosen = np.zeros_like(fits)

@@ -31,9 +31,19 @@ static int64_t usable_by_one(const struct kernel *k, int32_t model, int32_t cpu,
     return core * m->single[at * (m->memories + 1) + reached(m->memory_axis, m->memories, memory)];
 }
 
-/* The same for the types of several GPUs, of the whole node; `less` is what the chosen GPUs will have less. */
+static int carries(const struct mix *m, int32_t j, int32_t model, int64_t core, int64_t memory)
+{
+    return core >= m->class_core[j] && memory >= m->class_memory[j] && m->class_models[j * m->models + model];
+}
+
+static int64_t usable_by_class(const struct kernel *k, int32_t j, int32_t cpu, int64_t core, int32_t count)
+{
+    return core * k->mix.several[((int64_t)j * (k->mix.cpus + 1) + cpu) * (k->board.width + 1) + count];
+}
+
+/* The types of several GPUs, of the whole node; the marked GPUs have so much less. */
 static int64_t usable_by_several(const struct kernel *k, int32_t node, int32_t cpu, const struct shape *less,
-                                 const uint8_t *chosen)
+                                 const uint8_t *marked, struct worth *kept)
 {
     const struct board *b = &k->board;
     const struct mix *m = &k->mix;
@@ -43,42 +53,91 @@ static int64_t usable_by_several(const struct kernel *k, int32_t node, int32_t c
         int32_t n = 0;
         for (int32_t g = 0; g < b->count[node]; g++) {
             int64_t at = (int64_t)node * b->width + g;
-            int64_t core = b->core[at] - (chosen && chosen[g] ? less->core : 0);
-            int64_t memory = b->memory[at] - (chosen && chosen[g] ? less->memory : 0);
-            if (core >= m->class_core[j] && memory >= m->class_memory[j] &&
-                m->class_models[j * m->models + b->model[at]]) {
+            int64_t core = core_at(b, at) - (marked[g] ? less->core : 0);
+            int64_t memory = memory_at(b, at) - (marked[g] ? less->memory : 0);
+            if (carries(m, j, b->model[at], core, memory)) {
                 usable += core;
                 n++;
             }
         }
-        sum += usable * m->several[((int64_t)j * (m->cpus + 1) + cpu) * (b->width + 1) + n];
+        if (kept && j < CLASSES_KEPT) {
+            kept->class_core[j] = usable;
+            kept->class_count[j] = n;
+        }
+        sum += usable_by_class(k, j, cpu, usable, n);
     }
     return sum;
 }
 
-int64_t fragmentation(const struct kernel *k, int32_t node)
-{
-    return fragmentation_after(k, 0, node, 0);
-}
-
-int64_t fragmentation_after(const struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
+const struct worth *worth_of(struct kernel *k, int32_t node)
 {
     const struct board *b = &k->board;
-    int64_t left = b->cpu[node], idle = 0, usable = 0;
-    uint8_t marked[256] = {0};
-    if (s && left != UNKNOWN)
-        left -= s->cpu;
-    for (int32_t i = 0; s && i < s->count; i++)
-        marked[chosen[i]] = 1;
-    int32_t cpu = cpu_index(&k->mix, left);
+    struct worth *w = &k->worth[node];
+    const uint8_t none[WIDEST + 1] = {0};
+    if (k->known[node])
+        return w;
+    k->known[node] = 1;
+    w->cpu = cpu_index(&k->mix, b->cpu[node]);
+    w->idle = w->usable = 0;
     for (int32_t g = 0; g < b->count[node]; g++) {
         int64_t at = (int64_t)node * b->width + g;
-        int64_t core = b->core[at] - (marked[g] ? s->core : 0);
-        int64_t memory = b->memory[at] - (marked[g] ? s->memory : 0);
+        w->idle += core_at(b, at);
+        k->usable[at] = usable_by_one(k, b->model[at], w->cpu, core_at(b, at), memory_at(b, at));
+        w->usable += k->usable[at];
+    }
+    int64_t several = usable_by_several(k, node, w->cpu, 0, none, w);
+    w->fragmentation = w->idle * k->mix.total - w->usable - several;
+    return w;
+}
+
+/* From what is known of the node as it is: only the chosen GPUs are looked at. */
+static int64_t by_difference(const struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
+{
+    const struct board *b = &k->board;
+    const struct mix *m = &k->mix;
+    const struct worth *w = &k->worth[node];
+    int64_t usable = w->usable, idle = w->idle - (int64_t)s->core * s->count;
+    for (int32_t i = 0; i < s->count; i++) {
+        int64_t at = (int64_t)node * b->width + chosen[i];
+        usable -= k->usable[at];
+        usable += usable_by_one(k, b->model[at], w->cpu, b->core[at] - s->core, b->memory[at] - s->memory);
+    }
+    for (int32_t j = 0; j < m->classes; j++) {
+        int64_t core = w->class_core[j];
+        int32_t n = w->class_count[j];
+        if (!n)
+            continue;
+        for (int32_t i = 0; i < s->count; i++) {
+            int64_t at = (int64_t)node * b->width + chosen[i];
+            if (!carries(m, j, b->model[at], b->core[at], b->memory[at]))
+                continue;
+            int still = carries(m, j, b->model[at], b->core[at] - s->core, b->memory[at] - s->memory);
+            core -= still ? s->core : b->core[at];
+            n -= !still;
+        }
+        usable += usable_by_class(k, j, w->cpu, core, n);
+    }
+    return idle * m->total - usable;
+}
+
+int64_t fragmentation_after(struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
+{
+    const struct board *b = &k->board;
+    const struct worth *w = worth_of(k, node);
+    int32_t cpu = b->cpu[node] == UNKNOWN ? w->cpu : cpu_index(&k->mix, b->cpu[node] - s->cpu);
+    if (cpu == w->cpu && k->mix.classes <= CLASSES_KEPT)
+        return by_difference(k, s, node, chosen);
+    int64_t idle = 0, usable = 0;
+    uint8_t marked[WIDEST + 1] = {0};
+    for (int32_t i = 0; i < s->count; i++)
+        marked[chosen[i]] = 1;
+    for (int32_t g = 0; g < b->count[node]; g++) {
+        int64_t at = (int64_t)node * b->width + g;
+        int64_t core = core_at(b, at) - (marked[g] ? s->core : 0);
+        int64_t memory = memory_at(b, at) - (marked[g] ? s->memory : 0);
         idle += core;
         usable += usable_by_one(k, b->model[at], cpu, core, memory);
     }
-    if (k->mix.classes)
-        usable += usable_by_several(k, node, cpu, s, marked);
+    usable += usable_by_several(k, node, cpu, s, marked, 0);
     return idle * k->mix.total - usable;
 }

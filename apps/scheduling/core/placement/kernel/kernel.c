@@ -14,11 +14,11 @@ struct kernel *kernel_open(const struct board *board)
     k->log = calloc(n + 1, sizeof *k->log);
     k->stamp = calloc(n + 1, sizeof *k->stamp);
     k->listed = calloc(n + 1, sizeof *k->listed);
-    k->fragmentation = calloc(n + 1, sizeof *k->fragmentation);
+    k->usable = calloc(n * (size_t)board->width + 1, sizeof *k->usable);
+    k->worth = calloc(n + 1, sizeof *k->worth);
     k->special_score = calloc(n + 1, sizeof *k->special_score);
     k->known = calloc(n + 1, 1);
-    k->dirty = calloc(n / BLOCK / 64 + 1, sizeof *k->dirty);
-    if (k->log && k->stamp && k->listed && k->fragmentation && k->special_score && k->known && k->dirty)
+    if (k->log && k->stamp && k->listed && k->usable && k->worth && k->special_score && k->known)
         return k;
     kernel_close(k);
     return 0;
@@ -32,10 +32,10 @@ void kernel_close(struct kernel *k)
     free(k->log);
     free(k->stamp);
     free(k->listed);
-    free(k->fragmentation);
+    free(k->usable);
+    free(k->worth);
     free(k->special_score);
     free(k->known);
-    free(k->dirty);
     free(k);
 }
 
@@ -49,9 +49,9 @@ void kernel_set_mix(struct kernel *k, const struct mix *mix)
 
 static void free_row(struct row *row)
 {
-    free(row->score);
+    free(row->cell);
     free(row->block);
-    free(row->removed);
+    free(row->stale);
     free(row);
 }
 
@@ -64,9 +64,9 @@ int32_t kernel_add_row(struct kernel *k, const struct shape *shape)
         return -1;
     row->shape = *shape;
     row->at = k->head - k->board.nodes - 1;
-    row->score = malloc((n + 1) * sizeof *row->score);
-    row->block = malloc((n / BLOCK + 1) * sizeof *row->block);
-    row->removed = calloc((n + 1) * FILTERS, sizeof *row->removed);
+    row->cell = calloc(n + 1, sizeof *row->cell);
+    row->block = calloc(n / BLOCK + 1, sizeof *row->block);
+    row->stale = calloc(n / BLOCK + 1, 1);
     int32_t free_place = 0;
     while (free_place < k->rows && k->row[free_place])
         free_place++;
@@ -75,7 +75,7 @@ int32_t kernel_add_row(struct kernel *k, const struct shape *shape)
         rows = realloc(k->row, (size_t)(k->rows + 1) * sizeof *rows);
     if (rows)
         k->row = rows;
-    if (!rows || !row->score || !row->block || !row->removed) {
+    if (!rows || !row->cell || !row->block || !row->stale) {
         free_row(row);
         return -1;
     }
@@ -103,10 +103,8 @@ void kernel_move(struct kernel *k, const struct shape *shape, int32_t node, cons
     struct board *b = &k->board;
     for (int32_t i = 0; i < shape->count; i++) {
         int64_t at = (int64_t)node * b->width + gpus[i];
-        if (b->alive[at]) {
-            b->core[at] -= sign * shape->core;
-            b->memory[at] -= sign * shape->memory;
-        }
+        b->core[at] -= sign * shape->core;
+        b->memory[at] -= sign * shape->memory;
     }
     if (b->cpu[node] != UNKNOWN)
         b->cpu[node] -= sign * shape->cpu;
@@ -118,14 +116,20 @@ void kernel_move(struct kernel *k, const struct shape *shape, int32_t node, cons
 static void rescore(struct kernel *k, struct row *row, int32_t node)
 {
     struct fit fit;
-    int32_t chosen[256];
-    uint16_t *removed = row->removed + (int64_t)node * FILTERS;
+    int32_t chosen[WIDEST + 1];
+    struct cell *cell = &row->cell[node];
     look(&k->board, &row->shape, node, 0, row->shape.exclusion, &fit);
-    for (int32_t f = 0; f < FILTERS; f++)
-        row->totals[f] += (int64_t)fit.removed[f] - removed[f];
-    memcpy(removed, fit.removed, sizeof fit.removed);
-    row->score[node] = evaluate(k, &row->shape, node, &fit, 0, chosen);
-    k->dirty[node / BLOCK / 64] |= 1ull << (node / BLOCK % 64);
+    if (memcmp(cell->removed, fit.removed, sizeof fit.removed) != 0) {
+        for (int32_t f = 0; f < FILTERS; f++)
+            row->totals[f] += fit.removed[f] - cell->removed[f];
+        memcpy(cell->removed, fit.removed, sizeof fit.removed);
+    }
+    int64_t score = evaluate(k, &row->shape, node, &fit, 0, chosen), *best = &row->block[node / BLOCK];
+    if (score >= *best)
+        *best = score;
+    else if (cell->score == *best)
+        row->stale[node / BLOCK] = 1;
+    cell->score = score;
 }
 
 /* Bring the row up to date: what changed since it was last asked, each node once. */
@@ -133,6 +137,7 @@ static void catch_up(struct kernel *k, struct row *row)
 {
     int32_t nodes = k->board.nodes;
     if (k->head - row->at > nodes) {
+        memset(row->stale, 1, (size_t)nodes / BLOCK + 1);
         for (int32_t node = 0; node < nodes; node++)
             rescore(k, row, node);
     } else {
@@ -147,14 +152,14 @@ static void catch_up(struct kernel *k, struct row *row)
     }
     row->at = k->head;
     for (int32_t block = 0; block * BLOCK < nodes; block++) {
-        if (!(k->dirty[block / 64] >> (block % 64) & 1))
+        if (!row->stale[block])
             continue;
         int64_t best = NO_FIT;
         for (int32_t node = block * BLOCK; node < nodes && node < (block + 1) * BLOCK; node++)
-            best = row->score[node] > best ? row->score[node] : best;
+            best = row->cell[node].score > best ? row->cell[node].score : best;
         row->block[block] = best;
+        row->stale[block] = 0;
     }
-    memset(k->dirty, 0, ((size_t)nodes / BLOCK / 64 + 1) * sizeof *k->dirty);
 }
 
 /* The first node with the best score; -1 where nothing fits. */
@@ -167,7 +172,7 @@ static int32_t best_of_row(const struct kernel *k, const struct row *row)
             best = row->block[block];
             in = block * BLOCK;
         }
-    while (in >= 0 && row->score[in] != best)
+    while (in >= 0 && row->cell[in].score != best)
         in++;
     return in;
 }
@@ -177,7 +182,7 @@ static int64_t score_of(const struct kernel *k, const struct row *row, const str
 {
     if (special && k->stamp[node] == k->serial)
         return k->special_score[k->listed[node]];
-    return special && special->only ? NO_FIT : row->score[node];
+    return special && special->only ? NO_FIT : row->cell[node].score;
 }
 
 static int32_t best_of_all(const struct kernel *k, const struct row *row, const struct special *special, uint64_t draw)
@@ -206,7 +211,7 @@ static void consider(struct kernel *k, const struct row *row, const struct speci
                      struct answer *answer)
 {
     struct fit fit;
-    int32_t chosen[256];
+    int32_t chosen[WIDEST + 1];
     k->serial++;
     for (int32_t i = 0; i < special->listed; i++) {
         int32_t node = special->nodes[i];
@@ -215,7 +220,7 @@ static void consider(struct kernel *k, const struct row *row, const struct speci
         k->stamp[node] = k->serial;
         k->listed[node] = i;
         for (int32_t f = 0; f < FILTERS; f++)
-            answer->removed[f] -= row->removed[(int64_t)node * FILTERS + f];
+            answer->removed[f] -= row->cell[node].removed[f];
     }
     if (special->only) {
         answer->removed[AFFINITY] += answer->removed[NONE] + answer->removed[EXCLUSION];
@@ -235,7 +240,7 @@ static void most_on_one_node(const struct kernel *k, const struct row *row, cons
 {
     for (int32_t node = 0; node < k->board.nodes && !(special && special->only); node++)
         if (!special || k->stamp[node] != k->serial) {
-            int32_t fits = row->removed[(int64_t)node * FILTERS + NONE];
+            int32_t fits = row->cell[node].removed[NONE];
             answer->most = fits > answer->most ? fits : answer->most;
         }
 }

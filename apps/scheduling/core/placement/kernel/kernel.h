@@ -11,7 +11,10 @@
 #define UNKNOWN INT64_MIN
 #define NO_FIT INT64_MIN
 #define FAR 4
-#define BLOCK 64
+#define BLOCK 32
+#define WIDEST 255
+/* Of so many classes each node's counts are kept. */
+#define CLASSES_KEPT 8
 
 enum policy { GPUCLOUD, FGD, BINPACK, SPREAD, TOPOLOGY, GPU_ADMISSION, RANDOM };
 
@@ -32,7 +35,7 @@ enum filter {
     FILTERS
 };
 
-/* `exclusion`: the label's number, 0 for none, -1 for more than one. A GPU that is not alive has nothing free. */
+/* `exclusion`: the label's number, 0 for none, -1 for more than one. What a GPU that is not alive has free is nobody's. */
 struct board {
     int32_t nodes, width, whole, policy;
     const int32_t *count;
@@ -83,11 +86,25 @@ struct answer {
     int64_t removed[FILTERS];
 };
 
+/* A node in a row: in one place, for rows are large and nodes come in no order. */
+struct cell {
+    int64_t score;
+    uint8_t removed[FILTERS];
+};
+
+/* `block` is the best score of so many nodes; `stale` marks those whose best was lowered. */
 struct row {
     struct shape shape;
     int64_t at, totals[FILTERS];
-    int64_t *score, *block;
-    uint16_t *removed;
+    struct cell *cell;
+    int64_t *block;
+    uint8_t *stale;
+};
+
+/* What the mix makes of a node as it is: `usable` core times weight of each GPU, and by class the GPUs that carry it. */
+struct worth {
+    int64_t fragmentation, idle, usable, class_core[CLASSES_KEPT];
+    int32_t cpu, class_count[CLASSES_KEPT];
 };
 
 struct kernel {
@@ -97,10 +114,10 @@ struct kernel {
     int64_t *stamp;
     int32_t *log, *listed;
     int32_t rows;
-    int64_t *fragmentation, *special_score;
+    int64_t *usable, *special_score;
+    struct worth *worth;
     uint8_t *known;
     struct row **row;
-    uint64_t *dirty;
 };
 
 struct kernel *kernel_open(const struct board *board);
@@ -117,18 +134,28 @@ void kernel_place_many(struct kernel *k, int32_t n, const int32_t *rows, const u
 
 /* One node: which of its GPUs fit, how good it is, and which are chosen. */
 struct fit {
-    int32_t count, gpus[256];
-    uint16_t removed[FILTERS];
+    uint8_t removed[FILTERS];
+    int32_t count, gpus[WIDEST + 1];
 };
 
 void look(const struct board *b, const struct shape *s, int32_t node, const uint8_t *extra, int32_t want,
           struct fit *fit);
 int64_t evaluate(struct kernel *k, const struct shape *s, int32_t node, const struct fit *fit, uint64_t draw,
                  int32_t *chosen);
-int64_t fragmentation(const struct kernel *k, int32_t node);
-int64_t fragmentation_after(const struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen);
+const struct worth *worth_of(struct kernel *k, int32_t node);
+int64_t fragmentation_after(struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen);
 int64_t nearest(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t count, int32_t *chosen);
 int64_t least_broken(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t *chosen);
+
+static inline int64_t core_at(const struct board *b, int64_t at)
+{
+    return b->alive[at] ? b->core[at] : 0;
+}
+
+static inline int64_t memory_at(const struct board *b, int64_t at)
+{
+    return b->alive[at] ? b->memory[at] : 0;
+}
 
 static inline int64_t floor_div(int64_t a, int64_t b)
 {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 struct group {
-    int32_t n, gpus[256];
+    int32_t n, gpus[WIDEST + 1];
 };
 
 static int32_t distance(const uint8_t *near, int32_t width, int32_t a, int32_t b)
@@ -16,8 +16,8 @@ static int32_t distance(const uint8_t *near, int32_t width, int32_t a, int32_t b
 static void reach(const uint8_t *near, int32_t width, const struct group *members, int32_t most, int32_t first,
                   uint8_t *seen, struct group *group)
 {
-    int32_t edge[256], edges = 0;
-    uint8_t here[256] = {0};
+    int32_t edge[WIDEST + 1], edges = 0;
+    uint8_t here[WIDEST + 1] = {0};
     here[first] = 1;
     edge[edges++] = first;
     while (edges) {
@@ -59,7 +59,7 @@ static int largest(const uint8_t *near, int32_t width, const struct group *membe
                    struct group *best)
 {
     struct group group;
-    uint8_t seen[256];
+    uint8_t seen[WIDEST + 1];
     memcpy(seen, done, sizeof seen);
     best->n = 0;
     for (int32_t i = 0; i < members->n; i++) {
@@ -78,7 +78,7 @@ static void part(const uint8_t *near, int32_t width, const struct group *group, 
 {
     struct group members = *group, inner;
     for (; most > 0 && near; most--) {
-        uint8_t done[256] = {0}, left_out[256];
+        uint8_t done[WIDEST + 1] = {0}, left_out[WIDEST + 1];
         memset(left_out, 1, sizeof left_out);
         while (largest(near, width, &members, most, done, &inner)) {
             int whole = inner.n <= count;
@@ -101,11 +101,11 @@ static void part(const uint8_t *near, int32_t width, const struct group *group, 
 int64_t nearest(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t count, int32_t *chosen)
 {
     struct group members = {.n = n}, group;
-    uint8_t taken[256] = {0};
+    uint8_t taken[WIDEST + 1] = {0};
     int32_t most = near ? 1 : FAR;
     memcpy(members.gpus, free, (size_t)n * sizeof *free);
     for (; most < FAR; most++) {
-        uint8_t seen[256] = {0};
+        uint8_t seen[WIDEST + 1] = {0};
         if (smallest(near, width, &members, most, count, seen, &group))
             break;
     }

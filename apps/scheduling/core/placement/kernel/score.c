@@ -7,7 +7,7 @@
 static void pick(const struct board *b, int32_t node, const struct fit *fit, int32_t count, int32_t sign,
                  int32_t *chosen)
 {
-    uint8_t taken[256] = {0};
+    uint8_t taken[WIDEST + 1] = {0};
     const int32_t *core = b->core + (int64_t)node * b->width;
     const int64_t *memory = b->memory + (int64_t)node * b->width;
     for (int32_t i = 0; i < count; i++) {
@@ -31,7 +31,7 @@ static int64_t idle_of(const struct board *b, int32_t node)
 {
     int64_t idle = 0;
     for (int32_t g = 0; g < b->count[node]; g++)
-        idle += b->core[(int64_t)node * b->width + g];
+        idle += core_at(b, (int64_t)node * b->width + g);
     return idle;
 }
 
@@ -63,13 +63,13 @@ static int64_t gpu_admission(const struct board *b, const struct shape *s, int32
     int64_t memory = 0;
     pick(b, node, fit, s->count, 1, chosen);
     for (int32_t g = 0; g < b->count[node]; g++)
-        memory += b->memory[(int64_t)node * b->width + g];
+        memory += memory_at(b, (int64_t)node * b->width + g);
     return -(idle_of(b, node) * (1ll << 36) + memory);
 }
 
 static int64_t drawn(const struct shape *s, const struct fit *fit, uint64_t draw, int32_t *chosen)
 {
-    uint8_t taken[256] = {0};
+    uint8_t taken[WIDEST + 1] = {0};
     uint64_t start = draw / 1000003 % (uint64_t)fit->count;
     for (int32_t i = 0; i < s->count; i++)
         taken[fit->gpus[(start + (uint64_t)i) % (uint64_t)fit->count]] = 1;
@@ -98,33 +98,36 @@ static int64_t topology(const struct board *b, const struct shape *s, int32_t no
     return -(by_links(b, s, node, fit, chosen) * (1ll << 36) + idle_of(b, node));
 }
 
+static int64_t bucket(const struct mix *m, int64_t fall)
+{
+    int32_t low = 0, high = m->buckets;
+    while (low < high) {
+        int32_t middle = (low + high) / 2;
+        if (m->bucket[middle] <= fall)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* What the mix makes of the node with the request on these GPUs. */
 static int64_t descent(struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
 {
     const struct board *b = &k->board;
     const struct mix *m = &k->mix;
-    if (!k->known[node]) {
-        k->fragmentation[node] = fragmentation(k, node);
-        k->known[node] = 1;
-    }
-    int64_t fall = k->fragmentation[node] - fragmentation_after(k, s, node, chosen);
-    if (b->policy == FGD) {
-        int32_t low = 0, high = m->buckets;
-        while (low < high) {
-            int32_t middle = (low + high) / 2;
-            if (m->bucket[middle] <= fall)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        return low;
-    }
-    int64_t charged = 0, cpu = b->cpu[node] == UNKNOWN ? 0 : b->cpu[node] - s->cpu;
+    const struct worth *w = worth_of(k, node);
+    int64_t fall = w->fragmentation - fragmentation_after(k, s, node, chosen), charged = 0, left;
+    if (b->policy == FGD)
+        return bucket(m, fall);
     for (int32_t i = 0; i < s->count; i++)
         charged += m->prices[b->model[(int64_t)node * b->width + chosen[i]]] * s->core;
-    int64_t idle = idle_of(b, node) - (int64_t)s->core * s->count;
-    int64_t left = floor_div(cpu * b->whole * m->total, 128000) + floor_div(idle * m->total, 8);
-    return floor_div(50 * fall - floor_div(10 * charged * m->total, 1000) - left, b->whole * m->total);
+    left = floor_div((w->idle - (int64_t)s->core * s->count) * m->total, 8);
+    if (b->cpu[node] != UNKNOWN)
+        left += floor_div((b->cpu[node] - s->cpu) * b->whole * m->total, 128000);
+    if (charged)
+        left += floor_div(10 * charged * m->total, 1000);
+    return floor_div(50 * fall - left, b->whole * m->total);
 }
 
 /* A part of one GPU: the best of those that fit. Equal GPUs score alike, so only the first of them is tried. */
