@@ -23,6 +23,8 @@ MAX_SECONDS = 300
 # Bounded: the interpreter refuses to read a number of thousands of digits.
 SECONDS = re.compile(r"[0-9]{1,6}")
 LOOK_AGAIN_SECONDS = 1.0
+# In the scope of its own questions, which are asked often and need not say the place in the queue.
+WAITED_FOR = "gpucloud.waited-for"
 # Of all waits of this process together: a thousand that look again each second would leave no room for others.
 MOST_LOOKS_PER_SECOND = 100
 Message = Any
@@ -95,6 +97,7 @@ class WaitingDoor:
             "query_string": b"",
             "headers": headers,
             COUNTED: True,
+            WAITED_FOR: True,
         }
         return await self._ask(get, _nothing_more())
 

@@ -34,12 +34,13 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, limit_ranges, member_limits, prices, requests, tokens
 from apps.scheduling.models import Assignment, Claim, Proposal, Round
 from apps.scheduling.services.sharing import change_pool
-from tests.cast import MODEL, Cast, Machine, give, give_plenty, lose, make_cast, placed
+from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
 
 # Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.
 SHARED = {
     "pools/<slug:name>/",
     "pools/<slug:name>/rebalance/",
+    "pools/<slug:name>/queue/",
     "nodes/<slug:name>/",
     "nodes/<slug:name>/enrolment/",
     "nodes/<slug:name>/forget/",
@@ -181,7 +182,9 @@ def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
     claim, assignment = placed(cast, machine, lease_seconds=3600)
-    lose(Machine("lost1", cast.pool, gpus=1))
+    lose(Machine("lost1", cast.pool, gpus=8))
+    # It waits: no other machine has eight GPUs.
+    ask(cast, gpu_count=8, core_request=90)
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
     limit_range = limit_ranges.create_range(
@@ -196,6 +199,7 @@ def make_platform(cast: Cast) -> Platform:
         "tenants/<slug:slug>/members/": "tenants/acme/members/",
         "tenants/<slug:slug>/members/<str:username>/": "tenants/acme/members/max/",
         "pools/<slug:name>/": "pools/default/",
+        "pools/<slug:name>/queue/": "pools/default/queue/",
         **make_money(cast),
         **make_proposal(claim),
         "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
@@ -209,10 +213,7 @@ def make_platform(cast: Cast) -> Platform:
         "nodes/<slug:name>/enrolment/": "nodes/gpu1/enrolment/",
         "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
         "gpus/<slug:uuid>/": f"gpus/{machine.gpu().uuid}/",
-        "claims/<uuid:uid>/": f"claims/{claim.uid}/",
-        "claims/<uuid:uid>/release/": f"claims/{claim.uid}/release/",
-        "claims/<uuid:uid>/renew/": f"claims/{claim.uid}/renew/",
-        "claims/<uuid:uid>/env/": f"claims/{claim.uid}/env/",
+        **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in ("", "release/", "renew/", "env/")},
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",
     }

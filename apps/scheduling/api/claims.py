@@ -18,12 +18,14 @@ from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import DEFAULT
 from apps.scheduling.api import serializers
+from apps.scheduling.api.queue import ClaimDocumentSerializer
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims import create_claim, release_claim
 from apps.scheduling.services.environment import claim_environment, shell_lines
 from apps.scheduling.services.leases import renew_claim
 from apps.scheduling.services.rehearsal import rehearse
 from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named
 from gpucloud.statements import kept, prefetched
@@ -87,10 +89,10 @@ class ClaimView(ApiView):
         """The claim to be changed; what an answer shows of its assignments is read after the change."""
         return get_object_or_404(Claim.objects.visible_to(self.principal).select_related("tenant"), uid=uid)
 
-    def shown(self, claim: Claim, *, status: int = 200) -> Response:
+    def shown(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
         """The claim as it was read or has just been changed."""
         prefetched(claim, "assignments", _assignments_of(claim.pk))
-        body = serializers.ClaimSerializer(claim, context=self.get_serializer_context()).data
+        body = kind(claim, context=self.get_serializer_context()).data
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(body, status=status, headers=headers)
 
@@ -144,12 +146,16 @@ class ClaimDetail(ClaimView):
     change_parameters = {"PATCH": frozenset({"wait", "dry_run"}), "DELETE": frozenset({"wait"})}
 
     def get_serializer_class(self) -> Any:
-        """A resize has only what can be changed live."""
-        return serializers.ResizeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+        """A resize has only what can be changed live; a question is answered with the place in the queue."""
+        other = {"PATCH": serializers.ResizeSerializer, "GET": ClaimDocumentSerializer}
+        return other.get(self.request.method or "", super().get_serializer_class())
 
     def get(self, request: Request, uid: str) -> Response:
-        """Show a claim."""
-        return self.shown(self.find(uid))
+        """Show a claim; where it waits, also its place in the queue and when it will start."""
+        # A wait reads the claim every second, and answers as the change did that it belongs to.
+        waited_for = getattr(request, "scope", {}).get(WAITED_FOR)
+        kind = serializers.ClaimSerializer if waited_for else ClaimDocumentSerializer
+        return self.shown(self.find(uid), kind=kind)
 
     @extend_schema(parameters=[WAIT, DRY_RUN], responses={200: serializers.ClaimSerializer})
     def patch(self, request: Request, uid: str) -> Response:

@@ -120,7 +120,9 @@ class ClaimSerializer(Strict):
     group = serializers.JSONField(required=False, allow_null=True)
     state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)
     reasons = ReasonSerializer(many=True, read_only=True)
-    estimated_start_at = serializers.SerializerMethodField(help_text="Null: not estimated.")
+    estimated_start_at = serializers.SerializerMethodField(
+        help_text="Of a waiting claim that is asked for by itself; null where nothing says it."
+    )
     generation = serializers.IntegerField(read_only=True)
     observed_generation = serializers.SerializerMethodField()
     created_by = serializers.CharField(read_only=True)
@@ -150,7 +152,7 @@ class ClaimSerializer(Strict):
         return fields
 
     def get_estimated_start_at(self, claim: Any) -> str | None:
-        """Estimates come with the full scheduler; none is honest, a guess is not."""
+        """Worked out for one claim at a time: lists leave it out."""
         return None
 
     def get_observed_generation(self, claim: Any) -> int:

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.scheduling.api import budgets, claims, nodes, pools, proposals, quotas, reports, requests, rounds
+from apps.scheduling.api import budgets, claims, nodes, pools, proposals, queue, quotas, reports, requests, rounds
 
 urlpatterns = [
     path("budgets/", budgets.BudgetList.as_view()),
@@ -21,6 +21,7 @@ urlpatterns = [
     path("proposals/<uuid:uid>/", proposals.ProposalDetail.as_view()),
     path("proposals/<uuid:uid>/accept/", proposals.ProposalAccept.as_view()),
     path("proposals/<uuid:uid>/dismiss/", proposals.ProposalDismiss.as_view()),
+    path("pools/<slug:name>/queue/", queue.PoolQueue.as_view()),
     path("quotas/", quotas.QuotaList.as_view()),
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quota-requests/", requests.RequestList.as_view()),

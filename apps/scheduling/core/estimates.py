@@ -107,8 +107,8 @@ def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Esti
     return Estimate(at, "time-limits", f"{detail}. It may be earlier: claims may end before their limit.")
 
 
-def from_recent_rate(ask: Ask, ahead: Iterable[Ask], freed: Sequence[Freed], *, since: float, now: float) -> Estimate:
-    """From how often as much was given back since then, and how much goes first."""
+def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, since: float, now: float) -> Estimate:
+    """From how often as much was given back since then, and how much goes first: `ahead` is each one's core."""
     wanted = max((claim.request for claim in ask.members), key=lambda request: Amounts.of(request).core_percent)
     alike = sum(_as_large(item.request, wanted) for item in freed)
     hours = max(1, round((now - since) / 3600))
@@ -119,7 +119,7 @@ def from_recent_rate(ask: Ask, ahead: Iterable[Ask], freed: Sequence[Freed], *, 
         )
         return Estimate(None, "none", detail)
     size = max(1, ask.amounts.core_percent)
-    turns = len(ask.members) + sum(min(1.0, other.amounts.core_percent / size) for other in ahead)
+    turns = len(ask.members) + sum(min(1.0, core / size) for core in ahead)
     at = now + turns * (now - since) / alike
     detail = (
         f"In the last {_counted(hours, 'hour')} {_counted(alike, 'claim')} of at least its size ended; "

@@ -28,6 +28,8 @@ class ClaimState(models.TextChoices):
 
 
 MOST_WEIGHT = 1000
+# A group is placed in one transaction.
+MOST_OF_A_GROUP = 256
 WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
 PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
 
@@ -75,6 +77,11 @@ class Claim(Row):
     gpu_model = models.CharField(max_length=200, null=True)
     priority = models.SmallIntegerField(default=0)
     time_limit_seconds = models.PositiveIntegerField(null=True)
+    # It is not placed before this.
+    start_at = models.DateTimeField(null=True)
+    # Claims of one tenant with one `group` and `group_size` are placed together, that many at once.
+    group = models.CharField(max_length=63, null=True)
+    group_size = models.PositiveSmallIntegerField(null=True)
     # With a lease the claim ends by itself at `lease_until` unless its holder renews it, placed or waiting.
     lease_seconds = models.PositiveIntegerField(null=True)
     lease_until = models.DateTimeField(null=True)
@@ -111,6 +118,12 @@ class Claim(Row):
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="claim_by_change"),
             models.Index(fields=["user", "tenant"], name="claim_of_user", condition=Q(charged_vgpus__gt=0)),
+            # What was given back in a pool lately: the rate at which the queue moves.
+            models.Index(
+                fields=["pool", "-released_at"],
+                name="claim_given_back",
+                condition=Q(state="released", assigned_at__isnull=False),
+            ),
             # What was held in a period: everything that was not released before it.
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(
@@ -131,6 +144,11 @@ class Claim(Row):
                 condition=Q(lease_seconds__isnull=True, lease_until__isnull=True)
                 | Q(lease_seconds__gte=1, lease_until__isnull=False),
                 name="claim_lease_whole",
+            ),
+            models.CheckConstraint(
+                condition=Q(group__isnull=True, group_size__isnull=True)
+                | Q(group__isnull=False, group_size__gte=2, group_size__lte=MOST_OF_A_GROUP),
+                name="claim_group_whole",
             ),
             models.CheckConstraint(
                 condition=~Q(state="released")

@@ -1,0 +1,134 @@
+"""/pools/{name}/queue/, and what the document of a waiting claim says of its place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.shortcuts import get_object_or_404
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.models import Pool, Tenant
+from apps.scheduling.api.serializers import ClaimSerializer, ReasonSerializer
+from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services import queue
+from gpucloud.api.filters import Changed, Named
+from gpucloud.api.pagination import InOrder
+from gpucloud.api.serializers import Strict
+
+POSITION_HELP = "1 is asked next. Null: not in line, because it starts later or its group is not complete."
+AT_HELP = "Null: nothing says it."
+
+
+class EstimateSerializer(Strict):
+    """When it will start, and how that is known."""
+
+    at = serializers.DateTimeField(read_only=True, source="starts_at", allow_null=True, help_text=AT_HELP)
+    basis = serializers.ChoiceField(
+        choices=["time-limits", "recent-rate", "none"],
+        read_only=True,
+        source="estimate.basis",
+        help_text="Played on from the time limits of what runs; or from how often as much was given back lately.",
+    )
+    detail = serializers.CharField(read_only=True, source="estimate.detail")
+
+
+class SuggestionSerializer(Strict):
+    """One field's other value with which the claim would start now."""
+
+    # `field` is an attribute of every serializer's own.
+    name = serializers.CharField(read_only=True, source="field", help_text="A field of the claim.")
+    value = serializers.JSONField(read_only=True, allow_null=True)
+    detail = serializers.CharField(read_only=True)
+
+
+class ClaimDocumentSerializer(ClaimSerializer):
+    """A claim by itself: where it waits, also its place in the queue."""
+
+    queue_position = serializers.IntegerField(
+        source="place.position", read_only=True, allow_null=True, default=None, help_text=POSITION_HELP
+    )
+    queue_length = serializers.IntegerField(
+        source="place.length",
+        read_only=True,
+        allow_null=True,
+        default=None,
+        help_text="How many claims wait in the pool; null unless it waits.",
+    )
+    estimate = EstimateSerializer(
+        source="place", read_only=True, allow_null=True, default=None, help_text="Null unless it waits."
+    )
+    suggestions = SuggestionSerializer(
+        source="place.suggestions",
+        many=True,
+        read_only=True,
+        default=(),
+        help_text="What else would start now, a field each.",
+    )
+
+    def get_estimated_start_at(self, claim: Any) -> Any:
+        """The estimate's moment."""
+        return claim.place and claim.place.starts_at
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        """The place is worked out here, for this one claim."""
+        instance.place = queue.place_of(instance)
+        return super().to_representation(instance)
+
+
+class QueuedSerializer(Strict):
+    """A claim that waits, in its place."""
+
+    position = serializers.IntegerField(read_only=True, allow_null=True, help_text=POSITION_HELP)
+    claim = serializers.UUIDField(source="uid", read_only=True)
+    tenant = serializers.CharField(source="tenant.slug", read_only=True)
+    name = serializers.CharField(read_only=True)
+    state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)
+    gpu_count = serializers.IntegerField(read_only=True)
+    core_request = serializers.IntegerField(read_only=True)
+    memory_mib = serializers.IntegerField(read_only=True)
+    gpu_model = serializers.CharField(read_only=True, allow_null=True)
+    priority = serializers.IntegerField(read_only=True)
+    time_limit_seconds = serializers.IntegerField(read_only=True, allow_null=True)
+    start_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    group = serializers.CharField(read_only=True, allow_null=True)
+    group_size = serializers.IntegerField(read_only=True, allow_null=True)
+    reasons = ReasonSerializer(many=True, read_only=True)
+    estimate = EstimateSerializer(source="place", read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class QueueFilter(Changed):
+    """Those of one tenant."""
+
+    tenant = Named(Tenant.objects, "slug")
+
+    class Meta:
+        model = Claim
+        fields = ["tenant", "updated_since"]
+
+
+class PoolQueue(ListMixin, ApiView):
+    """A pool's queue."""
+
+    serializer_class = QueuedSerializer
+    filterset_class = QueueFilter
+    pagination_class = InOrder
+    read_scope = "claims:read"
+
+    def get_queryset(self) -> Any:
+        """What waits, as far as the caller may see it."""
+        return Claim.objects.visible_to(self.principal).filter(state__in=WAITING).select_related("tenant")
+
+    def get(self, request: Request, name: str) -> Response:
+        """What waits in the pool, next first, with its place among all and when it will start."""
+        pool = get_object_or_404(Pool, name=name)
+        rows = self.filter_queryset(self.get_queryset().filter(pool=pool))
+        seen = queue.line(pool)
+        uids = queue.in_line(seen, rows.values_list("uid", flat=True))
+        page: Sequence[str] = self.paginate_queryset(uids)  # type: ignore[assignment]
+        shown = queue.placed_in(seen, page)
+        return self.get_paginated_response(self.get_serializer(shown, many=True).data)

@@ -1,0 +1,177 @@
+"""What a waiting claim's document and the pool's queue say: place, estimate, what would fit instead."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
+from apps.scheduling.models import Claim
+from apps.scheduling.services import queue
+from apps.scheduling.services.claims import release_claim
+from apps.scheduling.services.rounds import run_round
+from tests.cast import GIB, Cast, Machine, ask, everything, give, give_plenty, placed, uids
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    """One GPU of 24 GiB, and no quota in the way."""
+    give_plenty(cast.acme, cast.globex)
+    return Machine("gpu1", cast.pool, gpus=1)
+
+
+def refused(cast: Cast, **asked: Any) -> Claim:
+    claim = ask(cast, **asked)
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    assert claim.state == "queued"
+    return claim
+
+
+def document(cast: Cast, claim: Claim) -> dict[str, Any]:
+    body: dict[str, Any] = cast.max.get(f"claims/{claim.uid}/").body
+    return body
+
+
+def test_a_placed_claim_has_no_place_in_the_queue(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    body = document(cast, claim)
+    assert body["suggestions"] == []
+    assert [body[name] for name in ("queue_position", "queue_length", "estimate")] == [None, None, None]
+
+
+def test_places_are_counted_by_priority_and_by_who_has_least(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=60)
+    mine, urgent = refused(cast, core_request=80), refused(cast, core_request=80, priority=1)
+    theirs = refused(cast, core_request=80, tenant=cast.globex)
+    rows = list(everything(cast.olga, "/api/v1/pools/default/queue/?limit=2"))
+    assert [(row["position"], row["claim"]) for row in rows] == list(enumerate(uids([urgent, theirs, mine]), start=1))
+    assert [document(cast, claim)["queue_position"] for claim in (mine, urgent)] == [3, 1]
+    assert document(cast, mine)["queue_length"] == 3
+
+
+def test_a_member_sees_its_own_with_their_places_among_all(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=60)
+    mine, _ = refused(cast, core_request=80), refused(cast, core_request=80, priority=1, tenant=cast.globex)
+    rows = cast.vera.get("pools/default/queue/").body["results"]
+    assert [(row["claim"], row["position"]) for row in rows] == [(str(mine.uid), 2)]
+    assert cast.olga.get("pools/default/queue/?tenant=acme").body["results"] == rows
+
+
+def test_an_estimate_comes_from_the_time_limits_of_what_runs(cast: Cast, machine: Machine) -> None:
+    runs, _ = placed(cast, machine, core_request=60, time_limit_seconds=600)
+    waits = refused(cast, core_request=80, time_limit_seconds=60)
+    behind = refused(cast, core_request=90)
+    assert runs.assigned_at is not None
+    first, second = document(cast, waits), document(cast, behind)
+    assert first["estimate"]["basis"] == second["estimate"]["basis"] == "time-limits"
+    assert first["estimated_start_at"] == first["estimate"]["at"]
+    assert moment(first["estimate"]["at"]) == pytest.approx(runs.assigned_at.timestamp() + 600, abs=0.01)
+    assert moment(second["estimate"]["at"]) == pytest.approx(runs.assigned_at.timestamp() + 660, abs=0.01)
+    assert "1 claim ahead in the queue" in second["estimate"]["detail"]
+
+
+def moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def test_else_from_how_often_as_much_was_given_back_lately(cast: Cast, machine: Machine) -> None:
+    type(cast.pool).objects.update(created_at=timezone.now() - timedelta(days=7))
+    for _ in range(4):
+        done, _ = placed(cast, machine, core_request=80)
+        release_claim(principal=SYSTEM, claim=done)
+        machine.obey()
+    placed(cast, machine, core_request=60)
+    estimate = document(cast, refused(cast, core_request=80))["estimate"]
+    assert estimate["basis"] == "recent-rate"
+    assert moment(estimate["at"]) == pytest.approx(timezone.now().timestamp() + 6 * 3600, abs=60)
+    assert "In the last 24 hours 4 claims of at least its size ended" in estimate["detail"]
+
+
+def test_else_there_is_none_and_it_is_said_why(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=60)
+    body = document(cast, refused(cast, core_request=80))
+    assert (body["estimated_start_at"], body["estimate"]["basis"]) == (None, "none")
+    assert "too few to go by" in body["estimate"]["detail"]
+
+
+def test_who_waits_for_quota_is_told_that_no_gpu_helps(cast: Cast) -> None:
+    give(cast.acme, core_percent=10, memory_mib=None)
+    Machine("gpu1", cast.pool)
+    body = document(cast, refused(cast, core_request=30, when_over_quota="wait"))
+    assert body["estimate"]["detail"].startswith("It waits for room in its tenant's quota")
+    assert body["suggestions"] == []
+
+
+def test_the_nearest_changes_that_would_fit_are_told(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=60, memory_mib=4 * GIB)
+    other = tenants.create_pool(principal=SYSTEM, name="other")
+    Machine("gpu2", other, gpus=1)
+    body = document(cast, refused(cast, core_request=80, memory_mib=20 * GIB))
+    assert [(item["name"], item["value"]) for item in body["suggestions"]] == [("core_request", 40), ("pool", "other")]
+    assert body["suggestions"][0]["detail"] == "It would fit now with core_request 40 or less."
+
+
+def test_nothing_is_suggested_that_the_head_of_the_queue_needs(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=60, memory_mib=4 * GIB, time_limit_seconds=600)
+    refused(cast, core_request=80, memory_mib=4 * GIB)
+    behind = document(cast, refused(cast, core_request=60, memory_mib=4 * GIB))
+    # Forty are free; twenty of them are the head's when the sixty come back.
+    assert [(item["name"], item["value"]) for item in behind["suggestions"]] == [("core_request", 20)]
+
+
+def test_a_wait_says_nothing_of_the_place(cast: Cast, machine: Machine) -> None:
+    """It reads the claim every second, and answers as a POST does."""
+    posted = cast.max.post("claims/", {"tenant": "acme", "core_request": 10, "memory_mib": 100}).body
+    assert "queue_position" not in posted
+    assert posted["estimated_start_at"] is None
+
+
+def test_a_large_pool_is_not_read_for_every_question(
+    cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed(cast, machine, core_request=60)
+    first, second = refused(cast, core_request=80), refused(cast, core_request=80)
+    monkeypatch.setattr(queue, "LARGE", 0)
+    monkeypatch.setattr(queue, "_kept", {})
+    assert document(cast, first)["queue_position"] == 1
+    with CaptureQueriesContext(connection) as asked:
+        assert document(cast, second)["queue_position"] == 2
+    assert not [query for query in asked if 'ORDER BY "nodes_node"."name"' in query["sql"]]
+
+
+def test_a_claim_that_came_after_the_queue_was_read_is_told_to_look_again(
+    cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed(cast, machine, core_request=60)
+    monkeypatch.setattr(queue, "LARGE", 0)
+    monkeypatch.setattr(queue, "_kept", {})
+    document(cast, refused(cast, core_request=80))
+    body = document(cast, refused(cast, core_request=80))
+    assert (body["queue_position"], body["estimate"]["basis"]) == (None, "none")
+    assert len(cast.olga.get("pools/default/queue/").body["results"]) == 1
+
+
+def test_one_claims_document_asks_the_database_as_often_in_a_long_queue(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=60, time_limit_seconds=600)
+    claim = refused(cast, core_request=80)
+
+    def count() -> int:
+        with CaptureQueriesContext(connection) as asked:
+            document(cast, claim)
+        return len(asked)
+
+    count()
+    few = count()
+    for _ in range(5):
+        refused(cast, core_request=80)
+    assert count() == few <= 12
+
+
+@pytest.mark.parametrize("cursor", ["x", "-1", "9" * 30])
+def test_a_cursor_that_is_none_is_not_found(cast: Cast, machine: Machine, cursor: str) -> None:
+    assert cast.max.get(f"pools/default/queue/?cursor={cursor}").status == 404
