@@ -156,6 +156,9 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "ENUM_NAME_OVERRIDES": {
+        "HolderKind": "apps.scheduling.api.reservation_serializers.HOLDERS",
+        "ReservationState": "apps.scheduling.models.ReservationState",
+        "ReservationEnding": "apps.scheduling.models.reservation.Ending",
         "ClaimState": "apps.scheduling.models.ClaimState",
         "AssignmentState": "apps.scheduling.models.AssignmentState",
         "ProposalKind": "apps.scheduling.models.proposal.ProposalKind",
@@ -207,6 +210,11 @@ CELERY_BEAT_SCHEDULE = {
         "task": "apps.scheduling.tasks.release_lapsed_leases",
         "schedule": 5.0,
         "options": {"expires": 10},
+    },
+    "drive-reservations": {
+        "task": "apps.scheduling.tasks.drive_reservations",
+        "schedule": 2.0,
+        "options": {"expires": 4},
     },
     "drop-old-samples": {"task": "apps.nodes.tasks.drop_old_samples", "schedule": 600.0},
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},

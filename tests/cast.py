@@ -21,7 +21,7 @@ from apps.nodes.services import nodes
 from apps.quotas.models import CohortShare, LedgerEntry, Pool, Resource, ResourceQuota, Tenant, User
 from apps.quotas.principals import SCOPES, SYSTEM, Principal, of_token
 from apps.quotas.services import quotas, tenants, tokens
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, Reservation
 from apps.scheduling.services import claims
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.observation import take_observed
@@ -279,8 +279,9 @@ def assert_books_agree() -> None:
     for tenant in Tenant.objects.all():
         overall = used(tenant)
         for resource in set(overall) & set(Resource.values):
-            charged = Claim.objects.filter(tenant=tenant).values_list(f"charged_{resource}", flat=True)
-            assert sum(charged) == overall[resource]
+            rows = (Claim.objects.filter(tenant=tenant), Reservation.objects.filter(tenant=tenant))
+            charged = sum(sum(row.values_list(f"charged_{resource}", flat=True)) for row in rows)
+            assert charged == overall[resource]
 
 
 def everything(path: Api, url: str) -> Iterator[Any]:

@@ -28,6 +28,7 @@ ROUNDS_CHANNEL = "gpucloud_rounds"
 # A Redis that takes connections and answers nothing must not hold whoever has committed already.
 HINT_SECONDS = 2.0
 PUSH_NODE = "apps.scheduling.tasks.push_node"
+DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
 
 def claim_group(uid: uuid.UUID | str) -> str:
@@ -59,13 +60,22 @@ def push_on_commit(node_ids: Iterable[int]) -> None:
 
     def push() -> None:
         for node_id in node_ids:
-            try:
-                current_app.send_task(PUSH_NODE, [node_id], retry=False)
-            except (OperationalError, OSError) as error:
-                logger.warning("push of node %s not queued: %s", node_id, error)
+            _queue(PUSH_NODE, node_id)
 
     node_ids = sorted(set(node_ids))
     transaction.on_commit(push)
+
+
+def drive_reservations_on_commit() -> None:
+    """Have the reservations' clock look now. Repair: it looks by itself every few seconds."""
+    transaction.on_commit(lambda: _queue(DRIVE_RESERVATIONS))
+
+
+def _queue(task: str, *arguments: object) -> None:
+    try:
+        current_app.send_task(task, list(arguments), retry=False)
+    except (OperationalError, OSError) as error:
+        logger.warning("%s%s not queued: %s", task, arguments, error)
 
 
 def node_forgotten_on_commit(uid: uuid.UUID) -> None:

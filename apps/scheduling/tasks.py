@@ -22,6 +22,7 @@ from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.leases import release_lapsed
 from apps.scheduling.services.ledger_check import differences
 from apps.scheduling.services.rebalancing import REBALANCER, rebalance
+from apps.scheduling.services.reservation_clock import drive
 from apps.scheduling.services.rollups import roll_up
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,12 @@ def drop_old_proposals() -> int:
     """Drop decided proposals after a month; returns how many."""
     old = Proposal.objects.filter(decided_at__lt=timezone.now() - PROPOSALS_KEPT)
     return old.delete()[0]
+
+
+@shared_task
+def drive_reservations() -> int:
+    """Begin, end and give back reservations whose time has come; returns how many rows changed."""
+    return drive()
 
 
 @shared_task

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node, Sample
 from apps.quotas.api.views import ApiView
@@ -32,7 +33,8 @@ from apps.quotas.models import (
 )
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, limit_ranges, member_limits, prices, requests, tokens
-from apps.scheduling.models import Assignment, Claim, Proposal, Round
+from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
+from apps.scheduling.services.reservations import create_reservation
 from apps.scheduling.services.sharing import change_pool
 from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
 
@@ -41,6 +43,7 @@ SHARED = {
     "pools/<slug:name>/",
     "pools/<slug:name>/rebalance/",
     "pools/<slug:name>/queue/",
+    "pools/<slug:name>/calendar/",
     "nodes/<slug:name>/",
     "nodes/<slug:name>/enrolment/",
     "nodes/<slug:name>/forget/",
@@ -58,6 +61,7 @@ MORE: dict[str, Any] = {
     "amount": 2,
     "reason": "a larger model",
 }
+END = (timezone.now() + timedelta(days=3)).isoformat()
 # A body that would be taken, by method and route, where it is not empty.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tenants/"): {"slug": "initech"},
@@ -85,6 +89,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "nodes/enrol/"): {"token": "gpe_wrong", "key_digest": "0" * 64},
     ("POST", "claims/"): {"tenant": "acme", "core_request": 10, "memory_mib": 100},
     ("PATCH", "claims/<uuid:uid>/"): {"core_limit": 90},
+    ("POST", "reservations/"): {"tenant": "acme", "core_request": 5, "memory_mib": 100, "end_at": END},
+    ("PATCH", "reservations/<uuid:uid>/"): {"name": "later"},
 }
 
 
@@ -178,6 +184,18 @@ def make_proposal(claim: Claim) -> dict[str, str]:
     return {f"proposals/<uuid:uid>/{verb}": f"proposals/{proposal.uid}/{verb}" for verb in verbs}
 
 
+def tomorrow(days: int = 1) -> datetime:
+    return timezone.now() + timedelta(days=days)
+
+
+def make_reservation(cast: Cast) -> dict[str, str]:
+    """One of acme's, booked for tomorrow. Its paths, by route."""
+    asked: dict[str, Any] = {"name": "exam", "core_request": 5, "memory_mib": 100, "pool": cast.pool}
+    row = create_reservation(principal=SYSTEM, tenant=cast.acme, start_at=tomorrow(), end_at=tomorrow(2), **asked)[0]
+    paths = {f"reservations/<uuid:uid>/{verb}": f"reservations/{row.uid}/{verb}" for verb in ("", "release/")}
+    return {"pools/<slug:name>/calendar/": "pools/default/calendar/", **paths}
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
@@ -209,13 +227,13 @@ def make_platform(cast: Cast) -> Platform:
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
         "tokens/<slug:key>/rotate/": f"tokens/{token.key}/rotate/",
-        "nodes/<slug:name>/": "nodes/gpu1/",
-        "nodes/<slug:name>/enrolment/": "nodes/gpu1/enrolment/",
+        **{f"nodes/<slug:name>/{verb}": f"nodes/gpu1/{verb}" for verb in ("", "enrolment/")},
         "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
         "gpus/<slug:uuid>/": f"gpus/{machine.gpu().uuid}/",
         **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in ("", "release/", "renew/", "env/")},
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",
+        **make_reservation(cast),
     }
     return Platform(cast, machine, claim, paths)
 
@@ -241,7 +259,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Sample, Tenant, Token,
-    LimitRange, MemberLimit, Membership, Node, Pool, Price, ResourceQuota, Round, Sample, Tenant, Token,
+    LimitRange, MemberLimit, Reservation,
 ]  # fmt: skip
 
 

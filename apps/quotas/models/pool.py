@@ -61,6 +61,10 @@ class Pool(Row):
     )
     # Those that differ from the defaults of `core.rebalancing.Bounds`.
     rebalance_bounds = models.JSONField(default=dict, db_default={})
+    # Best-effort claims may use reserved room until its reservation begins, and are then ended.
+    lend_reserved = models.BooleanField(default=False, db_default=False)
+    # Reservations whose claims are idle are given back, not only reported.
+    reclaim_idle = models.BooleanField(default=False, db_default=False)
 
     class Meta:
         ordering = ["name"]

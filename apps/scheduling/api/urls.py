@@ -2,7 +2,19 @@
 
 from django.urls import path
 
-from apps.scheduling.api import budgets, claims, nodes, pools, proposals, queue, quotas, reports, requests, rounds
+from apps.scheduling.api import (
+    budgets,
+    claims,
+    nodes,
+    pools,
+    proposals,
+    queue,
+    quotas,
+    reports,
+    requests,
+    reservations,
+    rounds,
+)
 
 urlpatterns = [
     path("budgets/", budgets.BudgetList.as_view()),
@@ -22,6 +34,7 @@ urlpatterns = [
     path("proposals/<uuid:uid>/accept/", proposals.ProposalAccept.as_view()),
     path("proposals/<uuid:uid>/dismiss/", proposals.ProposalDismiss.as_view()),
     path("pools/<slug:name>/queue/", queue.PoolQueue.as_view()),
+    path("pools/<slug:name>/calendar/", reservations.PoolCalendar.as_view()),
     path("quotas/", quotas.QuotaList.as_view()),
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quota-requests/", requests.RequestList.as_view()),
@@ -32,6 +45,9 @@ urlpatterns = [
     path("quota-requests/<uuid:uid>/accept/", requests.RequestAccept.as_view()),
     path("quota-requests/<uuid:uid>/withdraw/", requests.RequestWithdraw.as_view()),
     path("reports/usage/", reports.UsageReport.as_view()),
+    path("reservations/", reservations.ReservationList.as_view()),
+    path("reservations/<uuid:uid>/", reservations.ReservationDetail.as_view()),
+    path("reservations/<uuid:uid>/release/", reservations.ReservationRelease.as_view()),
     path("rounds/", rounds.RoundList.as_view()),
     path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),
     path("utilization/", rounds.Utilization.as_view()),

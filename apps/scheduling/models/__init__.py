@@ -3,7 +3,19 @@
 from apps.scheduling.models.assignment import Assignment, AssignmentState
 from apps.scheduling.models.claim import Claim, ClaimState
 from apps.scheduling.models.proposal import Proposal, ProposalState
+from apps.scheduling.models.reservation import Reservation, ReservationState
 from apps.scheduling.models.round import Round
 from apps.scheduling.models.usage import UsedHour
 
-__all__ = ["Assignment", "AssignmentState", "Claim", "ClaimState", "Proposal", "ProposalState", "Round", "UsedHour"]
+__all__ = [
+    "Assignment",
+    "AssignmentState",
+    "Claim",
+    "ClaimState",
+    "Proposal",
+    "ProposalState",
+    "Reservation",
+    "ReservationState",
+    "Round",
+    "UsedHour",
+]

@@ -9,6 +9,7 @@ from django.db.models import F, Q
 
 from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.row import Row
+from apps.scheduling.models.reservation import Reservation
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
@@ -85,6 +86,12 @@ class Claim(Row):
     # With a lease the claim ends by itself at `lease_until` unless its holder renews it, placed or waiting.
     lease_seconds = models.PositiveIntegerField(null=True)
     lease_until = models.DateTimeField(null=True)
+    # Whose room it runs in, and with which it ends.
+    reservation = models.ForeignKey(
+        Reservation, on_delete=models.PROTECT, related_name="claims", null=True, db_index=False
+    )
+    # A borrower of reserved room: when it must be gone, known to its holder a while before.
+    yields_at = models.DateTimeField(null=True)
     when_over_quota = models.CharField(max_length=10, choices=OverQuota, default=OverQuota.REFUSE)
     state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
     reasons = models.JSONField(default=list)
@@ -126,6 +133,8 @@ class Claim(Row):
             ),
             # What was held in a period: everything that was not released before it.
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
+            models.Index(fields=["reservation"], name="claim_in", condition=Q(reservation__isnull=False)),
+            models.Index(fields=["yields_at"], name="claim_yields", condition=Q(yields_at__isnull=False)),
             models.Index(
                 fields=["lease_until"],
                 name="claim_lease",

@@ -18,7 +18,7 @@ from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING, OverQuota
-from apps.scheduling.services import states
+from apps.scheduling.services import reservation_charges, states
 from apps.scheduling.services.budgets import refuse_spent
 from apps.scheduling.services.fleet import could_carry, read_fleet
 from gpucloud.api import etags
@@ -71,7 +71,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     """Charge the quota, write the claim as pending, wake the scheduler.
 
     Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
-    LimitBelowRequest, RoleMissing.
+    LimitBelowRequest, RoleMissing, ReservationNotActive, ReservationFull.
     """
     principal.require_role(tenant, "member")
     filled = limit_ranges.fill(tenant, pool, asked)
@@ -81,6 +81,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     refuse_impossible(claim)
     refuse_spent(tenant)
+    reservation_charges.enter(claim)
     target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
     try:
         # A new claim is only charged, never refunded, and a charge takes everything or nothing by itself.

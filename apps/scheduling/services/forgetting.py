@@ -8,7 +8,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit, charging
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.services import loans, states
+from apps.scheduling.services import loans, reservation_charges, states
 from apps.scheduling.services.claims import locked
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
@@ -31,8 +31,9 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     principal.require_operator()
     _refuse_online(node)
     live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
-    # All claims before all quotas before all GPUs before the node: the order of locks.
+    # All claims before their reservations before all quotas before all GPUs before the node: the order of locks.
     claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
+    reservation_charges.lock_of(claims)
     charging.lock(*{claim.tenant for claim in claims})
     for claim in sorted(claims, key=lambda claim: claim.tenant_id):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)

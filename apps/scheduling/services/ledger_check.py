@@ -1,7 +1,8 @@
 """Whether ledger, claims and used amounts tell one story, to the unit.
 
-The claims are what holds GPUs, so their charges are what the other numbers should be. Every statement below reads one
-moment of the database: a change and its ledger entries are one transaction, so a platform at work never looks wrong.
+Claims and active reservations are what holds GPUs, so their charges are what the other numbers should be. Every
+statement below reads one moment of the database: a change and its ledger entries are one transaction, so a platform at
+work never looks wrong.
 """
 
 from dataclasses import dataclass
@@ -12,13 +13,16 @@ from apps.quotas.models import Resource
 from apps.quotas.principals import Principal
 from apps.quotas.services import repair
 
-CHARGED = f"""
-    SELECT claim.tenant_id, claim.pool_id, claim.uid, charge.resource, charge.amount
-    FROM scheduling_claim claim
-    CROSS JOIN LATERAL (VALUES {", ".join(f"('{name}', claim.charged_{name})" for name in Resource.values)})
+CHARGED = " UNION ALL ".join(
+    f"""
+    SELECT holder.tenant_id, holder.pool_id, holder.uid, charge.resource, charge.amount
+    FROM {table} holder
+    CROSS JOIN LATERAL (VALUES {", ".join(f"('{name}', holder.charged_{name})" for name in Resource.values)})
         AS charge (resource, amount)
     WHERE charge.amount > 0
-"""  # noqa: S608 - the names are the enumeration's
+    """  # noqa: S608 - the names are the enumeration's
+    for table in ("scheduling_claim", "scheduling_reservation")
+)
 QUOTA = "tenant.slug || '/' || COALESCE(pool.name, '*') || '/' || quota.resource"
 NAMED = """
     FROM quotas_resourcequota quota

@@ -7,6 +7,7 @@ the agent has confirmed it (`observation`): until then somebody else's memory wo
 from typing import Any
 
 from django.db import transaction
+from django.utils import timezone
 
 from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
@@ -23,6 +24,7 @@ from apps.scheduling.services.claims import (
     refuse_impossible,
     refuse_low_limit,
 )
+from apps.scheduling.services.reserved import promised_to_others
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -59,7 +61,7 @@ def resize_claim(*, principal: Principal, claim: Claim, versions: etags.Versions
     if claim.waiting:
         _charge_waiting(claim, principal)
     else:
-        _resize_assignments(claim, principal)
+        _resize_assignments(claim, principal, becomes_firm=before["best_effort"] > after["best_effort"])
     # A limit that is set here is what was asked for, whatever the rebalancer made of another.
     asked = claim.asked_core_limit if after["core_limit"] == before["core_limit"] else None
     states.move(claim, claim.state, generation=claim.generation + 1, asked_core_limit=asked, **after)
@@ -91,7 +93,7 @@ def _charge_waiting(claim: Claim, principal: Principal) -> None:
         states.charge_to(claim, target, principal=principal)
 
 
-def _resize_assignments(claim: Claim, principal: Principal) -> None:
+def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: bool) -> None:
     assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
     resized = any(assignment.core_request != claim.core_request for assignment in assignments)
     grown = [_grown(assignment, claim) for assignment in assignments]
@@ -116,6 +118,8 @@ def _resize_assignments(claim: Claim, principal: Principal) -> None:
             held_memory_mib=assignment.held_memory_mib,
             generation=assignment.generation + 1,
         )
+    if any(core or memory_mib for core, memory_mib in grown) or becomes_firm:
+        _refuse_reserved(claim, assignments)
     raise_frames({assignment.gpu.node_id for assignment in assignments})
 
 
@@ -127,6 +131,13 @@ def _resize_loans(claim: Claim, *, resized: bool) -> None:
             f"The claim runs on core that others lend, and of that {claim.core_request} percent are not there.",
             core_request=claim.core_request,
         )
+
+
+def _refuse_reserved(claim: Claim, assignments: list[Assignment]) -> None:
+    """Raises NoRoom where the claim would take what a reservation will need before it ends."""
+    keys = [assignment.gpu_id for assignment in assignments]
+    if reserved := promised_to_others(claim, keys, now=timezone.now()):
+        raise NoRoom(f"What is free on GPU {reserved[0]} is reserved.", gpu_uuid=reserved[0], reserved=True)
 
 
 def _grown(assignment: Assignment, claim: Claim) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import charging
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.services import loans
+from apps.scheduling.services import loans, reservation_charges
 
 WHOLE_GPU = 100
 
@@ -39,30 +39,43 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
 
 
 def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SYSTEM) -> None:
-    """Bring what the tenant's quotas bear for the claim to `target`; the caller saves it. Raises QuotaExceeded."""
+    """Bring what the tenant's quotas bear for the claim to `target`; the caller saves it.
+
+    Of an active reservation the claim takes over its part, and leaves it to the reservation again. Raises
+    QuotaExceeded, ReservationFull.
+    """
+    reservation = reservation_charges.locked_for(claim)
+    due = reservation_charges.due(reservation, but=claim, target=target) if reservation else {}
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
     whose = charging.Whose(
         principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
     )
     taken = {resource: amount for resource, amount in more.items() if amount > 0}
     returned = {resource: -amount for resource, amount in more.items() if amount < 0}
-    if taken and returned:
-        charging.lock_quotas(whose, amounts=taken | returned)
+    if (taken and returned) or reservation:
+        charging.lock_quotas(whose, amounts=target)
+    if reservation:
+        reservation_charges.lower(reservation, due, principal=principal)
     if taken:
         charging.charge(whose, amounts=taken)
     if returned:
         charging.refund(whose, amounts=returned)
     for resource, amount in target.items():
         setattr(claim, f"charged_{resource}", amount)
+    if reservation:
+        reservation_charges.lift_if_possible(reservation, due)
 
 
 def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
-    """What each claim of the tenant bears of a resource, in one pool or in all; see `apps.quotas.holdings`."""
+    """What each claim and reservation of the tenant bears, in one pool or in all; see `apps.quotas.holdings`."""
     field = f"charged_{resource}"
     claims = Claim.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
     if pool is not None:
         claims = claims.filter(pool=pool)
-    return dict(claims.values_list("uid", field))
+    return {
+        **dict(claims.values_list("uid", field)),
+        **reservation_charges.charged_by_reservation(tenant, pool, resource),
+    }
 
 
 def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:

@@ -1,0 +1,125 @@
+"""Reservations: pieces of GPUs for a window of time, booked before it begins."""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from django.db import models
+from django.db.models import F, Q
+
+from apps.nodes.models import Gpu
+from apps.quotas.models import Pool, Resource, Tenant
+from apps.quotas.models.row import Row
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class ReservationState(models.TextChoices):
+    """booked → active (its window has begun) → released."""
+
+    BOOKED = "booked"
+    ACTIVE = "active"
+    RELEASED = "released"
+
+
+class Ending(models.TextChoices):
+    """Why it was released."""
+
+    ENDED = "ended", "Its window is over"
+    EARLY = "early", "Given back before the end"
+    CANCELLED = "cancelled", "Given back before it began"
+    NO_SHOW = "no-show", "Nobody claimed within its grace"
+    IDLE = "idle", "Its claims were idle, and the pool reclaims such"
+    NO_QUOTA = "no-quota", "The tenant's quota had no room for it when it began"
+
+
+OPEN = (ReservationState.BOOKED, ReservationState.ACTIVE)
+
+
+class ReservationQuerySet(models.QuerySet["Reservation"]):
+    """Reservations, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "ReservationQuerySet":
+        """Every reservation to an operator; to others their tenants'."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
+
+    def open(self) -> "ReservationQuerySet":
+        """Those that hold room, now or in their window."""
+        return self.filter(state__in=OPEN)
+
+
+class Reservation(Row):
+    """The same share of each of `gpus`, from `start_at` to `end_at`.
+
+    While it is active the tenant's quotas bear it: `charged_*` is what its claims leave of it, as each claim in it
+    bears its own part.
+    """
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    # Those that were booked at once, a week apart.
+    series = models.UUIDField(null=True, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="reservations")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="reservations")
+    name = models.CharField(max_length=200)
+    gpu_count = models.PositiveSmallIntegerField(default=1)
+    core_request = models.PositiveSmallIntegerField()
+    memory_mib = models.PositiveBigIntegerField()
+    gpu_model = models.CharField(max_length=200, null=True)
+    gpus = models.ManyToManyField(Gpu, related_name="reservations")
+    start_at = models.DateTimeField()
+    end_at = models.DateTimeField()
+    grace_seconds = models.PositiveIntegerField(null=True, help_text="Null: kept though nobody comes.")
+    # Reported, and reclaimed where the pool says so, when its claims used less for so long.
+    idle_percent = models.PositiveSmallIntegerField(null=True, help_text="Null: not watched.")
+    idle_seconds = models.PositiveIntegerField(default=1800)
+    state = models.CharField(max_length=10, choices=ReservationState, default=ReservationState.BOOKED)
+    ending = models.CharField(max_length=10, choices=Ending, null=True)
+    # Why it could not begin though its time has come.
+    reason = models.CharField(max_length=2000, null=True)
+    started_at = models.DateTimeField(null=True)
+    claimed_at = models.DateTimeField(null=True, help_text="When the first claim in it was made.")
+    idle_since = models.DateTimeField(null=True, help_text="Reported as idle then; null: it is used.")
+    released_at = models.DateTimeField(null=True)
+    charged_core_percent = models.PositiveIntegerField(default=0)
+    charged_memory_mib = models.PositiveBigIntegerField(default=0)
+    charged_vgpus = models.PositiveIntegerField(default=0)
+    charged_gpus = models.PositiveIntegerField(default=0)
+    created_by = models.CharField(max_length=200)
+
+    objects = ReservationQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-pk"]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=ReservationState.values), name="reservation_state_known"),
+            models.CheckConstraint(condition=Q(end_at__gt=F("start_at")), name="reservation_window_not_empty"),
+            models.CheckConstraint(condition=Q(gpu_count__gte=1, memory_mib__gte=1), name="reservation_not_empty"),
+            models.CheckConstraint(
+                condition=Q(core_request__gte=1, core_request__lte=100), name="reservation_core_in_range"
+            ),
+            models.CheckConstraint(
+                condition=Q(state="released", ending__isnull=False) | (~Q(state="released") & Q(ending=None)),
+                name="reservation_ending_where_released",
+            ),
+            # The charge is the active ones': what is booked or over costs nothing.
+            models.CheckConstraint(
+                condition=Q(state="active")
+                | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0),
+                name="reservation_charges_while_active",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["tenant", "-id"], name="reservation_of_tenant"),
+            models.Index(fields=["updated_at"], name="reservation_by_change"),
+            models.Index(
+                fields=["pool", "start_at"], name="reservation_open", condition=Q(state__in=["booked", "active"])
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.name}"
+
+    @property
+    def charged(self) -> dict[str, int]:
+        """What the tenant's quotas bear for it beside its claims, by resource."""
+        return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}

@@ -1,0 +1,161 @@
+"""What an active reservation charges its tenant.
+
+The rule: a reservation and its claims together charge what was reserved. What its claims bear, each by itself, the
+reservation does not; when a claim ends while the reservation is active, the reservation bears that part again. Booked
+ones and those that are over charge nothing.
+
+Order of locks: claims, reservations, then as everywhere: pools, membership, tenants, shares, quotas, GPUs.
+"""
+
+import uuid
+from collections.abc import Iterable
+
+from django.db import transaction
+from django.db.models import Sum
+from django.utils import timezone
+
+from apps.quotas.models import Pool, Resource, Tenant
+from apps.quotas.principals import SYSTEM, Principal
+from apps.quotas.services import charging
+from apps.scheduling.models import Claim, Reservation, ReservationState
+from gpucloud.errors import Conflict
+
+Amounts = dict[str, int]
+# Of these a reservation's claims may have no more than it has; shares of a GPU may be more, or not be whole.
+BOUNDED = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
+WHOLE_GPU = 100
+
+
+class ReservationNotActive(Conflict):
+    """The reservation has not begun, or is over."""
+
+    code = "reservation-not-active"
+    title = "The reservation is not active"
+
+
+class ReservationFull(Conflict):
+    """The reservation's other claims leave less than this one wants."""
+
+    code = "reservation-full"
+    title = "The reservation has no room for this"
+
+
+def full(reservation: Reservation) -> Amounts:
+    """What it charges while nobody has claimed of it."""
+    count = reservation.gpu_count
+    return {
+        Resource.CORE_PERCENT: reservation.core_request * count,
+        Resource.MEMORY_MIB: reservation.memory_mib * count,
+        Resource.VGPUS: count,
+        Resource.GPUS: count if reservation.core_request == WHOLE_GPU else 0,
+    }
+
+
+def locked_for(claim: Claim) -> Reservation | None:
+    """The claim's reservation under its lock, where it is active."""
+    if claim.reservation_id is None:
+        return None
+    reservation = Reservation.objects.select_for_update(of=("self",)).get(pk=claim.reservation_id)
+    return reservation if reservation.state == ReservationState.ACTIVE else None
+
+
+def enter(claim: Claim) -> None:
+    """For a claim about to be made in a reservation: it is claimed now. Raises ReservationNotActive."""
+    seen = claim.reservation
+    if seen is None:
+        return
+    row = Reservation.objects.select_for_update().get(pk=seen.pk)
+    if (row.tenant_id, row.pool_id) != (claim.tenant_id, claim.pool_id) or row.state != ReservationState.ACTIVE:
+        begins = f"{row.start_at:%Y-%m-%d %H:%M:%S} UTC"
+        raise ReservationNotActive(
+            f"Reservation {row.name} is {row.state}; it begins {begins}, and is for tenant {seen.tenant.slug} in pool "
+            f"{seen.pool.name}: name them, and claim within its window.",
+            reservation=str(row.uid),
+            state=row.state,
+            start_at=row.start_at,
+            end_at=row.end_at,
+        )
+    if row.claimed_at is None:
+        Reservation.objects.filter(pk=row.pk).update(claimed_at=timezone.now(), updated_at=timezone.now())
+
+
+def lock_of(claims: Iterable[Claim]) -> None:
+    """Lock the reservations of several claims, for a transaction that changes what each of them charges."""
+    keys = {claim.reservation_id for claim in claims if claim.reservation_id is not None}
+    if keys:
+        list(Reservation.objects.select_for_update().filter(pk__in=keys).order_by("pk").values_list("pk"))
+
+
+def due(reservation: Reservation, *, but: Claim | None = None, target: Amounts | None = None) -> Amounts:
+    """What it should charge beside its claims, one of which will bear `target`. Raises ReservationFull."""
+    claims = Claim.objects.filter(reservation=reservation, charged_vgpus__gt=0)
+    if but is not None:
+        claims = claims.exclude(uid=but.uid)
+    borne = claims.aggregate(**{name: Sum(f"charged_{name}", default=0) for name in Resource.values})
+    reserved = full(reservation)
+    left = {resource: amount - int(borne[resource]) for resource, amount in reserved.items()}
+    if but is not None and target is not None:
+        for resource in BOUNDED:
+            if target[resource] > max(left[resource], but.charged[resource]):
+                raise ReservationFull(
+                    f"{target[resource]} of {resource} were asked for; {max(0, left[resource])} of the "
+                    f"{reserved[resource]} of reservation {reservation.name} are free.",
+                    resource=resource,
+                    reservation=str(reservation.uid),
+                    reserved=reserved[resource],
+                    free=max(0, left[resource]),
+                    requested=target[resource],
+                )
+            left[resource] -= target[resource]
+        left |= {name: left[name] - target[name] for name in left if name not in BOUNDED}
+    return {resource: max(0, amount) for resource, amount in left.items()}
+
+
+def lower(reservation: Reservation, target: Amounts, *, principal: Principal = SYSTEM) -> None:
+    """Give back what it charges above the target."""
+    less = {name: amount - target[name] for name, amount in reservation.charged.items() if amount > target[name]}
+    if less:
+        charging.refund(_whose(reservation, principal), amounts=less)
+        _write(reservation, {name: target[name] for name in less})
+
+
+def lift(reservation: Reservation, target: Amounts, *, principal: Principal = SYSTEM) -> None:
+    """Charge up to the target. Raises QuotaExceeded."""
+    more = {name: target[name] - amount for name, amount in reservation.charged.items() if amount < target[name]}
+    if more:
+        charging.charge(_whose(reservation, principal), amounts=more)
+        _write(reservation, {name: target[name] for name in more})
+
+
+def lift_if_possible(reservation: Reservation, target: Amounts) -> bool:
+    """Charge up to the target unless the quota was lowered meanwhile: a release must never fail for that."""
+    try:
+        with transaction.atomic():
+            lift(reservation, target)
+    except charging.QuotaExceeded:
+        reservation.refresh_from_db()
+        return False
+    return True
+
+
+def charged_by_reservation(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
+    """What each reservation of the tenant bears of a resource, in one pool or in all."""
+    field = f"charged_{resource}"
+    rows = Reservation.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
+    if pool is not None:
+        rows = rows.filter(pool=pool)
+    return dict(rows.values_list("uid", field))
+
+
+def _write(reservation: Reservation, amounts: Amounts) -> None:
+    """The version stays: an owner's entity tag must not be stale because a claim came or went."""
+    for name, amount in amounts.items():
+        setattr(reservation, f"charged_{name}", amount)
+    reservation.save(update_fields=[*(f"charged_{name}" for name in amounts), "updated_at"])
+
+
+def _whose(reservation: Reservation, principal: Principal) -> charging.Whose:
+    # It counts to no member's limit: its claims do.
+    return charging.Whose(
+        principal=principal, tenant=reservation.tenant, pool=reservation.pool, claim_uid=reservation.uid
+    )
