@@ -44,7 +44,7 @@ def asks(cast: Cast, count: int, tenant: Tenant | None = None, **asked: Any) -> 
     return [partial(ask, cast, tenant=tenant or cast.acme, **facts)] * count
 
 
-def naive_take(quota: ResourceQuota, amount: int) -> bool:
+def naive_take(quota: ResourceQuota, amount: int, whose: Whose) -> bool:
     """Read, check, write: what `charging` does not do."""
     now = ResourceQuota.objects.get(pk=quota.pk)
     time.sleep(A_MOMENT_SECONDS)

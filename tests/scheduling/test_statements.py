@@ -25,7 +25,16 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
     """What finds something on the platform."""
     claim = platform.claim
     membership = Membership.objects.get(user__username="max")
+    tenant, pool = claim.tenant_id, claim.pool_id
     return {
+        "budgets._budgets_of": (tenant,),
+        "charging._quotas_of": (tenant, pool),
+        "claims._default_pools": (),
+        "fleet._large_enough": (pool, 1),
+        "limit_ranges._ranges_of": (tenant, pool),
+        "member_limits._limits_of": (tenant, membership.user_id),
+        "serializers._pools": ("default",),
+        "serializers._tenants": ("acme",),
         "claims._by_uid": (claim.uid,),
         "claims._assignments_of": (claim.pk,),
         "tokens._by_key": (Token.objects.exclude(user=None).exclude(tenant=None).latest("pk").key,),

@@ -3,6 +3,7 @@
 import ipaddress
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -10,10 +11,21 @@ from rest_framework import serializers
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, Resource, Role, SharingPolicy, Tenant, User
 from apps.quotas.models.pool import MOST_PARTS
 from apps.quotas.models.tenant import SLUG
-from apps.quotas.principals import SCOPES
+from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.statements import kept
 
 MAX_AMOUNT = 2**53 - 1  # beyond it JSON readers lose digits
+
+
+@kept
+def _tenants(slug: Any) -> QuerySet[Tenant]:
+    return Tenant.objects.filter(slug=slug)
+
+
+@kept
+def _pools(name: Any) -> QuerySet[Pool]:
+    return Pool.objects.filter(name=name)
 
 
 class TenantBySlug(serializers.SlugRelatedField[Tenant]):
@@ -22,12 +34,15 @@ class TenantBySlug(serializers.SlugRelatedField[Tenant]):
     default_error_messages = {"does_not_exist": "There is no tenant {value} that you may use."}
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(slug_field="slug", queryset=Tenant.objects.all(), **kwargs)
+        super().__init__(slug_field="slug", queryset=Tenant.objects.none(), **kwargs)
 
-    def get_queryset(self) -> Any:
-        """Tenants visible to the caller."""
-        request = self.context.get("request")
-        return Tenant.objects.visible_to(request.user) if request else Tenant.objects.none()
+    def to_internal_value(self, data: Any) -> Tenant:
+        """Raises ValidationError."""
+        caller: Principal = self.context["request"].user
+        for tenant in _tenants(data):
+            if caller.sees(tenant):
+                return tenant
+        return self.fail("does_not_exist", value=data)
 
 
 class PoolByName(serializers.SlugRelatedField[Pool]):
@@ -36,7 +51,13 @@ class PoolByName(serializers.SlugRelatedField[Pool]):
     default_error_messages = {"does_not_exist": "There is no pool {value}: see /api/v1/pools/."}
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(slug_field="name", queryset=Pool.objects.all(), **kwargs)
+        super().__init__(slug_field="name", queryset=Pool.objects.none(), **kwargs)
+
+    def to_internal_value(self, data: Any) -> Pool:
+        """Raises ValidationError."""
+        for pool in _pools(data):
+            return pool
+        return self.fail("does_not_exist", value=data)
 
 
 class TenantSerializer(Strict):

@@ -1,10 +1,10 @@
 """Taking from quotas and giving back: the place where nobody gets more than they have.
 
 The database decides the race. Each charge is one UPDATE whose WHERE clause is the check, so two requests cannot both
-take the last gigabyte; a CHECK constraint stands behind it. Rows are visited in primary-key order, so two requests
-cannot hold each other's. A charge is all or nothing: the first quota without room raises, and the transaction of the
-caller takes back what was taken before it. The row's version is left alone: it is the entity tag of what admins set,
-and would be stale all the time in a busy tenant.
+take the last gigabyte; a CHECK constraint stands behind it. The same statement writes the ledger's row. Rows are
+visited in primary-key order, so two requests cannot hold each other's. A charge is all or nothing: the first quota
+without room raises, and the transaction of the caller takes back what was taken before it. The row's version is left
+alone: it is the entity tag of what admins set, and would be stale all the time in a busy tenant.
 
 A tenant in a cohort takes from its quota and, above what it keeps to itself, from the cohort's share, in the same way
 (`apps.quotas.services.cohorts`).
@@ -22,11 +22,28 @@ from django.utils import timezone
 
 from apps.quotas import holdings
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
-from apps.quotas.models.quota import within
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.services import cohorts, member_limits
 from gpucloud.errors import Conflict
+from gpucloud.statements import kept
+
+# The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. Of an unlimited quota nothing
+# is borrowed: GREATEST passes over null. Written out, as every claim goes through here: one statement instead of three.
+TAKE = """
+WITH taken AS (
+    UPDATE quotas_resourcequota
+    SET used = used + %(amount)s, borrowed = GREATEST(used + %(amount)s - hard, 0), updated_at = %(now)s
+    WHERE id = %(quota)s AND (
+        hard IS NULL
+        OR used <= hard - %(amount)s
+        OR (share_id IS NOT NULL AND (borrowing_limit IS NULL OR used <= hard + borrowing_limit - %(amount)s))
+    )
+    RETURNING tenant_id, pool_id, resource, used, hard
+)
+INSERT INTO quotas_ledgerentry (tenant_id, pool_id, resource, kind, amount, used, hard, claim_uid, actor, at)
+SELECT tenant_id, pool_id, resource, 'charge', %(amount)s, used, hard, %(claim)s, %(actor)s, %(now)s FROM taken
+"""
 
 # What a claim takes of each resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
 Amounts = Mapping[str, int]
@@ -135,10 +152,8 @@ def charge(whose: Whose, *, amounts: Amounts) -> None:
             raise QuotaExceeded(resource=resource, pool=whose.pool.name, hard=0, used=0, requested=wanted[resource])
     for quota in quotas:
         amount = wanted[quota.resource]
-        if not (_take(quota, amount) and cohorts.take(quota, amount)):
+        if not (_take(quota, amount, whose) and cohorts.take(quota, amount)):
             raise _exceeded(quota, amount, whose.principal)
-    changes = {quota: wanted[quota.resource] for quota in quotas}
-    enter_all(changes, LedgerEntry.Kind.CHARGE, whose.claim_uid, whose.principal)
 
 
 @transaction.atomic
@@ -190,13 +205,26 @@ def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
     """
     if lock_tenants(whose.tenant):
         cohorts.lock(_rows(whose, amounts).values_list("share_id", flat=True))
-    return list(_rows(whose, amounts).select_related("pool", "share").order_by("pk"))
+    return [quota for quota in _quotas_of(whose.tenant.pk, whose.pool.pk) if quota.resource in amounts]
 
 
-def _take(quota: ResourceQuota, amount: int) -> bool:
-    room = ResourceQuota.objects.filter(within(-amount), pk=quota.pk)
-    used = F("used") + amount
-    return bool(room.update(used=used, borrowed=_above_hard(used), updated_at=timezone.now()))
+@kept
+def _quotas_of(tenant: Any, pool: Any) -> QuerySet[ResourceQuota]:
+    rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant)
+    return rows.select_related("pool", "share").order_by("pk")
+
+
+def _take(quota: ResourceQuota, amount: int, whose: Whose) -> bool:
+    """Take the amount and write it into the ledger, or return False."""
+    facts: dict[str, Any] = {
+        "quota": quota.pk,
+        "amount": amount,
+        "claim": whose.claim_uid,
+        "actor": whose.principal.name,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(TAKE, {**facts, "now": timezone.now()})
+        return bool(cursor.rowcount)
 
 
 def _above_hard(used: Any) -> Greatest:
@@ -233,25 +261,15 @@ def enter(
     quota: ResourceQuota, kind: LedgerEntry.Kind, amount: int, claim_uid: uuid.UUID, principal: Principal
 ) -> None:
     """Write one change into the ledger, after it was made."""
-    enter_all({quota: amount}, kind, claim_uid, principal)
-
-
-def enter_all(
-    changes: Mapping[ResourceQuota, int], kind: LedgerEntry.Kind, claim_uid: uuid.UUID, principal: Principal
-) -> None:
-    """Write changes of several quotas, after they were made: one query to read them, one to write."""
-    now = ResourceQuota.objects.in_bulk([quota.pk for quota in changes])
-    LedgerEntry.objects.bulk_create(
-        LedgerEntry(
-            tenant_id=quota.tenant_id,
-            pool_id=quota.pool_id,
-            resource=quota.resource,
-            kind=kind,
-            amount=amount,
-            used=now[quota.pk].used,
-            hard=now[quota.pk].hard,
-            claim_uid=claim_uid,
-            actor=principal.name,
-        )
-        for quota, amount in changes.items()
+    quota.refresh_from_db(fields=["used", "hard"])
+    LedgerEntry.objects.create(
+        tenant_id=quota.tenant_id,
+        pool_id=quota.pool_id,
+        resource=quota.resource,
+        kind=kind,
+        amount=amount,
+        used=quota.used,
+        hard=quota.hard,
+        claim_uid=claim_uid,
+        actor=principal.name,
     )

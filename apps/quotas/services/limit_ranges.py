@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from apps.quotas.models import LimitRange, Pool, Tenant
 from apps.quotas.models.limits import MOST, ClaimField
@@ -13,6 +13,7 @@ from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
 from gpucloud.api import etags
 from gpucloud.errors import Invalid
+from gpucloud.statements import kept
 
 SETTABLE = ("minimum", "maximum", "default")
 # What a claim must say where no range has a default for it.
@@ -66,8 +67,12 @@ def check(tenant: Tenant, pool: Pool, values: Mapping[str, Any]) -> None:
 
 def _covering(tenant: Tenant, pool: Pool) -> list[LimitRange]:
     """The row for every pool before the pool's own, so that in a mapping by field the pool's own wins."""
-    rows = LimitRange.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant).select_related("pool")
-    return sorted(rows, key=lambda row: row.pool_id is not None)
+    return sorted(_ranges_of(tenant.pk, pool.pk), key=lambda row: row.pool_id is not None)
+
+
+@kept
+def _ranges_of(tenant: Any, pool: Any) -> QuerySet[LimitRange]:
+    return LimitRange.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant).select_related("pool")
 
 
 def _check(ranges: list[LimitRange], values: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from apps.quotas import holdings
 from apps.quotas.models import MemberLimit, Membership, Resource, Tenant, User
@@ -16,6 +16,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
 from gpucloud.api import etags
+from gpucloud.statements import kept
 
 
 def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> dict[str, int]:
@@ -24,8 +25,10 @@ def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> d
     Empty for who is no member: operators, and tokens that operators made.
     """
     limits = _limits(tenant, user_id, resources)
+    if not limits:
+        return {}
     member = Membership.objects.select_for_update(no_key=True).filter(tenant=tenant, user=user_id)
-    return limits if limits and list(member.values_list("pk")) else {}
+    return limits if list(member.values_list("pk")) else {}
 
 
 def seen(tenant: Tenant, user_id: int | None) -> dict[str, int]:
@@ -37,9 +40,14 @@ def seen(tenant: Tenant, user_id: int | None) -> dict[str, int]:
 def _limits(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> dict[str, int]:
     if user_id is None:
         return {}
-    rows = MemberLimit.objects.filter(Q(user=user_id) | Q(user=None), tenant=tenant, resource__in=list(resources))
-    of = {row.resource: row.hard for row in sorted(rows, key=lambda row: row.user_id is not None)}
-    return {resource: hard for resource, hard in of.items() if hard is not None}
+    rows = sorted(_limits_of(tenant.pk, user_id), key=lambda row: row.user_id is not None)
+    of = {row.resource: row.hard for row in rows}
+    return {resource: hard for resource in resources if (hard := of.get(resource)) is not None}
+
+
+@kept
+def _limits_of(tenant: Any, user: Any) -> QuerySet[MemberLimit]:
+    return MemberLimit.objects.filter(Q(user=user) | Q(user=None), tenant=tenant)
 
 
 def held(tenant: Tenant, user_id: int) -> dict[str, int]:

@@ -51,6 +51,11 @@ def _assignments_of(claim: Any) -> QuerySet[Assignment]:
     return Assignment.objects.select_related("gpu__node").filter(claim=claim)
 
 
+@kept
+def _default_pools() -> QuerySet[Pool]:
+    return Pool.objects.filter(name=DEFAULT)
+
+
 class ClaimFilter(Changed):
     """Claims by whose, where, in which state."""
 
@@ -90,8 +95,8 @@ class ClaimView(ApiView):
         return get_object_or_404(Claim.objects.visible_to(self.principal).select_related("tenant"), uid=uid)
 
     def shown(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
-        """The claim as it was read or has just been changed."""
-        prefetched(claim, "assignments", _assignments_of(claim.pk))
+        """The claim as it was read, or has just been made or changed."""
+        prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
         body = kind(claim, context=self.get_serializer_context()).data
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(body, status=status, headers=headers)
@@ -134,10 +139,9 @@ class ClaimList(ClaimView, ListMixin):
 
 def default_pool() -> Pool:
     """The pool of a claim that names none. Raises ValidationError where there is none."""
-    pool = Pool.objects.filter(name=DEFAULT).first()
-    if pool is None:
-        raise ValidationError({"pool": [f"There is no pool {DEFAULT}: name one, or make it (POST /api/v1/pools/)."]})
-    return pool
+    for pool in _default_pools():
+        return pool
+    raise ValidationError({"pool": [f"There is no pool {DEFAULT}: name one, or make it (POST /api/v1/pools/)."]})
 
 
 class ClaimDetail(ClaimView):

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from apps.quotas.models import Budget, BudgetPeriod, Tenant
@@ -19,6 +20,7 @@ from apps.scheduling.core.metering import PER_GPU_HOUR
 from apps.scheduling.models import Claim
 from apps.scheduling.services.metering import gpu_hours, metered
 from gpucloud.errors import Conflict
+from gpucloud.statements import kept
 
 THRESHOLDS = (80, 95, 100)
 # What is older is counted for good: no transaction lasts so long that it would still add to it.
@@ -55,7 +57,7 @@ class Standing:
 
 def refuse_spent(tenant: Tenant) -> None:
     """For whatever would reserve more from now on. Raises BudgetExceeded."""
-    for budget in Budget.objects.filter(tenant=tenant):
+    for budget in _budgets_of(tenant.pk):
         standing = standing_of(budget, now=timezone.now())
         if standing is not None and standing.percent >= 100:
             ends = f"{standing.ends_at:%Y-%m-%d %H:%M} UTC"
@@ -71,6 +73,11 @@ def refuse_spent(tenant: Tenant) -> None:
                 gpu_hours=str(budget.gpu_hours),
                 gpu_hours_spent=standing.gpu_hours_spent,
             )
+
+
+@kept
+def _budgets_of(tenant: Any) -> QuerySet[Budget]:
+    return Budget.objects.filter(tenant=tenant)
 
 
 def standing_of(budget: Budget, *, now: datetime) -> Standing | None:

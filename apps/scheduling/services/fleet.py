@@ -1,12 +1,14 @@
 """Reading a pool's GPUs as the core wants them: two queries, whatever the size."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
 from apps.scheduling.core.values import GpuState, Placed, Request
+from gpucloud.statements import kept
 
 
 def could_carry(pool: Pool, request: Request) -> bool:
@@ -14,12 +16,17 @@ def could_carry(pool: Pool, request: Request) -> bool:
 
     `never_fits` says the same of the whole fleet, and why; a claim that can be carried need not wait for that.
     """
+    if request.gpu_count == 1 and request.gpu_model is None:
+        return bool(_large_enough(pool.pk, request.memory_mib))
     gpus = Gpu.objects.filter(node__pool=pool, memory_mib__gte=request.memory_mib)
     if request.gpu_model is not None:
         gpus = gpus.filter(model=request.gpu_model)
-    if request.gpu_count == 1:
-        return gpus.exists()
     return gpus.order_by("node").values("node").annotate(gpus=Count("pk")).filter(gpus__gte=request.gpu_count).exists()
+
+
+@kept
+def _large_enough(pool: Any, memory_mib: Any) -> QuerySet[Gpu, tuple[int]]:
+    return Gpu.objects.filter(node__pool=pool, memory_mib__gte=memory_mib).values_list("pk")[:1]
 
 
 @dataclass(frozen=True, slots=True)
