@@ -14,7 +14,7 @@ from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool, RebalanceMode
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState, Claim, Proposal, Round
+from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services import budgets
 from apps.scheduling.services.claims import release_claim
@@ -69,14 +69,16 @@ def check_ledger() -> int:
     return len(found)
 
 
-# An old round explains nothing that is still so; each holds the fleet and the queue that it saw.
+# An old round explains nothing that is still so.
 ROUNDS_KEPT = timedelta(days=7)
 
 
 @shared_task
 def drop_old_rounds() -> int:
-    """Drop rounds after a week; returns how many."""
-    return Round.objects.filter(at__lt=timezone.now() - ROUNDS_KEPT).delete()[0]
+    """Drop rounds after a week, but for those that a younger one is replayed from; returns how many rows."""
+    since = timezone.now() - ROUNDS_KEPT
+    younger = Round.objects.filter(at__gte=since).values("base")
+    return FleetSnapshot.objects.filter(at__lt=since).exclude(pk__in=younger).delete()[0]
 
 
 @shared_task

@@ -1,8 +1,7 @@
 """What a scheduler keeps in memory is what the database says, and what it remembers of refusals is never in the way."""
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -12,7 +11,7 @@ from django.db import connection
 from django.utils import timezone
 
 from apps.nodes.models import Node
-from apps.nodes.services.nodes import change_node, take_hello
+from apps.nodes.services.nodes import change_node
 from apps.quotas.models import Pool
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, member_limits, tenants
@@ -20,31 +19,16 @@ from apps.quotas.services.quotas import change_quota
 from apps.scheduling.core.values import Placed, Refused, Request
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.claims import WrongState, release_claim
+from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.fleet import read_devices
-from apps.scheduling.services.forgetting import NodeOnline, forget_node
-from apps.scheduling.services.notices import NoLongerLeader, Session
+from apps.scheduling.services.notices import NoLongerLeader
 from apps.scheduling.services.picture import Picture
-from apps.scheduling.services.resize import NoRoom, resize_claim
+from apps.scheduling.services.resize import resize_claim
 from apps.scheduling.services.rounds import rounds
-from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, hello, lose
+from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, lose
+from tests.scheduling.life import Kept, Life
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Kept:
-    """A pool's picture, kept as the scheduler keeps it."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.session = Session()
-        self.picture = Picture(pool)
-
-    def hear(self) -> None:
-        self.picture.apply(self.session.heard())
-
-    def rounds(self) -> None:
-        for _ in rounds(self.picture, fence=self.session.fence):
-            pass
 
 
 @pytest.fixture
@@ -64,69 +48,6 @@ def in_database(pool: Pool) -> tuple[Any, Any]:
     return {device.state.uuid: device.state for device in read_devices(pool)}, dict(
         waiting.values_list("pk", "version")
     )
-
-
-class Life:
-    """All that happens to a pool, at random."""
-
-    def __init__(self, cast: Cast, kept: Kept, seed: int) -> None:
-        self.cast, self.kept, self.dice = cast, kept, random.Random(seed)  # noqa: S311 - what happens must be repeatable
-        self.other = tenants.create_pool(principal=SYSTEM, name="other")
-        self.machines = [Machine(f"gpu{number}", cast.pool, gpus=2) for number in range(3)]
-        self.ends: list[Callable[[], object]] = [
-            self.ask, self.ask, self.round, self.round, self.obey, self.obey, self.resize, self.release, self.cordon,
-            self.lose, self.greet, self.move, self.forget,
-        ]  # fmt: skip
-
-    def step(self) -> None:
-        self.dice.choice(self.ends)()
-
-    def machine(self) -> Machine:
-        return self.dice.choice(self.machines)
-
-    def claim(self) -> Claim | None:
-        claims = list(Claim.objects.exclude(state="released"))
-        return self.dice.choice(claims) if claims else None
-
-    def ask(self) -> None:
-        ask(self.cast, core_request=self.dice.choice((10, 30, 60, 100)), gpu_count=self.dice.choice((1, 1, 2)))
-
-    def round(self) -> None:
-        self.kept.rounds()
-
-    def obey(self) -> None:
-        machine = self.machine()
-        if Node.objects.get(pk=machine.node.pk).online:
-            machine.obey()
-
-    def resize(self) -> None:
-        if claim := self.claim():
-            with suppress(NoRoom, WrongState):
-                resize_claim(principal=SYSTEM, claim=claim, core_request=self.dice.choice((5, 20, 50, 90)))
-
-    def release(self) -> None:
-        if claim := self.claim():
-            release_claim(principal=SYSTEM, claim=claim)
-
-    def cordon(self) -> None:
-        change_node(principal=SYSTEM, node=self.machine().node, cordoned=self.dice.random() < 0.5)
-
-    def lose(self) -> None:
-        lose(self.machine())
-
-    def greet(self) -> None:
-        machine = self.machine()
-        node = Node.objects.get(pk=machine.node.pk)
-        take_hello(node=node, hello=hello(machine.name, gpus=self.dice.choice((1, 2, 3))))
-
-    def move(self) -> None:
-        node = Node.objects.get(pk=self.machine().node.pk)
-        if not node.gpus.filter(core_used__gt=0).exists():
-            change_node(principal=SYSTEM, node=node, pool=self.dice.choice((self.cast.pool, self.other)))
-
-    def forget(self) -> None:
-        with suppress(NodeOnline):
-            forget_node(principal=SYSTEM, node=Node.objects.get(pk=self.machine().node.pk))
 
 
 def live_through(cast: Cast, kept: Kept, *, seed: int, steps: int) -> None:

@@ -1,13 +1,15 @@
 """The shapes of this app's resources."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rest_framework import serializers
 
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
-from apps.scheduling.models import AssignmentState, ClaimState
+from apps.scheduling.models import AssignmentState, ClaimState, Round
 from apps.scheduling.models.claim import MOST_WEIGHT, OverQuota
+from apps.scheduling.services.replays import gpus_seen
 from gpucloud.api.serializers import Strict, StrictInteger
 
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
@@ -222,9 +224,13 @@ class RoundSerializer(Strict):
 class RoundDetailSerializer(RoundSerializer):
     """A round with what it saw and decided."""
 
-    fleet = serializers.JSONField(read_only=True)
+    fleet = serializers.SerializerMethodField(help_text="Every GPU of the pool as the round found it.")
     queue = serializers.JSONField(read_only=True)
     decisions = serializers.JSONField(read_only=True)
+
+    def get_fleet(self, done: Round) -> list[dict[str, Any]]:
+        """From the snapshot, and what has changed since."""
+        return [asdict(gpu) for gpu in gpus_seen(done)]
 
 
 class SeriesSerializer(Strict):

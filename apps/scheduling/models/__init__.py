@@ -4,7 +4,7 @@ from apps.scheduling.models.assignment import Assignment, AssignmentState
 from apps.scheduling.models.claim import Claim, ClaimState
 from apps.scheduling.models.proposal import Proposal, ProposalState
 from apps.scheduling.models.reservation import Reservation, ReservationState
-from apps.scheduling.models.round import Round
+from apps.scheduling.models.round import FleetSnapshot, Round
 from apps.scheduling.models.usage import UsedHour
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "AssignmentState",
     "Claim",
     "ClaimState",
+    "FleetSnapshot",
     "Proposal",
     "ProposalState",
     "Reservation",

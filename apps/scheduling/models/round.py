@@ -1,24 +1,64 @@
-"""Rounds: what the scheduler saw and decided, so that a decision can be explained and replayed."""
+"""Rounds: what the scheduler saw and decided, so that a decision can be explained and replayed.
+
+A round holds what was asked and answered, and what changed since the round before it. What was there to begin with is a
+snapshot that many rounds share: five thousand nodes are not written down each time.
+"""
+
+from typing import Any
 
 from django.db import models
 
 from apps.quotas.models import Pool
 
 
+class FleetSnapshot(models.Model):
+    """A pool's GPUs, nodes and typical requests at one moment (`services.records`)."""
+
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    at = models.DateTimeField(auto_now_add=True)
+    policy = models.CharField(max_length=20)
+    state = models.BinaryField(help_text="JSON, compressed by zlib.")
+
+    class Meta:
+        ordering = ["-pk"]
+        indexes = [models.Index(fields=["at"], name="snapshot_by_time")]
+
+    def __str__(self) -> str:
+        return f"snapshot {self.pk} of {self.pool}"
+
+
 class Round(models.Model):
-    """One pass over a pool's queue. `fleet` and `queue` are the core's inputs, `decisions` its answers."""
+    """One pass over a pool's queue. `steps` follow those of the rounds before it that have the same base."""
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="rounds")
+    base = models.ForeignKey(FleetSnapshot, on_delete=models.CASCADE, related_name="rounds")
     at = models.DateTimeField(auto_now_add=True)
     duration_us = models.PositiveIntegerField()
     considered = models.PositiveIntegerField()
     placed = models.PositiveIntegerField()
-    fleet = models.JSONField()
-    queue = models.JSONField()
-    decisions = models.JSONField()
+    steps = models.JSONField()
 
     class Meta:
         ordering = ["-pk"]
 
     def __str__(self) -> str:
         return f"round {self.pk} of {self.pool}"
+
+    @property
+    def queue(self) -> list[dict[str, Any]]:
+        """What was asked, in its order."""
+        return [{"claim": step["claim"], **step["request"]} for step in self._asked]
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """What came of each: its GPUs, or why it has none."""
+        return [
+            {"claim": step["claim"], "reasons": step.get("instead", step.get("reasons"))}
+            if "instead" in step or "reasons" in step
+            else {"claim": step["claim"], "gpus": step["gpus"]}
+            for step in self._asked
+        ]
+
+    @property
+    def _asked(self) -> list[dict[str, Any]]:
+        return [step for step in self.steps if "claim" in step]

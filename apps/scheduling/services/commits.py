@@ -7,7 +7,7 @@ number. Claims that are still to be charged go one by one: in the order of locks
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib.postgres.fields import ArrayField
@@ -26,6 +26,7 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services import states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import limits, raise_frames
+from apps.scheduling.services.records import told
 
 TIMELINE = ArrayField(ArrayField(models.CharField(max_length=40), size=2))
 
@@ -229,8 +230,3 @@ def tell(refusals: Mapping[int, tuple[Claim, Refused]]) -> list[Claim]:
     if changed:
         events.claims_changed_on_commit(changed)
     return changed
-
-
-def told(why: Refused) -> list[dict[str, Any]]:
-    """As a claim shows it."""
-    return [asdict(reason) for reason in why.reasons]

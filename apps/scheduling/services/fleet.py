@@ -48,7 +48,7 @@ def carrying(gpu: GpuState, request: Request) -> GpuState:
         gpu,
         core_free=gpu.core_free - request.core_request,
         memory_free_mib=gpu.memory_free_mib - request.memory_mib,
-        labels=gpu.labels + request.labels,
+        labels=tuple(sorted(gpu.labels + request.labels)),
     )
 
 

@@ -4,8 +4,8 @@ Read once, then kept by what the notices name: each named row is read again, so 
 no harm. A refusal is remembered until something that could change the answer was freed, so a long queue costs little.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,13 +18,17 @@ from apps.quotas.models import Pool, Tenant
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.refusals import could_help
-from apps.scheduling.core.values import GpuState, Refused, Request
+from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import Device, read_devices
 from apps.scheduling.services.notices import Notices
+from apps.scheduling.services.records import Journal, plain
 
+POLICY = "gpucloud"
+# What is typically asked for is known from so many claims at the start, and learned from then on.
+MIX_OF = 2000
 OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code)
 NONE: set[int] = set()
 
@@ -36,6 +40,13 @@ class Kind(NamedTuple):
     tenant_id: int
     user_id: int | None
     charged: bool
+
+
+def shape(request: Request) -> Request:
+    """What of a request makes it like others."""
+    return Request(
+        request.gpu_count, request.core_request, request.memory_mib, request.gpu_model, cpu_milli=request.cpu_milli
+    )
 
 
 @dataclass(slots=True)
@@ -59,7 +70,9 @@ class Picture:
         self.devices: dict[str, Device] = {}
         self._uuids: dict[int, str] = {}
         self._on_node: dict[int, set[str]] = defaultdict(set)
-        self.fleet = Fleet(())
+        self._learned_to = 0
+        self.fleet = Fleet((), policy=POLICY)
+        self.journal = Journal(self.fleet, policy=POLICY, mix=[])
         self.waiting: dict[int, Waiting] = {}
         self._by_kind: dict[Kind, set[int]] = defaultdict(set)
         # Claims that take what others lend, where there is no room of their own.
@@ -71,6 +84,18 @@ class Picture:
         self._spent: dict[int, Refused] = {}
         self._keep_devices((), read_devices(pool))
         self._keep_claims(Q())
+        self.begin_record()
+
+    def begin_record(self) -> None:
+        """Begin another snapshot, with a fleet that knows no more than the snapshot says."""
+        self.fleet, self.journal = self._begin(self.fleet.gpus(), self.fleet.nodes())
+
+    def _begin(self, gpus: Iterable[GpuState], nodes: Iterable[NodeState] = ()) -> tuple[Fleet, Journal]:
+        recent = list(Claim.objects.filter(pool=self.pool).order_by("-pk")[:MIX_OF])
+        mix = sorted(Counter(shape(request_of(claim)) for claim in recent).items(), key=repr)
+        self._learned_to = max((claim.pk for claim in recent), default=0)
+        fleet = Fleet(gpus, nodes, policy=POLICY, mix=mix)
+        return fleet, Journal(fleet, policy=POLICY, mix=mix)
 
     def candidates(self) -> list[Waiting]:
         """Claims that may fit, as far as is known, and those that nobody has answered yet; in no order."""
@@ -111,10 +136,10 @@ class Picture:
 
     # What the rounds do
 
-    def take(self, gpus: Sequence[str], request: Request) -> None:
-        """These GPUs carry the request now."""
-        self.fleet.take(gpus, request)
-        for uuid in gpus:
+    def take(self, answer: Placed, request: Request) -> None:
+        """The request is where the answer says."""
+        self.fleet.take(answer.gpus, request, node=answer.node)
+        for uuid in answer.gpus:
             self.devices[uuid] = self.devices[uuid].carrying(request)
 
     def let_go(self, key: int) -> None:
@@ -198,6 +223,7 @@ class Picture:
         self._uuids[device.pk] = uuid
         self._on_node[device.node_id].add(uuid)
         self.fleet.set_gpu(device.state)
+        self.journal.changed({"gpu": plain(device.state)})
         self._may_help(device.state)
 
     def _drop(self, device: Device) -> None:
@@ -205,6 +231,7 @@ class Picture:
         del self.devices[uuid], self._uuids[device.pk]
         self._on_node[device.node_id].discard(uuid)
         self.fleet.remove_gpu(uuid)
+        self.journal.changed({"gone": uuid})
         self._may_help(replace(device.state, schedulable=False))
 
     def _may_help(self, gpu: GpuState) -> None:
@@ -215,7 +242,7 @@ class Picture:
         return Claim.objects.filter(which, pool=self.pool, state__in=WAITING)
 
     def _keep_claims(self, which: Q) -> None:
-        for claim in self._queue(which):
+        for claim in self._queue(which).order_by("pk"):
             charged = any(claim.charged.values())
             kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged)
             self.waiting[claim.pk] = Waiting(claim, kind)
@@ -224,3 +251,7 @@ class Picture:
                 self.best_effort.add(claim.pk)
             if claim.state == ClaimState.PENDING:
                 self._unanswered.add(claim.pk)
+            if claim.pk > self._learned_to:
+                self._learned_to = claim.pk
+                self.fleet.learn(kind.request)
+                self.journal.learned(kind.request)

@@ -6,19 +6,19 @@ rest. Whoever calls goes on until a round brings nothing more.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from typing import Any
 
 from apps.quotas.models import Pool
-from apps.scheduling.core.values import Placed, Refused
+from apps.scheduling.core.values import Placed, Reason, Refused
 from apps.scheduling.models import Claim, ClaimState, Round
-from apps.scheduling.services.commits import Outcome, Pick, commit, tell, told
+from apps.scheduling.services.commits import Outcome, Pick, commit, tell
 from apps.scheduling.services.lending import place_on_lent
 from apps.scheduling.services.picture import Picture, Waiting
+from apps.scheduling.services.records import Step, told
 
 # Placements of one round and of one transaction, and new claims that are told that they wait. A claim that comes
 # meanwhile waits so long.
 BATCH = 500
+CHANGED = Refused((Reason("changed-meanwhile", 0, "Something changed while it was being placed; it is tried again"),))
 # Rounds in a row that bring nothing because everything changes under them.
 MOST_FRUITLESS = 10
 
@@ -59,9 +59,9 @@ class _Round:
 
     def __init__(self, picture: Picture, *, in_full: bool) -> None:
         self.picture, self.in_full = picture, in_full
-        self.seen: list[dict[str, Any]] = []
         self.picks: list[tuple[Waiting, Placed]] = []
-        self.asked: list[tuple[Waiting, Placed | Refused]] = []
+        # What was asked, as it is recorded, by the claim's key.
+        self.asked: dict[int, Step] = {}
         self.refused: list[Waiting] = []
         self.outcome = Outcome()
         # Whether another round right after this one may bring more.
@@ -73,7 +73,8 @@ class _Round:
         candidates = in_turn(self.picture.candidates())
         if not candidates:
             return None
-        self.seen = [asdict(gpu) for gpu in self.picture.fleet.gpus()]
+        if self.picture.journal.full:
+            self.picture.begin_record()
         for waiting in candidates:
             self._ask(waiting)
             if max(len(self.picks), len(self.refused)) >= BATCH:
@@ -83,16 +84,22 @@ class _Round:
         self.unfinished |= bool(self.outcome.placed or self.outcome.refused or self.outcome.lost)
         news = self._tell()
         if not self.outcome.placed and not news:
+            self.picture.journal.nothing_came_of_it()
             return None
-        return self._record(int((time.perf_counter() - started) * 1e6))
+        return self.picture.journal.write(
+            pool=self.picture.pool,
+            duration_us=int((time.perf_counter() - started) * 1e6),
+            considered=len(self.asked),
+            placed=len(self.outcome.placed),
+        )
 
     def _ask(self, waiting: Waiting) -> None:
         picture = self.picture
         if picture.refusal_of(waiting.kind) is None:
             answer = picture.fleet.place(waiting.request)
-            self.asked.append((waiting, answer))
+            self.asked[waiting.claim.pk] = picture.journal.asked(waiting.claim.uid, waiting.request, answer)
             if isinstance(answer, Placed):
-                picture.take(answer.gpus, waiting.request)
+                picture.take(answer, waiting.request)
                 self.picks.append((waiting, answer))
                 return
             picture.remember(waiting.kind, answer)
@@ -109,7 +116,10 @@ class _Round:
         self.outcome = commit(picks, fence=fence)
         for pick in self.outcome.placed:
             picture.let_go(pick.claim.pk)
+        for pick in self.outcome.lost:
+            self.asked[pick.claim.pk]["instead"] = told(CHANGED)
         for pick, why in self.outcome.refused:
+            self.asked[pick.claim.pk]["instead"] = told(why)
             picture.remember(kinds[pick.claim.pk], why)
             self.refused.append(picture.waiting[pick.claim.pk])
         # What was not taken after all is read again, and so are the claims that had changed.
@@ -139,26 +149,6 @@ class _Round:
         if self.in_full:
             return bool(claim.reasons != told(why))
         return [reason["code"] for reason in claim.reasons] != [reason.code for reason in why.reasons]
-
-    def _record(self, duration_us: int) -> Round:
-        decisions = {waiting.claim.pk: _decision(waiting, answer) for waiting, answer in self.asked}
-        for pick, why in self.outcome.refused:
-            decisions[pick.claim.pk] = _decision(self.picture.waiting[pick.claim.pk], why)
-        return Round.objects.create(
-            pool=self.picture.pool,
-            duration_us=duration_us,
-            considered=len(self.asked),
-            placed=len(self.outcome.placed),
-            fleet=self.seen,
-            queue=[{"claim": str(waiting.claim.uid), **asdict(waiting.request)} for waiting, _ in self.asked],
-            decisions=[decisions[waiting.claim.pk] for waiting, _ in self.asked],
-        )
-
-
-def _decision(waiting: Waiting, answer: Placed | Refused) -> dict[str, Any]:
-    if isinstance(answer, Placed):
-        return {"claim": str(waiting.claim.uid), "gpus": list(answer.gpus)}
-    return {"claim": str(waiting.claim.uid), "reasons": told(answer)}
 
 
 def _no_fence() -> None:
