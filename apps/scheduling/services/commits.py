@@ -166,7 +166,7 @@ def _charge(pick: Pick) -> dict[str, int]:
 
 
 def _write_assignments(picks: Iterable[Pick]) -> None:
-    Assignment.objects.bulk_create(
+    rows = [
         Assignment(
             claim=pick.claim,
             gpu_id=key,
@@ -177,7 +177,9 @@ def _write_assignments(picks: Iterable[Pick]) -> None:
         )
         for pick in picks
         for key in pick.gpus
-    )
+    ]
+    # A statement has at most 65,535 parameters.
+    Assignment.objects.bulk_create(rows, batch_size=2000)
 
 
 def _write_claims(picks: Sequence[Pick], charged: Mapping[int, dict[str, int]]) -> None:
