@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-api bench-gpu bench-shim bench-placement-speed clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-api bench-scheduler bench-gpu bench-shim bench-placement-speed clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench-resize: ## the time from PATCH to in force in the running process, p50 and
 
 bench-api: ## requests a second of one server with two workers, over a hundred thousand claims (ARGS="--runs 3 --seconds 10")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.api $(ARGS)
+
+bench-scheduler: ## placements a second, durably, and from a claim's POST to its place (ARGS="--claims 10000 --nodes 200")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.scheduler $(ARGS)
 
 bench-gpu: ## shares, live resizes and a memory limit of a claim, on a real GPU where there is one
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.gpu
