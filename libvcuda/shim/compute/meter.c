@@ -20,12 +20,12 @@
 /* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
 #define BURST_TICKS 300000
 /* Without a limit nobody waits for the numbers: fewer events, and only a part of the launches is looked at and stands for the
- * rest, of three milliseconds at most: a burst costs a program that launches slowly some 28 us. How many are passed over is thrown, or a program that repeats itself in step with it
+ * rest, of about a millisecond at most. How many are passed over is thrown, or a program that repeats itself in step with it
  * would always be seen at the same place. */
 #define BURST_TICKS_UNLIMITED 500000
 #define SKIP_AFTER 8
 #define SKIP_MOST 24
-#define SKIP_NS 3000000
+#define SKIP_NS 1000000
 /* A launch that takes longer than this loads code, and most likely submits before it returns. */
 #define LAG_MAX_NS 20000
 /* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
