@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-api bench-scheduler bench-gpu bench-shim bench-placement-speed clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-gpu bench-shim bench-placement-speed clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ roles: ## write docs/roles.md anew: what each route answers to each role, by ask
 
 bench-resize: ## the time from PATCH to in force in the running process, p50 and p99
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.resize
+
+bench-rebalance: ## how soon a lender that wakes has its own, and that ten minutes bring no swing (ARGS="--wakes 20 --minutes 10")
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.rebalance $(ARGS)
 
 bench-api: ## requests a second of one server with two workers, over a hundred thousand claims (ARGS="--runs 3 --seconds 10")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.api $(ARGS)

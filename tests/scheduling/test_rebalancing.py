@@ -257,6 +257,18 @@ def test_where_idle_core_is_of_no_use_to_others_nothing_is_lent(
     assert not loans.lends(claim.pool)
 
 
+@pytest.mark.parametrize("values", [{"rebalance_mode": "off"}, {"sharing_policy": "fixed"}])
+def test_a_pool_that_lends_no_longer_gives_everything_back(
+    cast: Cast, machine: Machine, clock: Clock, values: dict[str, Any]
+) -> None:
+    idle_lender(cast, machine, clock)
+    assert rebalancing.end_loans() == 0
+    change_pool(principal=SYSTEM, pool=cast.pool, **values)
+    assert rebalancing.end_loans() == 1
+    assert machine.gpu().core_lent == 0
+    assert_books_agree()
+
+
 def test_a_throttled_claim_gets_a_higher_limit_and_later_its_own_again(
     cast: Cast, machine: Machine, clock: Clock
 ) -> None:

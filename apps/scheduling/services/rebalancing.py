@@ -20,7 +20,7 @@ from apps.scheduling.core import rebalancing as core
 from apps.scheduling.core.rebalancing.values import Change
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
-from apps.scheduling.services import lending
+from apps.scheduling.services import lending, loans
 from apps.scheduling.services.claims import WrongState, locked
 from apps.scheduling.services.observing import bounds_of, observe
 from apps.scheduling.services.resize import resize_claim
@@ -76,6 +76,16 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         return Found(pool, found.considered, [_take(proposal) for proposal in found.proposals])
     finally:
         _lead(pool, "pg_advisory_unlock")
+
+
+def end_loans() -> int:
+    """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
+    lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
+    over = [claim for claim in lent if claim.pool.rebalance_mode == RebalanceMode.OFF or not loans.lends(claim.pool)]
+    for claim in over:
+        why = f"Pool {claim.pool.name} has rebalance_mode {claim.pool.rebalance_mode} and shares by "
+        lending.lend(principal=REBALANCER, claim=claim, core=0, why=f"{why}{claim.pool.sharing_policy}.")
+    return len(over)
 
 
 def lock_number(pool: Pool) -> int:
