@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.echo import Echo
 from benchmarks.report import Row, print_report, quantile
-from benchmarks.waking import go_on, sleep_now, wake_seconds
+from benchmarks.waking import Woken, go_on, sleep_now, wake
 from tests.claims import Claims
 from tests.platform import Platform, until
 
@@ -57,7 +57,7 @@ def waking(platform: Platform, directory: Path, count: int) -> list[Row]:
         claims.fill(45)
         taker = claims.ask(wait=1, core_request=BORROWED, **{"class": "best-effort"})["uid"]
         borrower: Echo | None = None
-        times = []
+        times: list[Woken] = []
         for _ in range(count):
             sleep_now(program.pid)
             until(lambda: _lends(platform, claims, lender), seconds=60, what="it to lend", every=1.0)
@@ -65,11 +65,11 @@ def waking(platform: Platform, directory: Path, count: int) -> list[Row]:
                 until(lambda: claims.read(taker)["state"] == "active", seconds=30, what="the borrower's place")
                 _, borrower = claims.run(taker)
             _let_use(borrower)
-            times.append(wake_seconds(echo, program.pid, guarantee_percent=GUARANTEE))
+            times.append(wake(echo, program.pid, guarantee_percent=GUARANTEE))
             until(lambda: not claims.read(lender)["lent_core"], seconds=10, what="the books to follow")
     finally:
         claims.end()
-    return [_row("awake, s", times)]
+    return [_row(times)]
 
 
 def _lends(platform: Platform, claims: Claims, uid: str) -> bool:
@@ -83,9 +83,17 @@ def _let_use(borrower: Echo) -> None:
     until(lambda: borrower.gpu_time_ns() - before > 1e9, seconds=30, what="the borrower to use what is lent")
 
 
-def _row(name: str, times: list[float]) -> Row:
-    quantiles = {f"p{share}": quantile(times, share / 100) for share in (50, 90)}
-    return {"from SIGCONT": name, "wakes": len(times), **quantiles, "max": max(times)}
+def _row(woken: list[Woken]) -> Row:
+    seconds = [one.seconds for one in woken]
+    firsts = [one.first_second_percent for one in woken]
+    return {
+        "wakes": len(woken),
+        "awake s p50": quantile(seconds, 0.5),
+        "awake s p90": quantile(seconds, 0.9),
+        "awake s max": max(seconds),
+        "first second % p50": quantile(firsts, 0.5),
+        "first second % min": min(firsts),
+    }
 
 
 def watching(platform: Platform, directory: Path, seconds: float) -> list[Row]:

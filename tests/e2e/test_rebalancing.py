@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.waking import sleep_now, wake_seconds
+from benchmarks.waking import sleep_now, wake
 from tests.claims import Claims
 from tests.platform import Platform, until
 
@@ -60,7 +60,7 @@ def test_an_idle_guarantee_is_lent_used_and_back_when_it_is_wanted(platform: Pla
     begun = other.gpu_time_ns()
     until(lambda: other.gpu_time_ns() - begun > 5e8, seconds=20, what="the borrower to use what is lent")
 
-    assert wake_seconds(echo, program.pid, guarantee_percent=GUARANTEE) < BACK_SECONDS
+    assert wake(echo, program.pid, guarantee_percent=GUARANTEE).seconds < BACK_SECONDS
     until(lambda: claims.read(lender)["lent_core"] == 0, seconds=10, what="the books to follow")
     (back,) = platform.granted("GET", f"proposals/?claim={lender}&kind=give-back")["results"]
     assert (back["state"], back["policy"]) == ("applied", "waking")

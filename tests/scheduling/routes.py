@@ -50,7 +50,7 @@ SHARED = {
     "gpus/<slug:uuid>/",
     "prices/<int:pk>/",
 }
-OPERATORS = {"rounds/<int:pk>/"}
+OPERATORS = {"rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
 # Its token is its idempotency: the same token with the same key may come again.
 NOT_IDEMPOTENT = {"nodes/enrol/"}
 WITHOUT_TOKEN = {"nodes/enrol/"}
@@ -220,6 +220,7 @@ def make_platform(cast: Cast) -> Platform:
         "pools/<slug:name>/queue/": "pools/default/queue/",
         **make_money(cast),
         **make_proposal(claim),
+        "pools/<slug:name>/consolidation/": "pools/default/consolidation/",
         "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
         "limit-ranges/<int:pk>/": f"limit-ranges/{limit_range.pk}/",
         "member-limits/<int:pk>/": f"member-limits/{member_limit.pk}/",

@@ -5,6 +5,7 @@ from django.urls import path
 from apps.scheduling.api import (
     budgets,
     claims,
+    consolidation,
     nodes,
     pools,
     proposals,
@@ -28,6 +29,7 @@ urlpatterns = [
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
     path("nodes/<slug:name>/forget/", nodes.NodeForget.as_view()),
     path("pools/<slug:name>/", pools.PoolDetail.as_view()),
+    path("pools/<slug:name>/consolidation/", consolidation.PoolConsolidation.as_view()),
     path("pools/<slug:name>/rebalance/", proposals.PoolRebalance.as_view()),
     path("proposals/", proposals.ProposalList.as_view()),
     path("proposals/<uuid:uid>/", proposals.ProposalDetail.as_view()),

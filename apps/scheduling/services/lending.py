@@ -1,6 +1,7 @@
 """Lending idle guarantees to best-effort claims, giving them back, and placing claims on what is lent."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from django.db import transaction
 from django.db.models import F, QuerySet
@@ -20,9 +21,9 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services import loans, states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, request_of
+from apps.scheduling.services.fleet import read_fleet
 from gpucloud.errors import Conflict
 
-WHOLE = 100
 # Of the waiting best-effort claims, so many in one go.
 MOST_TRIED = 500
 
@@ -106,25 +107,9 @@ def _lending(pool: Pool) -> QuerySet[Gpu]:
 
 
 def _lent_fleet(pool: Pool) -> list[GpuState]:
-    """GPUs of the nodes on which something is lent: what is free and what is lent, without what is borrowed."""
-    gpus = (
-        Gpu.objects.filter(node__in=_lending(pool).values("node"))
-        .select_related("node")
-        .order_by("node__name", "index")
-    )
-    return [
-        GpuState(
-            uuid=gpu.uuid,
-            node=gpu.node.name,
-            index=gpu.index,
-            model=gpu.model,
-            memory_mib=gpu.memory_mib,
-            core_free=WHOLE - gpu.core_used + gpu.core_lent - gpu.core_borrowed,
-            memory_free_mib=gpu.memory_free_mib,
-            schedulable=gpu.present and gpu.node.state == "ready",
-        )
-        for gpu in gpus
-    ]
+    """The pool's GPUs with what is lent as if it were free, and what is borrowed as if it were not."""
+    lent = {gpu.uuid: gpu.core_lent - gpu.core_borrowed for gpu in _lending(pool)}
+    return [replace(gpu, core_free=gpu.core_free + lent.get(gpu.uuid, 0)) for gpu in read_fleet(pool)]
 
 
 @transaction.atomic

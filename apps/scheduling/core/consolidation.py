@@ -1,0 +1,234 @@
+"""Moves: which claims could go elsewhere, and which GPUs that would leave whole or free enough for who waits.
+
+Only proposals. A move is a claim's share going from its GPUs to others; it is proposed where the fleet's own `place`
+puts the claim there, so labels, topology, models and selectors hold as for a new claim, and it never goes to a GPU that
+is to be left or that is wholly free: that would gain nothing. Each plan is tried on the fleet and taken back.
+
+What is found is cheap, not least: GPUs are tried in the order of what leaving them costs, and of a GPU's claims those
+are moved that free enough with the fewest and the smallest moves.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.values import GpuState, Placed, Request
+
+WHOLE = 100
+# More than any plan costs.
+IMPOSSIBLE = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """A placed claim: its GPUs, and the memory (MiB, on each of them) that moving it would copy.
+
+    What may not be moved is on the fleet's GPUs all the same, and makes them impossible to leave.
+    """
+
+    claim: str
+    request: Request
+    gpus: tuple[str, ...]
+    memory_mib: int
+
+    @property
+    def cost_mib(self) -> int:
+        """What is to be copied, over all of its GPUs."""
+        return self.memory_mib * len(self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A claim from these GPUs to those. `state` is what has become of it: nothing here carries one out."""
+
+    claim: str
+    from_gpus: tuple[str, ...]
+    to_gpus: tuple[str, ...]
+    cost_mib: int
+    state: Literal["proposed"] = "proposed"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Moves, in their order, and the GPUs that are wholly free after them and were not before."""
+
+    moves: tuple[Move, ...]
+    frees: tuple[str, ...]
+
+    @property
+    def cost_mib(self) -> int:
+        """What is to be copied in all."""
+        return sum(move.cost_mib for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveBounds:
+    """The most that one plan may take, and how many places are tried for it."""
+
+    most_moves: int = 4
+    most_memory_mib: int = 256 * 1024
+    most_tried: int = 64
+
+
+def make_room(fleet: Fleet, sitting: Iterable[Sitting], request: Request, bounds: MoveBounds) -> Plan | None:
+    """The cheapest plan found after which the request fits; None where there is none, or where it fits as it is."""
+    if isinstance(fleet.place(request), Placed):
+        return None
+    table = _Table(fleet, sitting)
+    plans = (_emptied(table, targets, request, bounds) for targets in _targets(table, request, bounds))
+    return min((plan for plan in plans if plan), key=_preference, default=None)
+
+
+def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds) -> Plan | None:
+    """Leave as many GPUs wholly free as the bounds allow, the cheapest to leave first; None where none can be."""
+    table, moves, frees = _Table(fleet, sitting), list[Move](), list[str]()
+    whole = Request(1, WHOLE, 1)
+    for gpu in table.by_cost(fleet.gpus())[: bounds.most_tried]:
+        left = replace(
+            bounds,
+            most_moves=bounds.most_moves - len(moves),
+            most_memory_mib=bounds.most_memory_mib - sum(move.cost_mib for move in moves),
+        )
+        plan = _emptied(table, [gpu], whole, left, keep=True)
+        if plan:
+            moves += plan.moves
+            frees.append(gpu.uuid)
+    return Plan(tuple(moves), tuple(frees)) if moves else None
+
+
+class _Table:
+    """Who sits where, on a fleet; moved for a trial, and back."""
+
+    def __init__(self, fleet: Fleet, sitting: Iterable[Sitting]) -> None:
+        self.fleet = fleet
+        self.on: dict[str, list[Sitting]] = defaultdict(list)
+        # GPUs to which something was moved for good: what they carry is no longer known by `on`.
+        self.received: set[str] = set()
+        for item in sorted(sitting, key=lambda item: item.claim):
+            for uuid in item.gpus:
+                self.on[uuid].append(item)
+
+    def by_cost(self, gpus: Iterable[GpuState]) -> list[GpuState]:
+        """GPUs in use that could be left: the fewest claims and the least memory first."""
+        could = [gpu for gpu in gpus if gpu.schedulable and not _is_whole(gpu) and self._all_known(gpu)]
+        return sorted(could, key=lambda gpu: (*self._cost(gpu), gpu.node, gpu.index, gpu.uuid))
+
+    def _cost(self, gpu: GpuState) -> tuple[int, int]:
+        return len(self.on[gpu.uuid]), sum(item.cost_mib for item in self.on[gpu.uuid])
+
+    def _all_known(self, gpu: GpuState) -> bool:
+        """Whether all that it carries may be moved."""
+        core = sum(item.request.core_request for item in self.on[gpu.uuid])
+        memory = sum(item.request.memory_mib for item in self.on[gpu.uuid])
+        return gpu.core_free + core == WHOLE and gpu.memory_free_mib + memory == gpu.memory_mib
+
+    @contextmanager
+    def trial(self) -> Iterator[list[tuple[Sitting, Move]]]:
+        """What is moved within it is moved back at its end, unless the list is emptied before."""
+        done: list[tuple[Sitting, Move]] = []
+        try:
+            yield done
+        finally:
+            for item, move in reversed(done):
+                self.fleet.give_back(move.to_gpus, item.request)
+                self.fleet.take(move.from_gpus, item.request)
+
+    def move(self, item: Sitting, avoid: Iterable[str]) -> Move | None:
+        """To where the fleet places it, but neither to `avoid` nor to a GPU that is wholly free."""
+        self.fleet.give_back(item.gpus, item.request)
+        held = {gpu.uuid: (WHOLE, gpu.memory_mib) for gpu in self.fleet.gpus() if _is_whole(gpu)}
+        gone = {gpu.uuid: gpu.memory_mib for gpu in self.fleet.gpus() if gpu.uuid in {*avoid, *item.gpus}}
+        held |= {uuid: (WHOLE, memory) for uuid, memory in gone.items()}
+        answer = self.fleet.place(item.request, held=held)
+        if not isinstance(answer, Placed):
+            self.fleet.take(item.gpus, item.request)
+            return None
+        self.fleet.take(answer.gpus, item.request)
+        return Move(item.claim, item.gpus, answer.gpus, item.cost_mib)
+
+
+def _is_whole(gpu: GpuState) -> bool:
+    return gpu.core_free == WHOLE and gpu.memory_free_mib == gpu.memory_mib
+
+
+def _targets(table: _Table, request: Request, bounds: MoveBounds) -> Iterator[list[GpuState]]:
+    """Sets of GPUs of one node that could carry the request once they were left, cheap ones first."""
+    by_node: dict[str, list[GpuState]] = defaultdict(list)
+    for gpu in table.fleet.gpus():
+        suits = not request.models or gpu.model in request.models
+        if gpu.schedulable and suits and gpu.memory_mib >= request.memory_mib:
+            by_node[gpu.node].append(gpu)
+    sets = []
+    for gpus in by_node.values():
+        if len(gpus) >= request.gpu_count:
+            chosen = sorted(gpus, key=lambda gpu: _missing(table, gpu, request))[: request.gpu_count]
+            sets.append((sum(_missing(table, gpu, request)[0] for gpu in chosen), chosen))
+            if request.gpu_count == 1:
+                sets += [(_missing(table, gpu, request)[0], [gpu]) for gpu in gpus if gpu is not chosen[0]]
+    sets = [item for item in sets if item[0] < IMPOSSIBLE]
+    ordered = sorted(sets, key=lambda item: (item[0], [gpu.uuid for gpu in item[1]]))
+    return iter([chosen for _, chosen in ordered[: bounds.most_tried]])
+
+
+def _missing(table: _Table, gpu: GpuState, request: Request) -> tuple[int, str]:
+    """How much memory would have to leave the GPU, at least, for the request to fit; by the chosen leavers."""
+    leavers = _leavers(table.on[gpu.uuid], gpu, request)
+    return (IMPOSSIBLE if leavers is None else sum(item.cost_mib for item in leavers), gpu.uuid)
+
+
+def _leavers(sitting: Sequence[Sitting], gpu: GpuState, request: Request) -> list[Sitting] | None:
+    """Of those on the GPU, few whose leaving makes room: one if one will do, else the largest shares first."""
+    core, memory = request.core_request - gpu.core_free, request.memory_mib - gpu.memory_free_mib
+    if core <= 0 and memory <= 0:
+        return []
+    alone = [item for item in sitting if item.request.core_request >= core and item.request.memory_mib >= memory]
+    if alone:
+        return [min(alone, key=lambda item: (item.cost_mib, item.claim))]
+    left: list[Sitting] = []
+    for item in sorted(sitting, key=lambda item: (-item.request.core_request, item.cost_mib, item.claim)):
+        if core <= 0 and memory <= 0:
+            break
+        left.append(item)
+        core, memory = core - item.request.core_request, memory - item.request.memory_mib
+    return left if core <= 0 and memory <= 0 else None
+
+
+def _emptied(
+    table: _Table, targets: Sequence[GpuState], request: Request, bounds: MoveBounds, *, keep: bool = False
+) -> Plan | None:
+    """The plan that makes room for the request on these GPUs, tried; with `keep` its moves stay on the fleet."""
+    leavers: dict[str, Sitting] = {}
+    for gpu in targets:
+        asked = replace(request, memory_mib=gpu.memory_mib) if keep else request
+        going = _leavers(table.on[gpu.uuid], gpu, asked)
+        if going is None:
+            return None
+        leavers |= {item.claim: item for item in going}
+    cost = sum(item.cost_mib for item in leavers.values())
+    if not leavers or len(leavers) > bounds.most_moves or cost > bounds.most_memory_mib:
+        return None
+    if table.received & {uuid for item in leavers.values() for uuid in item.gpus}:
+        return None
+    with table.trial() as done:
+        for item in sorted(leavers.values(), key=lambda item: (-item.request.core_request, item.claim)):
+            move = table.move(item, [gpu.uuid for gpu in targets])
+            if move is None:
+                return None
+            done.append((item, move))
+        whole = {gpu.uuid for gpu in table.fleet.gpus() if _is_whole(gpu)}
+        fits = keep or isinstance(table.fleet.place(request), Placed)
+        moves = tuple(move for _, move in done)
+        if not fits:
+            return None
+        frees = tuple(gpu.uuid for gpu in targets if gpu.uuid in whole and not _is_whole(gpu))
+        if keep:
+            table.received.update(*(move.to_gpus for move in moves))
+            done.clear()
+    return Plan(moves, frees)
+
+
+def _preference(plan: Plan) -> tuple[int, int, tuple[str, ...]]:
+    return len(plan.moves), plan.cost_mib, tuple(move.claim for move in plan.moves)
