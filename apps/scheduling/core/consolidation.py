@@ -9,7 +9,7 @@ are moved that free enough with the fewest and the smallest moves.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,6 +17,8 @@ from typing import Literal
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, Placed, Request
 
+Held = Mapping[str, tuple[int, int]]
+NOTHING: Held = {}
 WHOLE = 100
 # More than any plan costs.
 IMPOSSIBLE = 1 << 60
@@ -73,18 +75,23 @@ class MoveBounds:
     most_tried: int = 64
 
 
-def make_room(fleet: Fleet, sitting: Iterable[Sitting], request: Request, bounds: MoveBounds) -> Plan | None:
-    """The cheapest plan found after which the request fits; None where there is none, or where it fits as it is."""
-    if isinstance(fleet.place(request), Placed):
+def make_room(
+    fleet: Fleet, sitting: Iterable[Sitting], request: Request, bounds: MoveBounds, *, held: Held = NOTHING
+) -> Plan | None:
+    """The cheapest plan found after which the request fits; None where there is none, or where it fits as it is.
+
+    `held` is what nobody may count on, by GPU: (core, MiB), for reservations.
+    """
+    table = _Table(fleet, sitting, held)
+    if table.fits(request):
         return None
-    table = _Table(fleet, sitting)
     plans = (_emptied(table, targets, request, bounds) for targets in _targets(table, request, bounds))
     return min((plan for plan in plans if plan), key=_preference, default=None)
 
 
-def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds) -> Plan | None:
+def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds, *, held: Held = NOTHING) -> Plan | None:
     """Leave as many GPUs wholly free as the bounds allow, the cheapest to leave first; None where none can be."""
-    table, moves, frees = _Table(fleet, sitting), list[Move](), list[str]()
+    table, moves, frees = _Table(fleet, sitting, held), list[Move](), list[str]()
     whole = Request(1, WHOLE, 1)
     for gpu in table.by_cost(fleet.gpus())[: bounds.most_tried]:
         left = replace(
@@ -102,14 +109,18 @@ def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds) -> P
 class _Table:
     """Who sits where, on a fleet; moved for a trial, and back."""
 
-    def __init__(self, fleet: Fleet, sitting: Iterable[Sitting]) -> None:
-        self.fleet = fleet
+    def __init__(self, fleet: Fleet, sitting: Iterable[Sitting], held: Held) -> None:
+        self.fleet, self.held = fleet, held
         self.on: dict[str, list[Sitting]] = defaultdict(list)
         # GPUs to which something was moved for good: what they carry is no longer known by `on`.
         self.received: set[str] = set()
         for item in sorted(sitting, key=lambda item: item.claim):
             for uuid in item.gpus:
                 self.on[uuid].append(item)
+
+    def fits(self, request: Request) -> bool:
+        """Whether there is a place for it now."""
+        return isinstance(self.fleet.place(request, held=self.held), Placed)
 
     def by_cost(self, gpus: Iterable[GpuState]) -> list[GpuState]:
         """GPUs in use that could be left: the fewest claims and the least memory first."""
@@ -139,10 +150,10 @@ class _Table:
     def move(self, item: Sitting, avoid: Iterable[str]) -> Move | None:
         """To where the fleet places it, but neither to `avoid` nor to a GPU that is wholly free."""
         self.fleet.give_back(item.gpus, item.request)
-        held = {gpu.uuid: (WHOLE, gpu.memory_mib) for gpu in self.fleet.gpus() if _is_whole(gpu)}
-        gone = {gpu.uuid: gpu.memory_mib for gpu in self.fleet.gpus() if gpu.uuid in {*avoid, *item.gpus}}
-        held |= {uuid: (WHOLE, memory) for uuid, memory in gone.items()}
-        answer = self.fleet.place(item.request, held=held)
+        never = {*avoid, *item.gpus}
+        gone = [gpu for gpu in self.fleet.gpus() if gpu.uuid in never or _is_whole(gpu)]
+        held = {gpu.uuid: (WHOLE, gpu.memory_mib) for gpu in gone}
+        answer = self.fleet.place(item.request, held={**self.held, **held})
         if not isinstance(answer, Placed):
             self.fleet.take(item.gpus, item.request)
             return None
@@ -219,7 +230,7 @@ def _emptied(
                 return None
             done.append((item, move))
         whole = {gpu.uuid for gpu in table.fleet.gpus() if _is_whole(gpu)}
-        fits = keep or isinstance(table.fleet.place(request), Placed)
+        fits = keep or table.fits(request)
         moves = tuple(move for _, move in done)
         if not fits:
             return None

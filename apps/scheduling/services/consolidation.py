@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass
 
+from django.utils import timezone
+
 from apps.nodes.models import Sample
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
+from apps.scheduling.core import calendar
 from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.services.reserved import microseconds, read_reserved
 from apps.scheduling.services.utilization import MIB
 
 # Of the queue's head, each by itself: a plan for many at once would be no proposal any more but a rebuilding.
@@ -42,19 +46,24 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> list[P
     """
     principal.require_operator()
     sitting, claims = _sitting(pool)
-    waiting = Claim.objects.filter(pool=pool, state=ClaimState.QUEUED).select_related("tenant", "pool")
+    waiting = Claim.objects.filter(pool=pool, state=ClaimState.QUEUED, reservation=None).select_related(
+        "tenant", "pool"
+    )
     fleet = Fleet(read_fleet(pool), policy="binpack")
     head = waiting.order_by("-priority", "pk")[:MOST_WAITING]
-    plans = [(claim, make_room(fleet, sitting, request_of(claim), bounds)) for claim in head]
+    now = timezone.now()
+    held = calendar.held(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
+    plans = [(claim, make_room(fleet, sitting, request_of(claim), bounds, held=held)) for claim in head]
     found = [Proposed(claim, plan, claims) for claim, plan in plans if plan]
-    if plan := free_gpus(fleet, sitting, bounds):
+    if plan := free_gpus(fleet, sitting, bounds, held=held):
         found.append(Proposed(None, plan, claims))
     return found
 
 
 def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
-    """Active claims with a guarantee of their own: what borrows sits on what is somebody else's."""
-    rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0).select_related("tenant", "pool")
+    """Active claims that could go elsewhere: not what borrows, or runs in reserved room."""
+    rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None)
+    rows = rows.select_related("tenant", "pool")
     claims = {str(claim.uid): claim for claim in rows}
     live = Assignment.objects.filter(claim__in=rows).exclude(state="released").select_related("gpu", "claim")
     gpus: dict[str, list[Assignment]] = {}

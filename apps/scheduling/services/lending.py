@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node
@@ -22,6 +22,7 @@ from apps.scheduling.services import loans, states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, request_of
 from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.services.reserved import Reserved, read_reserved
 from gpucloud.errors import Conflict
 
 # Of the waiting best-effort claims, so many in one go.
@@ -84,12 +85,16 @@ def place_on_lent(pool: Pool, *, fence: Callable[[], None]) -> int:
     """
     if not loans.lends(pool) or not _lending(pool).exists():
         return 0
-    waiting = Claim.objects.filter(pool=pool, state__in=WAITING, best_effort=True).select_related("tenant", "pool")
-    return sum(_place(claim, fence) for claim in waiting.order_by("-priority", "pk")[:MOST_TRIED])
+    now = timezone.now()
+    # Of a group all are placed or none, and what is reserved for a claim is not borrowed.
+    waiting = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state__in=WAITING)
+    waiting = waiting.filter(best_effort=True, group=None, reservation=None).select_related("tenant", "pool")
+    reserved = read_reserved(pool, now=now)
+    return sum(_place(claim, reserved, fence) for claim in waiting.order_by("-priority", "pk")[:MOST_TRIED])
 
 
-def _place(claim: Claim, fence: Callable[[], None]) -> bool:
-    answer = place(_lent_fleet(claim.pool), request_of(claim))
+def _place(claim: Claim, reserved: Reserved, fence: Callable[[], None]) -> bool:
+    answer = place(_lent_fleet(claim.pool), request_of(claim), held=reserved.held(claim))
     if not isinstance(answer, Placed):
         return False
     try:
