@@ -180,8 +180,11 @@ def make_proposal(claim: Claim) -> dict[str, str]:
         explanation="Its limit holds it back.",
         numbers={"core_mean_percent": 29.5},
     )
-    verbs = ("", "accept/", "dismiss/")
-    return {f"proposals/<uuid:uid>/{verb}": f"proposals/{proposal.uid}/{verb}" for verb in verbs}
+    return {
+        "pools/<slug:name>/consolidation/": "pools/default/consolidation/",
+        "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
+        **{f"proposals/<uuid:uid>/{verb}": f"proposals/{proposal.uid}/{verb}" for verb in ("", "accept/", "dismiss/")},
+    }
 
 
 def tomorrow(days: int = 1) -> datetime:
@@ -220,8 +223,6 @@ def make_platform(cast: Cast) -> Platform:
         "pools/<slug:name>/queue/": "pools/default/queue/",
         **make_money(cast),
         **make_proposal(claim),
-        "pools/<slug:name>/consolidation/": "pools/default/consolidation/",
-        "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
         "limit-ranges/<int:pk>/": f"limit-ranges/{limit_range.pk}/",
         "member-limits/<int:pk>/": f"member-limits/{member_limit.pk}/",
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
