@@ -10,7 +10,6 @@ are moved that free enough with the fewest and the smallest moves.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -136,16 +135,11 @@ class _Table:
         memory = sum(item.request.memory_mib for item in self.on[gpu.uuid])
         return gpu.core_free + core == WHOLE and gpu.memory_free_mib + memory == gpu.memory_mib
 
-    @contextmanager
-    def trial(self) -> Iterator[list[tuple[Sitting, Move]]]:
-        """What is moved within it is moved back at its end, unless the list is emptied before."""
-        done: list[tuple[Sitting, Move]] = []
-        try:
-            yield done
-        finally:
-            for item, move in reversed(done):
-                self.fleet.give_back(move.to_gpus, item.request)
-                self.fleet.take(move.from_gpus, item.request)
+    def undo(self, done: Sequence[tuple[Sitting, Move]]) -> None:
+        """Move everything back, the last first."""
+        for item, move in reversed(done):
+            self.fleet.give_back(move.to_gpus, item.request)
+            self.fleet.take(move.from_gpus, item.request)
 
     def move(self, item: Sitting, avoid: Iterable[str]) -> Move | None:
         """To where the fleet places it, but neither to `avoid` nor to a GPU that is wholly free."""
@@ -223,22 +217,21 @@ def _emptied(
         return None
     if table.received & {uuid for item in leavers.values() for uuid in item.gpus}:
         return None
-    with table.trial() as done:
-        for item in sorted(leavers.values(), key=lambda item: (-item.request.core_request, item.claim)):
-            move = table.move(item, [gpu.uuid for gpu in targets])
-            if move is None:
-                return None
-            done.append((item, move))
-        whole = {gpu.uuid for gpu in table.fleet.gpus() if _is_whole(gpu)}
-        fits = keep or table.fits(request)
-        moves = tuple(move for _, move in done)
-        if not fits:
+    done: list[tuple[Sitting, Move]] = []
+    for item in sorted(leavers.values(), key=lambda item: (-item.request.core_request, item.claim)):
+        if (move := table.move(item, [gpu.uuid for gpu in targets])) is None:
+            table.undo(done)
             return None
-        frees = tuple(gpu.uuid for gpu in targets if gpu.uuid in whole and not _is_whole(gpu))
-        if keep:
-            table.received.update(*(move.to_gpus for move in moves))
-            done.clear()
-    return Plan(moves, frees)
+        done.append((item, move))
+    moves = tuple(move for _, move in done)
+    whole = {gpu.uuid for gpu in table.fleet.gpus() if _is_whole(gpu)}
+    plan = Plan(moves, tuple(gpu.uuid for gpu in targets if gpu.uuid in whole and not _is_whole(gpu)))
+    if keep:
+        table.received.update(*(move.to_gpus for move in moves))
+        return plan
+    fits = table.fits(request)
+    table.undo(done)
+    return plan if fits else None
 
 
 def _preference(plan: Plan) -> tuple[int, int, tuple[str, ...]]:
