@@ -45,6 +45,21 @@ def seconds(text: str) -> int:
     return sum(int(count) * UNITS_SECONDS[unit] for count, unit in PART.findall(plain))
 
 
+class Words(click.ParamType):
+    """`zone=a,net=ib`: words by name."""
+
+    name = "words"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, str]:
+        """Text to a mapping."""
+        if isinstance(value, dict):
+            return value
+        pairs = [part.strip().partition("=") for part in value.split(",")]
+        if not all(name and equals for name, equals, _ in pairs):
+            self.fail(f"{value!r} names no labels: write zone=a, or zone=a,net=ib", param, ctx)
+        return {name: word for name, _, word in pairs}
+
+
 class Size(click.ParamType):
     """A size, in MiB."""
 

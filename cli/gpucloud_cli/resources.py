@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from gpucloud_cli.amounts import DURATION, SIZE, Mebibytes, OrNull
+from gpucloud_cli.amounts import DURATION, SIZE, Mebibytes, OrNull, Words
 
 
 class Amount(click.ParamType):
@@ -33,6 +33,7 @@ LIMIT = OrNull(Amount(), "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
 LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
 ROLES = click.Choice(["admin", "member", "viewer"])
+PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
 
 
@@ -186,6 +187,7 @@ TABLE = (
             Field("sharing_policy", POLICIES, "what claims get while others want the GPU too", flag="--policy"),
             Field("core_ceiling", click.INT, "percent of each GPU that all its claims may use"),
             Field("parts", click.INT, "for the policy average: parts of each GPU"),
+            Field("placement_policy", PLACEMENT, "which GPUs carry a claim where several could", flag="--placement"),
             Field("core_overcommit_percent", OrNull(click.INT), "of its core that quotas may promise; or none"),
             Field("memory_overcommit_percent", OrNull(click.INT), "of its memory that quotas may promise; or none"),
         ),
@@ -291,6 +293,10 @@ CLAIM_FIELDS = (
     Field("tenant", help="who is charged; GPUCLOUD_TENANT, or the token's only tenant, unless given"),
     Field("pool", help="a pool's name; `default` unless given"),
     Field("gpu_model", help="only GPUs of this model"),
+    Field("node_selector", Words(), "labels that its node must have, like zone=a,net=ib"),
+    Field("affinity", help="a label: claims of the tenant that have it share a GPU"),
+    Field("anti_affinity", help="a label: claims of the tenant that have it never share a GPU"),
+    Field("exclusion", help="a label: its GPUs carry only claims of the tenant that have it"),
     Field("class", click.Choice(["guaranteed", "best-effort"]), "for the policy preempt"),
     Field("weight", click.INT, "for the policy weighted"),
     Field("priority", click.INT, "higher goes first"),

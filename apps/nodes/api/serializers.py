@@ -1,12 +1,32 @@
 """The shapes of this app's resources."""
 
+import re
+from typing import Any
+
 from rest_framework import serializers
 
 from apps.quotas.api.serializers import PoolByName
 from apps.quotas.models.tenant import SLUG
 from gpucloud.api.serializers import Strict
 
+LABEL_NAME = r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?\Z"
+LABEL_VALUE = r"^([a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?\Z"
+MOST_LABELS = 32
 RESERVED = {"enrol"}  # a route below /nodes/
+
+
+class LabelsField(serializers.DictField):
+    """Words by name: of a node, or that a claim's node must have."""
+
+    child = serializers.RegexField(LABEL_VALUE, help_text="Letters, digits, dots, dashes, underscores; 63 at most.")
+
+    def to_internal_value(self, data: Any) -> dict[str, str]:
+        labels: dict[str, str] = super().to_internal_value(data)
+        if wrong := [name for name in labels if not re.match(LABEL_NAME, name)]:
+            raise serializers.ValidationError(f"{wrong[0][:70]!r} is no name of a label: see the documentation.")
+        if len(labels) > MOST_LABELS:
+            raise serializers.ValidationError(f"At most {MOST_LABELS} labels.")
+        return labels
 
 
 class NodeSerializer(Strict):
@@ -17,6 +37,7 @@ class NodeSerializer(Strict):
     pool = PoolByName()
     state = serializers.CharField(read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned` or `lost`.")
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
+    labels = LabelsField(required=False, help_text="What claims may ask for by `node_selector`; given anew as a whole.")
     simulated = serializers.BooleanField(read_only=True)
     arbiter = serializers.BooleanField(
         read_only=True, help_text="Whether its agent has an arbiter, without which claims of a GPU get no turns."

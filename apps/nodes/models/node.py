@@ -22,6 +22,8 @@ class Node(Row):
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="nodes")
     cordoned = models.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
+    # What claims may ask for by `node_selector`: words of the operators' own.
+    labels = models.JSONField(default=dict, db_default={})
     frame = models.PositiveBigIntegerField(default=1)
     observed_frame = models.PositiveBigIntegerField(default=0)
     # One-time enrolment, then the agent's own key: only digests are kept.

@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, Resource, Role, SharingPolicy, Tenant, User
-from apps.quotas.models.pool import MOST_PARTS
+from apps.quotas.models.pool import MOST_PARTS, PlacementPolicy
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -164,6 +164,11 @@ class PoolSerializer(Strict):
     )
     parts = StrictInteger(
         min_value=1, max_value=MOST_PARTS, default=1, help_text="`average` only: into how many each GPU is divided."
+    )
+    placement_policy = serializers.ChoiceField(
+        choices=PlacementPolicy.choices,
+        default=PlacementPolicy.GPUCLOUD,
+        help_text="Which GPUs carry a claim, where several could. A change counts for what is placed from then on.",
     )
     core_overcommit_percent = overcommit_field("core")
     memory_overcommit_percent = overcommit_field("memory")

@@ -39,6 +39,18 @@ class RebalancePolicy(models.TextChoices):
     CRON = "cron", "Cron: shares by weekday and hour"
 
 
+class PlacementPolicy(models.TextChoices):
+    """Which GPUs carry a claim, where several could (`apps.scheduling.core.placement.policies`)."""
+
+    GPUCLOUD = "gpucloud", "gpucloud: where what is typically asked for still fits best afterwards"
+    FGD = "fgd", "FGD: fragmentation gradient descent, as published"
+    BINPACK = "binpack", "Binpack: the fullest GPU that fits"
+    SPREAD = "spread", "Spread: the emptiest GPU"
+    TOPOLOGY = "topology", "Topology: several GPUs close to each other, one where few links are broken"
+    GPU_ADMISSION = "gpu-admission", "gpu-admission: the fullest node that fits, as Tencent's scheduler has it"
+    RANDOM = "random", "Random: any that fits"
+
+
 class Pool(Row):
     """A named set of nodes; quotas can be given per pool, and all its GPUs are shared by one policy."""
 
@@ -50,6 +62,9 @@ class Pool(Row):
     )
     core_ceiling = models.PositiveSmallIntegerField(default=100, db_default=100)
     parts = models.PositiveSmallIntegerField(default=1, db_default=1)
+    placement_policy = models.CharField(
+        max_length=15, choices=PlacementPolicy, default=PlacementPolicy.GPUCLOUD, db_default=PlacementPolicy.GPUCLOUD
+    )
     # What quotas may promise together, in percent of what the GPUs have; null: whatever they say.
     core_overcommit_percent = models.PositiveIntegerField(null=True)
     memory_overcommit_percent = models.PositiveIntegerField(null=True)
@@ -70,6 +85,9 @@ class Pool(Row):
         ordering = ["name"]
         constraints = [
             models.CheckConstraint(condition=Q(sharing_policy__in=SharingPolicy.values), name="pool_policy_known"),
+            models.CheckConstraint(
+                condition=Q(placement_policy__in=PlacementPolicy.values), name="pool_placement_policy_known"
+            ),
             models.CheckConstraint(
                 condition=Q(core_ceiling__gte=1, core_ceiling__lte=100), name="pool_ceiling_in_range"
             ),

@@ -5,6 +5,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from apps.nodes.api.serializers import LABEL_NAME, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.models import AssignmentState, ClaimState, Round
@@ -15,9 +16,6 @@ from gpucloud.api.serializers import Strict, StrictInteger
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
 # Fields whose work has its own place in the plan: their defaults are answered, another value is refused, never ignored.
 NOT_YET = {
-    "affinity": None,
-    "anti_affinity": None,
-    "exclusion": None,
     "start_at": None,
     "group": None,
 }
@@ -77,6 +75,11 @@ class AssignmentSerializer(Strict):
     updated_at = serializers.DateTimeField(read_only=True)
 
 
+def label_field(help_text: str) -> serializers.RegexField:
+    """A label of a claim."""
+    return serializers.RegexField(LABEL_NAME, allow_null=True, default=None, help_text=help_text)
+
+
 class ClaimSerializer(Strict):
     """A claim: pieces of GPUs, asked for by a tenant."""
 
@@ -98,7 +101,12 @@ class ClaimSerializer(Strict):
     )
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
-    gpu_model = serializers.CharField(max_length=200, allow_null=True, default=None)
+    gpu_model = serializers.CharField(
+        max_length=200,
+        allow_null=True,
+        default=None,
+        help_text="As NVML calls it; several, joined by `|`: any of them.",
+    )
     priority = StrictInteger(min_value=-1000, max_value=1000, default=0, help_text="Higher goes first.")
     time_limit_seconds = StrictInteger(
         min_value=1,
@@ -115,9 +123,10 @@ class ClaimSerializer(Strict):
         help_text="Released so long after it was made or last renewed, placed or not.",
     )
     when_over_quota = serializers.ChoiceField(choices=OverQuota.choices, default=OverQuota.REFUSE)
-    affinity = serializers.JSONField(required=False, allow_null=True)
-    anti_affinity = serializers.JSONField(required=False, allow_null=True)
-    exclusion = serializers.JSONField(required=False, allow_null=True)
+    affinity = label_field("Claims of the tenant with this label share a GPU.")
+    anti_affinity = label_field("Claims of the tenant with this label never share a GPU.")
+    exclusion = label_field("On its GPUs only claims of the tenant with this label, and nobody else's.")
+    node_selector = LabelsField(required=False, help_text="Labels that its node must have, all of them.")
     start_at = serializers.DateTimeField(required=False, allow_null=True)
     group = serializers.JSONField(required=False, allow_null=True)
     state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)

@@ -76,6 +76,11 @@ class Claim(Row):
     borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     rebalanced_at = models.DateTimeField(null=True)
     gpu_model = models.CharField(max_length=200, null=True)
+    # Labels among the tenant's own claims: on one GPU, on different ones, on GPUs without others.
+    affinity = models.CharField(max_length=63, null=True)
+    anti_affinity = models.CharField(max_length=63, null=True)
+    exclusion = models.CharField(max_length=63, null=True)
+    node_selector = models.JSONField(default=dict, db_default={})
     priority = models.SmallIntegerField(default=0)
     time_limit_seconds = models.PositiveIntegerField(null=True)
     # It is not placed before this.
@@ -124,6 +129,13 @@ class Claim(Row):
             # Of a long history few claims are alive.
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="claim_by_change"),
+            # Those whose labels GPUs bear: few, and looked for whenever GPUs are read.
+            models.Index(
+                fields=["pool"],
+                name="claim_labelled",
+                condition=(Q(affinity__isnull=False) | Q(anti_affinity__isnull=False) | Q(exclusion__isnull=False))
+                & ~Q(state="released"),
+            ),
             models.Index(fields=["user", "tenant"], name="claim_of_user", condition=Q(charged_vgpus__gt=0)),
             # What was given back in a pool lately: the rate at which the queue moves.
             models.Index(

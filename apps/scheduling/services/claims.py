@@ -20,7 +20,7 @@ from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimStat
 from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services import reservation_charges, states
 from apps.scheduling.services.budgets import refuse_spent
-from apps.scheduling.services.fleet import could_carry, read_fleet
+from apps.scheduling.services.fleet import could_carry, read_fleet, read_nodes
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
@@ -116,7 +116,7 @@ def refuse_impossible(claim: Claim) -> None:
     if could_carry(claim.pool, request_of(claim)):
         return
     fleet = read_fleet(claim.pool)
-    if fleet and (reasons := never_fits(fleet, request_of(claim))):
+    if fleet and (reasons := never_fits(fleet, request_of(claim), nodes=read_nodes(claim.pool))):
         raise ImpossibleClaim(
             f"No GPU of pool {claim.pool.name} could ever carry this: "
             + "; ".join(reason.detail.replace("free", "at all") for reason in reasons)
@@ -127,7 +127,19 @@ def refuse_impossible(claim: Claim) -> None:
 
 def request_of(claim: Claim) -> Request:
     """The claim as the core sees it."""
-    return Request(claim.gpu_count, claim.core_request, claim.memory_mib, claim.gpu_model)
+    labelled = claim.affinity is not None or claim.anti_affinity is not None or claim.exclusion is not None
+    return Request(
+        claim.gpu_count,
+        claim.core_request,
+        claim.memory_mib,
+        claim.gpu_model,
+        # Labels are the tenant's own. Claims without any are alike whose they are, and one refusal answers for all.
+        tenant=str(claim.tenant_id) if labelled else "",
+        affinity=claim.affinity,
+        anti_affinity=claim.anti_affinity,
+        exclusion=claim.exclusion,
+        node_selector=tuple(sorted(claim.node_selector.items())),
+    )
 
 
 def limits(row: Claim | Assignment) -> dict[str, int]:

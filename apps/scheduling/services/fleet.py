@@ -1,14 +1,20 @@
-"""Reading a pool's GPUs as the core wants them: two queries, whatever the size."""
+"""Reading a pool's GPUs and nodes as the core wants them: a few queries, whatever the size."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import Count, Q, QuerySet
 
-from apps.nodes.models import Gpu
+from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
-from apps.scheduling.core.values import GpuState, Placed, Request
+from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Request
+from apps.scheduling.models import Assignment, AssignmentState
 from gpucloud.statements import kept
+
+LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
+LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
+LABELLED = Q(claim__affinity__isnull=False) | Q(claim__anti_affinity__isnull=False) | Q(claim__exclusion__isnull=False)
 
 
 def could_carry(pool: Pool, request: Request) -> bool:
@@ -16,11 +22,15 @@ def could_carry(pool: Pool, request: Request) -> bool:
 
     `never_fits` says the same of the whole fleet, and why; a claim that can be carried need not wait for that.
     """
-    if request.gpu_count == 1 and request.gpu_model is None:
+    if request.gpu_count == 1 and request.gpu_model is None and not request.node_selector:
         return bool(_large_enough(pool.pk, request.memory_mib))
     gpus = Gpu.objects.filter(node__pool=pool, memory_mib__gte=request.memory_mib)
-    if request.gpu_model is not None:
-        gpus = gpus.filter(model=request.gpu_model)
+    if request.models:
+        gpus = gpus.filter(model__in=request.models)
+    if request.node_selector:
+        gpus = gpus.filter(node__labels__contains=dict(request.node_selector))
+    if request.gpu_count == 1:
+        return gpus.exists()
     return gpus.order_by("node").values("node").annotate(gpus=Count("pk")).filter(gpus__gte=request.gpu_count).exists()
 
 
@@ -64,6 +74,7 @@ def read_fleet(pool: Pool) -> list[GpuState]:
 
 def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
     """The pool's GPUs, all or those asked for, in the order of nodes' names and GPUs' indexes."""
+    labels = labels_on(pool)
     gpus = Gpu.objects.filter(which or Q(), node__pool=pool).select_related("node").order_by("node__name", "index")
     return [
         Device(
@@ -78,7 +89,31 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
                 schedulable=gpu.present and gpu.node.state == "ready",
+                labels=labels.get(gpu.pk, ()),
             ),
         )
         for gpu in gpus
     ]
+
+
+def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
+    """The pool's nodes, all or those asked for: their labels, and the links between their GPUs."""
+    nodes = Node.objects.filter(which or Q(), pool=pool).prefetch_related("gpus").order_by("name")
+    return [NodeState(node.name, tuple(sorted(node.labels.items())), _links(node.gpus.all())) for node in nodes]
+
+
+def _links(gpus: Iterable[Gpu]) -> tuple[tuple[str, str, str], ...]:
+    """Each pair once, as the one of the smaller id has it."""
+    return tuple(
+        sorted((gpu.uuid, other, word) for gpu in gpus for other, word in gpu.links.items() if gpu.uuid < other)
+    )
+
+
+def labels_on(pool: Pool) -> dict[int, tuple[Label, ...]]:
+    """The labels of the claims on the pool's GPUs, by GPU."""
+    rows = Assignment.objects.filter(LABELLED, claim__pool=pool).exclude(claim__state="released")
+    found: dict[int, list[Label]] = {}
+    for gpu, tenant, *names in rows.exclude(state=AssignmentState.RELEASED).values_list(*LABEL_COLUMNS):
+        of_one = [Label(kind, str(tenant), name) for kind, name in zip(LABEL_KINDS, names, strict=True) if name]
+        found.setdefault(gpu, []).extend(of_one)
+    return {gpu: tuple(sorted(labels)) for gpu, labels in found.items()}

@@ -21,7 +21,7 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services import loans, states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, request_of
-from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.services.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserved import Reserved, read_reserved
 from gpucloud.errors import Conflict
 
@@ -94,7 +94,7 @@ def place_on_lent(pool: Pool, *, fence: Callable[[], None]) -> int:
 
 
 def _place(claim: Claim, reserved: Reserved, fence: Callable[[], None]) -> bool:
-    answer = place(_lent_fleet(claim.pool), request_of(claim), held=reserved.held(claim))
+    answer = place(_lent_fleet(claim.pool), request_of(claim), nodes=read_nodes(claim.pool), held=reserved.held(claim))
     if not isinstance(answer, Placed):
         return False
     try:

@@ -22,11 +22,10 @@ from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Re
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
-from apps.scheduling.services.fleet import Device, read_devices
+from apps.scheduling.services.fleet import Device, read_devices, read_nodes
 from apps.scheduling.services.notices import Notices
 from apps.scheduling.services.records import Journal, plain
 
-POLICY = "gpucloud"
 # What is typically asked for is known from so many claims at the start, and learned from then on.
 MIX_OF = 2000
 OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code)
@@ -71,8 +70,10 @@ class Picture:
         self._uuids: dict[int, str] = {}
         self._on_node: dict[int, set[str]] = defaultdict(set)
         self._learned_to = 0
-        self.fleet = Fleet((), policy=POLICY)
-        self.journal = Journal(self.fleet, policy=POLICY, mix=[])
+        self.policy = pool.placement_policy
+        self._machines = {node.name: node for node in read_nodes(pool)}
+        self.fleet = Fleet((), self._machines.values(), policy=self.policy)
+        self.journal = Journal(self.fleet, policy=self.policy, mix=[])
         self.waiting: dict[int, Waiting] = {}
         self._by_kind: dict[Kind, set[int]] = defaultdict(set)
         # Claims that take what others lend, where there is no room of their own.
@@ -94,8 +95,8 @@ class Picture:
         recent = list(Claim.objects.filter(pool=self.pool).order_by("-pk")[:MIX_OF])
         mix = sorted(Counter(shape(request_of(claim)) for claim in recent).items(), key=repr)
         self._learned_to = max((claim.pk for claim in recent), default=0)
-        fleet = Fleet(gpus, nodes, policy=POLICY, mix=mix)
-        return fleet, Journal(fleet, policy=POLICY, mix=mix)
+        fleet = Fleet(gpus, nodes, policy=self.policy, mix=mix)
+        return fleet, Journal(fleet, policy=self.policy, mix=mix)
 
     def candidates(self) -> list[Waiting]:
         """Claims that may fit, as far as is known, and those that nobody has answered yet; in no order."""
@@ -168,9 +169,19 @@ class Picture:
             self._spent.pop(tenant_id, None)
         if str(self.pool.pk) in notices.get("pool", ()):
             self.forget_refusals()
+            self._follow_policy()
+
+    def _follow_policy(self) -> None:
+        """Place by what the pool says now."""
+        self.pool.refresh_from_db()
+        if self.policy != self.pool.placement_policy:
+            self.policy = self.pool.placement_policy
+            self.begin_record()
 
     def refresh_devices(self, *, gpus: set[int] = NONE, nodes: set[int] = NONE) -> int:
         """Read these GPUs, and all of these nodes, again; how many of them differ from what was kept."""
+        for node in read_nodes(self.pool, Q(pk__in=nodes)) if nodes else ():
+            self._keep_node(node)
         uuids = {self._uuids[key] for key in gpus & self._uuids.keys()}
         uuids.update(*(self._on_node[key] for key in nodes & self._on_node.keys()))
         which = Q(pk__in=gpus) | Q(node__in=nodes) if gpus and nodes else Q(pk__in=gpus) if gpus else Q(node__in=nodes)
@@ -225,6 +236,15 @@ class Picture:
         self.fleet.set_gpu(device.state)
         self.journal.changed({"gpu": plain(device.state)})
         self._may_help(device.state)
+
+    def _keep_node(self, node: NodeState) -> None:
+        if self._machines.get(node.name) == node:
+            return
+        self._machines[node.name] = node
+        self.fleet.set_node(node)
+        self.journal.changed({"machine": plain(node)})
+        for request in [request for request in self._no_room if request.node_selector]:
+            del self._no_room[request]
 
     def _drop(self, device: Device) -> None:
         uuid = device.state.uuid

@@ -17,13 +17,13 @@ from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.services import member_limits
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
 from apps.scheduling.core.placement import place
-from apps.scheduling.core.values import GpuState, Placed
+from apps.scheduling.core.values import GpuState, NodeState, Placed
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services import states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import request_of
-from apps.scheduling.services.fleet import read_fleet, taken
+from apps.scheduling.services.fleet import read_fleet, read_nodes, taken
 from gpucloud.errors import GpucloudError
 
 # An operator reads no longer list; what is behind it is counted.
@@ -31,6 +31,7 @@ MOST_CLAIMS = 200
 
 Reasons = list[dict[str, Any]]
 Fleets = dict[int, dict[str, GpuState]]
+Nodes = dict[int, list[NodeState]]
 
 
 def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -43,11 +44,12 @@ def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dic
     claims = list(waiting.order_by("-priority", "pk")[:MOST_CLAIMS])
     pools = {claim.pool_id: claim.pool for claim in claims}
     fleets = {pk: {gpu.uuid: gpu for gpu in read_fleet(pool)} for pk, pool in pools.items()}
+    nodes = {pk: read_nodes(pool) for pk, pool in pools.items()}
     spent = {item.pk: _spent(item) for item in tenants}
     with transaction.atomic():
-        before = _Outlook(tenants, fleets).of(claims, spent)
+        before = _Outlook(tenants, fleets, nodes).of(claims, spent)
         shown = show(act())
-        outlook = _Outlook(tenants, fleets)
+        outlook = _Outlook(tenants, fleets, nodes)
         transaction.set_rollback(True)
     over = [_over(quota) for quota in outlook.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
     after = outlook.of(claims, spent)
@@ -65,10 +67,10 @@ def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dic
 class _Outlook:
     """The tenants' quotas and the pools' GPUs at one moment, filled up claim by claim."""
 
-    def __init__(self, tenants: Iterable[Tenant], fleets: Fleets) -> None:
+    def __init__(self, tenants: Iterable[Tenant], fleets: Fleets, nodes: Nodes) -> None:
         rows = ResourceQuota.objects.filter(tenant__in=tenants).select_related("tenant", "pool", "share")
         self.quotas = list(rows.order_by("pk"))
-        self.fleets = dict(fleets)
+        self.fleets, self.nodes = dict(fleets), nodes
         self.members: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
         # Quotas of one share see one another's charges.
         shares: dict[int, CohortShare] = {}
@@ -83,7 +85,7 @@ class _Outlook:
     def _start(self, claim: Claim) -> Reasons:
         """As a round does it: what does not fit is not charged."""
         fleet = self.fleets[claim.pool_id]
-        answer = place(fleet.values(), request_of(claim))
+        answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id])
         if not isinstance(answer, Placed):
             return [asdict(reason) for reason in answer.reasons]
         if not any(claim.charged.values()):

@@ -6,11 +6,11 @@ from typing import Any
 
 from django.db import transaction
 
-from apps.scheduling.core.placement import place
+from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import request_of
-from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.services.fleet import read_fleet, read_nodes
 
 
 def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) -> dict[str, Any]:
@@ -24,7 +24,8 @@ def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) 
         shown = {**show(claim), "dry_run": True}
         transaction.set_rollback(True)
     if claim.waiting:
-        answer = place(read_fleet(claim.pool), request_of(claim))
+        pool = claim.pool
+        answer = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy).place(request_of(claim))
         shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
         shown["gpus"] = list(answer.gpus) if isinstance(answer, Placed) else []
         shown["reasons"] = [] if isinstance(answer, Placed) else [asdict(reason) for reason in answer.reasons]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucloud_cli.amounts import mib
-from gpucloud_cli.resources import LIMITED, POLICIES, RESOURCES, ROLES
+from gpucloud_cli.resources import LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
 
 API_VERSION = "gpucloud.io/v1"
 
@@ -87,6 +87,7 @@ POOL = Kind(
         "sharing_policy": one_of(tuple(POLICIES.choices)),
         "core_ceiling": number,
         "parts": number,
+        "placement_policy": one_of(tuple(PLACEMENT.choices)),
         "core_overcommit_percent": number_or_null,
         "memory_overcommit_percent": number_or_null,
     },
