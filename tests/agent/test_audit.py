@@ -100,6 +100,20 @@ async def test_a_program_without_the_library_is_reported_and_one_with_it_is_not(
     await eventually(lambda: findings(stage) == [])
 
 
+async def test_a_statically_linked_program_is_reported(stage: Stage, link: Connection, held: wire.Assignment) -> None:
+    made = subprocess.run(["make", "-s", "build/tests/static"], cwd=BUILD.parent, capture_output=True, text=True)
+    if "cannot find -lc" in made.stderr:
+        pytest.skip("this system has no static C library to link with")
+    assert made.returncode == 0, made.stderr
+    # libvcuda is preloaded, as into every program of the claim; nothing loads it. It takes more than the limit.
+    bad = stage.exec(held.claim_uid, str(BUILD / "tests" / "static"))
+    assert "holds" in str(await asyncio.to_thread(bad.stdout.readline))
+    event = await found(link, "process-unlimited", bad.pid)
+    assert "linked statically" in event.detail
+    assert event.process is not None
+    assert (event.process.memory_bytes or 0) > held.memory_bytes
+
+
 async def test_what_a_program_of_the_claim_starts_is_the_claims_too(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
