@@ -81,8 +81,11 @@ def kept(build: Callable[..., QuerySet[Any, T]]) -> Kept[T]:
 
 
 def prefetched(row: Model, name: str, related: list[Any]) -> None:
-    """Let `row.name.all()` be these, as `prefetch_related` does."""
-    queryset = getattr(row, name).model.objects.all()
+    """Let `row.name.all()` be these, and each of them know its row, as `prefetch_related` does."""
+    manager = getattr(row, name)
+    for item in related:
+        setattr(item, manager.field.name, row)
+    queryset = manager.model.objects.all()
     queryset._result_cache = related  # noqa: SLF001 - Django has no other way to say it
     vars(row).setdefault("_prefetched_objects_cache", {})[name] = queryset
 

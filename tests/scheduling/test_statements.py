@@ -70,6 +70,15 @@ def test_a_kept_query_is_one_query_and_asks_anew_each_time(platform: Platform) -
     assert len(asked) == 3
 
 
+def test_a_claim_is_shown_by_three_queries(platform: Platform) -> None:
+    path = f"claims/{platform.claim.uid}/"
+    platform.cast.olga.get(path)  # a token's first use is written down
+    with CaptureQueriesContext(connection) as asked:
+        answer = platform.cast.olga.get(path)
+    assert answer.body["assignments"][0]["claim"] == str(platform.claim.uid)
+    assert len(asked) == 3, "the token, the claim, its assignments"
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_kept_query_locks_in_a_transaction_only() -> None:
     def locked(uid: Any) -> QuerySet[Token]:
