@@ -6,17 +6,25 @@ with its answer. That is a third of what a small request costs. A client that ha
 asked for is done, and nobody reads the answer.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.http import HttpResponseBase
 from django.urls import set_script_prefix
+
+_of_thread = threading.local()
+
+
+def loop() -> asyncio.AbstractEventLoop | None:
+    """The server's event loop, in a thread that answers a request; None anywhere else."""
+    return getattr(_of_thread, "loop", None)
 
 
 class OneThread(ASGIHandler):
@@ -37,16 +45,15 @@ class OneThread(ASGIHandler):
             body = await self.read_body(receive)
         except RequestAborted:
             return
+        here = asyncio.get_running_loop()
         with body:
-            response = await self._in_thread(self._respond, scope, body)
+            response = await here.run_in_executor(self._threads, self._respond, scope, body, here)
         await self.send_response(response, send)
         if response.streaming:
-            await self._in_thread(response.close)
+            await here.run_in_executor(self._threads, response.close)
 
-    async def _in_thread(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        return await sync_to_async(act, thread_sensitive=False, executor=self._threads)(*arguments)
-
-    def _respond(self, scope: Any, body: Any) -> HttpResponseBase:
+    def _respond(self, scope: Any, body: Any, here: asyncio.AbstractEventLoop) -> HttpResponseBase:
+        _of_thread.loop = here
         set_script_prefix(get_script_prefix(scope))
         signals.request_started.send(sender=self.__class__, scope=scope)
         request, refusal = self.create_request(scope, body)

@@ -8,6 +8,7 @@ import logging
 import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import async_to_sync
 from celery import current_app
@@ -17,6 +18,7 @@ from kombu.exceptions import OperationalError
 
 from apps.nodes.gateway import registry
 from apps.quotas.models import Pool
+from gpucloud import serving
 
 if TYPE_CHECKING:
     from apps.scheduling.models import Claim
@@ -31,6 +33,13 @@ PUSH_NODE = "apps.scheduling.tasks.push_node"
 DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
 
+# Messages by channel group.
+Messages = dict[str, dict[str, object]]
+WATCHED_LIST = "watch.claims."
+# A page that watches a list reads all of it again: once in a while is enough, however many claims come.
+GATHER_SECONDS = 0.1
+
+
 def claim_group(uid: uuid.UUID | str) -> str:
     """The channel group of those who wait for a claim or watch it."""
     return f"claim.{uid}"
@@ -43,7 +52,7 @@ def node_group(uid: uuid.UUID | str) -> str:
 
 def claims_group(tenant_id: int | None) -> str:
     """The channel group of those who watch all of a tenant's claims; None: every tenant's."""
-    return f"watch.claims.{tenant_id or 'all'}"
+    return f"{WATCHED_LIST}{tenant_id or 'all'}"
 
 
 def wake_scheduler(pool: Pool) -> None:
@@ -88,15 +97,20 @@ def claim_changed_on_commit(claim: "Claim") -> None:
     claims_changed_on_commit([claim])
 
 
+def claim_made_on_commit(claim: "Claim") -> None:
+    """Tell who watches lists. Nobody waits for the claim itself before they were told its name."""
+    groups = claims_group(claim.tenant_id), claims_group(None)
+    messages: Messages = {group: {"type": "claim.changed", "uid": str(claim.uid)} for group in groups}
+    transaction.on_commit(lambda: _send(messages))
+
+
 def claims_changed_on_commit(claims: Iterable["Claim"]) -> None:
     """The same of many: who watches a list of claims is told once."""
     first: dict[str, str] = {}
     for claim in claims:
         for group in (claim_group(claim.uid), claims_group(claim.tenant_id), claims_group(None)):
             first.setdefault(group, str(claim.uid))
-    messages: dict[str, dict[str, object]] = {
-        group: {"type": "claim.changed", "uid": uid} for group, uid in first.items()
-    }
+    messages: Messages = {group: {"type": "claim.changed", "uid": uid} for group, uid in first.items()}
     transaction.on_commit(lambda: _send(messages))
 
 
@@ -112,13 +126,47 @@ def send_to_group(group: str, message: dict[str, object]) -> None:
     _send({group: message})
 
 
-def _send(messages: dict[str, dict[str, object]]) -> None:
-    async def send() -> None:
-        layer = channel_layer()
-        async with asyncio.timeout(HINT_SECONDS):
-            await asyncio.gather(*(layer.group_send(group, message) for group, message in messages.items()))
+def _send(messages: Messages) -> None:
+    """From a request's thread: nobody waits for it there. From a command or a task: until it is sent."""
+    if loop := serving.loop():
+        loop.call_soon_threadsafe(_leave, messages)
+    else:
+        async_to_sync(_sent)(messages)
 
+
+# What a server's loop has been left with for those who watch lists, and what is being sent.
+_gathered: "WeakKeyDictionary[asyncio.AbstractEventLoop, Messages]" = WeakKeyDictionary()
+_sending: set[asyncio.Task[None]] = set()
+
+
+def _leave(messages: Messages) -> None:
+    """In the loop: send who waits for one object its message, and gather the rest."""
+    here = asyncio.get_running_loop()
+    gathered = _gathered.setdefault(here, {})
+    if not gathered:
+        here.call_later(GATHER_SECONDS, _flush, gathered)
+    gathered |= {group: message for group, message in messages.items() if group.startswith(WATCHED_LIST)}
+    if at_once := {group: message for group, message in messages.items() if group not in gathered}:
+        _begin(at_once)
+
+
+def _flush(gathered: Messages) -> None:
+    if gathered:
+        _begin(dict(gathered))
+    gathered.clear()
+
+
+def _begin(messages: Messages) -> None:
+    # The loop itself holds a task weakly.
+    task = asyncio.ensure_future(_sent(messages))
+    _sending.add(task)
+    task.add_done_callback(_sending.discard)
+
+
+async def _sent(messages: Messages) -> None:
     try:
-        async_to_sync(send)()
+        async with asyncio.timeout(HINT_SECONDS):
+            layer = channel_layer()
+            await asyncio.gather(*(layer.group_send(group, message) for group, message in messages.items()))
     except Exception as error:  # noqa: BLE001 - redis and asyncio raise many kinds; a hint must not fail its sender
         logger.warning("no hint to %s: %s", next(iter(messages)), error)

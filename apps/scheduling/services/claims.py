@@ -101,7 +101,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
         tenant=tenant,
         after={"name": claim.name, "pool": pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
     )
-    events.claim_changed_on_commit(claim)
+    events.claim_made_on_commit(claim)
     return claim
 
 

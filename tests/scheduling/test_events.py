@@ -1,0 +1,63 @@
+"""Hints of a server's requests: nobody waits for them, and who watches a list is told of many at once."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from channels.layers import get_channel_layer
+
+from apps.scheduling import events
+from tests.cast import Cast, give_plenty
+from tests.scheduling.asgi_client import call, in_database
+
+CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
+
+
+@pytest.fixture(autouse=True)
+async def layer_is_closed() -> AsyncIterator[None]:
+    """The channel layer's connections are the event loop's, and each test has its own."""
+    yield
+    layer: Any = get_channel_layer()
+    await layer.close_pools()
+
+
+class Watcher:
+    """Somebody in a channel group."""
+
+    async def join(self, group: str) -> "Watcher":
+        self.layer = events.channel_layer()
+        self.channel = await self.layer.new_channel()
+        await self.layer.group_add(group, self.channel)
+        return self
+
+    async def told(self, seconds: float = 10) -> str | None:
+        """The uid in the next message, or None where none comes."""
+        try:
+            message = await asyncio.wait_for(self.layer.receive(self.channel), seconds)
+        except TimeoutError:
+            return None
+        return str(message["uid"])
+
+
+async def test_who_watches_claims_is_told_of_one_that_was_asked_for_and_of_its_end(real_cast: Cast) -> None:
+    await in_database(lambda: give_plenty(real_cast.acme))
+    lists = [await Watcher().join(events.claims_group(key)) for key in (None, real_cast.acme.pk)]
+    made = await call(real_cast.max, "POST", "claims/", CLAIM)
+    assert [await watcher.told() for watcher in lists] == [made.body["uid"]] * 2
+    one = await Watcher().join(events.claim_group(made.body["uid"]))
+    await call(real_cast.max, "DELETE", f"claims/{made.body['uid']}/")
+    assert [await watcher.told() for watcher in (one, *lists)] == [made.body["uid"]] * 3
+
+
+async def test_of_many_claims_a_list_is_told_once_and_each_claim_by_itself() -> None:
+    uids = [str(uuid.uuid4()) for _ in range(3)]
+    watched = await Watcher().join(events.claims_group(7))
+    each = [await Watcher().join(events.claim_group(uid)) for uid in uids]
+    for uid in uids:
+        groups = events.claim_group(uid), events.claims_group(7)
+        events._leave({group: {"type": "claim.changed", "uid": uid} for group in groups})
+    assert [await watcher.told() for watcher in each] == uids
+    assert await watched.told() == uids[-1]
+    assert await watched.told(seconds=3 * events.GATHER_SECONDS) is None
