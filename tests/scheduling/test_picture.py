@@ -207,9 +207,9 @@ def test_a_long_queue_that_does_not_fit_is_not_asked_again_for_what_cannot_help(
     asked: list[int] = []
     place = kept.picture.fleet.place
 
-    def counted(request: Request) -> Placed | Refused:
+    def counted(request: Request, **facts: Any) -> Placed | Refused:
         asked.append(request.core_request)
-        return place(request)
+        return place(request, **facts)
 
     monkeypatch.setattr(kept.picture.fleet, "place", counted)
     machine.obey()

@@ -172,6 +172,13 @@ class PoolSerializer(Strict):
     )
     core_overcommit_percent = overcommit_field("core")
     memory_overcommit_percent = overcommit_field("memory")
+    lend_reserved = serializers.BooleanField(
+        default=False,
+        help_text="Best-effort claims may use reserved room, and are ended, after a notice, when it is needed.",
+    )
+    reclaim_idle = serializers.BooleanField(
+        default=False, help_text="Reservations that are idle are given back, not only reported."
+    )
     rebalance_mode = serializers.ChoiceField(
         choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text="What the rebalancer does here."
     )

@@ -37,7 +37,7 @@ WAIT = OpenApiParameter(
 DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what would happen and change nothing.")
 
 # What an answer shows beside the claim itself; of each assignment in one query for any number of claims.
-SHOWN = ("tenant", "pool")
+SHOWN = ("tenant", "pool", "reservation")
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
 
 
@@ -129,7 +129,8 @@ class ClaimList(ClaimView, ListMixin):
     def post(self, request: Request) -> Response:
         """Ask for pieces of GPUs. The quota is charged at once; a round then places the claim."""
         values = self.parsed(request)
-        values["pool"] = values["pool"] or default_pool()
+        reservation = values.get("reservation")
+        values["pool"] = values["pool"] or (reservation.pool if reservation else default_pool())
 
         def act() -> Claim:
             return create_claim(principal=self.principal, **values)

@@ -8,7 +8,7 @@ from rest_framework import serializers
 from apps.nodes.api.serializers import LABEL_NAME, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
-from apps.scheduling.models import AssignmentState, ClaimState, Round
+from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.claim import MOST_WEIGHT, OverQuota
 from apps.scheduling.services.replays import gpus_seen
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -45,6 +45,25 @@ class ClassField(serializers.ChoiceField):
 
     def to_representation(self, value: Any) -> str:
         return "best-effort" if value else "guaranteed"
+
+
+class ReservationByUid(serializers.UUIDField):
+    """A reservation by its uid; one that the caller may not see does not exist."""
+
+    default_error_messages = {"does_not_exist": "There is no reservation {value} that you may use."}
+
+    def to_internal_value(self, data: Any) -> Any:
+        """The row."""
+        uid = super().to_internal_value(data)
+        visible = Reservation.objects.visible_to(self.context["request"].user).select_related("tenant", "pool")
+        row = visible.filter(uid=uid).first()
+        if row is None:
+            self.fail("does_not_exist", value=uid)
+        return row
+
+    def to_representation(self, value: Any) -> Any:
+        """Its uid."""
+        return super().to_representation(value.uid)
 
 
 class ReasonSerializer(Strict):
@@ -122,6 +141,12 @@ class ClaimSerializer(Strict):
         default=None,
         help_text="Released so long after it was made or last renewed, placed or not.",
     )
+    reservation = ReservationByUid(
+        allow_null=True,
+        default=None,
+        help_text="An active reservation of the tenant: the claim runs in its room, bears part of its charge, and ends "
+        "with it.",
+    )
     when_over_quota = serializers.ChoiceField(choices=OverQuota.choices, default=OverQuota.REFUSE)
     affinity = label_field("Claims of the tenant with this label share a GPU.")
     anti_affinity = label_field("Claims of the tenant with this label never share a GPU.")
@@ -150,6 +175,9 @@ class ClaimSerializer(Strict):
         read_only=True,
         allow_null=True,
         help_text="Where the rebalancer has set another core_limit: what was set before.",
+    )
+    yields_at = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="It runs on room that is reserved from then on, and ends then."
     )
     assigned_at = serializers.DateTimeField(read_only=True, allow_null=True)
     released_at = serializers.DateTimeField(read_only=True, allow_null=True)

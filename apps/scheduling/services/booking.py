@@ -3,6 +3,7 @@
 Nothing of another tenant is told but that it holds something, and until when.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -86,25 +87,30 @@ def window_of(row: Reservation) -> tuple[int, int]:
     return microseconds(max(row.start_at, timezone.now())), microseconds(row.end_at)
 
 
-def choose(row: Reservation, *, principal: Principal, ready: bool = False) -> list[Gpu]:
-    """The GPUs for the reservation, locked. Under the pool's lock. Raises WindowTaken."""
+def choose(rows: Sequence[Reservation], *, principal: Principal, ready: bool = False) -> list[list[Gpu]]:
+    """GPUs for each reservation, locked. None of the windows may overlap another. Raises WindowTaken."""
     for _ in range(ATTEMPTS):
-        seen = outlook(row, ready=ready)
-        if isinstance(seen.answer, Refused):
-            raise taken(row, seen, principal)
+        seen = [_fitting(row, principal, ready) for row in rows]
         try:
             with transaction.atomic():
-                return _locked(row, seen.answer.gpus)
+                return _locked([(row, answer.gpus) for row, answer in zip(rows, seen, strict=True)])
         except _Changed:
             continue
     raise Busy("Claims keep taking the GPUs that were chosen: try again.")
+
+
+def _fitting(row: Reservation, principal: Principal, ready: bool) -> Placed:
+    seen = outlook(row, ready=ready)
+    if isinstance(seen.answer, Refused):
+        raise taken(row, seen, principal)
+    return seen.answer
 
 
 def keep(row: Reservation) -> bool:
     """Lock the GPUs that the reservation has, and say whether they have the room in its new window."""
     try:
         with transaction.atomic():
-            _locked(row, tuple(row.gpus.values_list("uuid", flat=True)))
+            _locked([(row, tuple(row.gpus.values_list("uuid", flat=True)))])
     except _Changed:
         return False
     return True
@@ -120,16 +126,23 @@ def stuck(row: Reservation, principal: Principal) -> WindowTaken:
     return WindowTaken("Its GPUs are promised to others in the longer window.", **facts_of(row, seen, principal))
 
 
-def _locked(row: Reservation, uuids: tuple[str, ...]) -> list[Gpu]:
-    """The GPUs under their locks, asked again under them. Raises _Changed; the locks are then given up."""
-    gpus = list(Gpu.objects.select_for_update(no_key=True).filter(uuid__in=uuids).order_by("pk"))
-    keys = [gpu.pk for gpu in gpus]
-    holds = calendar.by_gpu(holds_of(Q(pk__in=keys), now=timezone.now(), but=row if row.pk else None))
-    for gpu in gpus:
-        core, memory_mib = calendar.peak(holds.get(gpu.uuid, ()), *window_of(row), booking=True)
-        if core + row.core_request > calendar.WHOLE or memory_mib + row.memory_mib > gpu.memory_mib:
-            raise _Changed
-    return gpus
+def _locked(wanted: Sequence[tuple[Reservation, tuple[str, ...]]]) -> list[list[Gpu]]:
+    """The GPUs under their locks, taken in key order, asked again under them.
+
+    Raises _Changed; the locks are then given up.
+    """
+    uuids = {uuid for _, gpus in wanted for uuid in gpus}
+    rows = Gpu.objects.select_for_update(no_key=True).filter(uuid__in=uuids).order_by("pk")
+    gpus = {gpu.uuid: gpu for gpu in rows}
+    which = Q(pk__in=[gpu.pk for gpu in gpus.values()])
+    for row, chosen in wanted:
+        holds = calendar.by_gpu(holds_of(which, now=timezone.now(), but=row if row.pk else None))
+        for uuid in chosen:
+            core, memory_mib = calendar.peak(holds.get(uuid, ()), *window_of(row), booking=True)
+            short = core + row.core_request > calendar.WHOLE or memory_mib + row.memory_mib > gpus[uuid].memory_mib
+            if short:
+                raise _Changed
+    return [[gpus[uuid] for uuid in chosen] for _, chosen in wanted]
 
 
 def taken(row: Reservation, seen: Outlook, principal: Principal) -> WindowTaken:

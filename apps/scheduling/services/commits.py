@@ -27,6 +27,7 @@ from apps.scheduling.services import states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import limits, raise_frames
 from apps.scheduling.services.records import told
+from apps.scheduling.services.reserved import Guard
 
 TIMELINE = ArrayField(ArrayField(models.CharField(max_length=40), size=2))
 
@@ -129,6 +130,7 @@ class _Batch:
         nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=node_ids).order_by("pk")
         ready = {node.pk: node.pool_id for node in nodes if node.state == "ready"}
         takes: dict[int, tuple[int, int]] = {}
+        guard = Guard(gpus, now=timezone.now())
 
         def fits(pick: Pick) -> bool:
             claim = pick.claim
@@ -141,6 +143,8 @@ class _Batch:
                     return False
                 if more[key][0] > gpu.core_free or more[key][1] > gpu.memory_free_mib:
                     return False
+            if not guard.admits(claim, pick.gpus):
+                return False
             takes.update(more)
             return True
 

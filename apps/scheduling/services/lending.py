@@ -22,7 +22,7 @@ from apps.scheduling.services import loans, states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, request_of
 from apps.scheduling.services.fleet import read_fleet, read_nodes
-from apps.scheduling.services.reserved import Reserved, read_reserved
+from apps.scheduling.services.reserved import Guard, Reserved, read_reserved
 from gpucloud.errors import Conflict
 
 # Of the waiting best-effort claims, so many in one go.
@@ -94,7 +94,9 @@ def place_on_lent(pool: Pool, *, fence: Callable[[], None]) -> int:
 
 
 def _place(claim: Claim, reserved: Reserved, fence: Callable[[], None]) -> bool:
-    answer = place(_lent_fleet(claim.pool), request_of(claim), nodes=read_nodes(claim.pool), held=reserved.held(claim))
+    fleet = _lent_fleet(claim.pool)
+    held = reserved.held(claim, lambda: fleet)
+    answer = place(fleet, request_of(claim), nodes=read_nodes(claim.pool), held=held)
     if not isinstance(answer, Placed):
         return False
     try:
@@ -141,6 +143,8 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
             borrowed_core=claim.core_request,
             generation=claim.generation,
         )
+    if Guard([gpu.pk for gpu in gpus], now=timezone.now()).promised(claim):
+        raise _Changed
     claim.borrowed_core = claim.core_request
     states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
     node_ids = {gpu.node_id for gpu in gpus}

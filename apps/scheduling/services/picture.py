@@ -5,7 +5,7 @@ no harm. A refusal is remembered until something that could change the answer wa
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
@@ -25,6 +26,7 @@ from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import Device, read_devices, read_nodes
 from apps.scheduling.services.notices import Notices
 from apps.scheduling.services.records import Journal, plain
+from apps.scheduling.services.reserved import Terms, read_reserved
 
 # What is typically asked for is known from so many claims at the start, and learned from then on.
 MIX_OF = 2000
@@ -39,6 +41,8 @@ class Kind(NamedTuple):
     tenant_id: int
     user_id: int | None
     charged: bool
+    # What of it decides which room is kept from it, where something is reserved.
+    terms: Terms | None = None
 
 
 def shape(request: Request) -> Request:
@@ -80,9 +84,10 @@ class Picture:
         self.best_effort: set[int] = set()
         # Claims that no round has answered yet.
         self._unanswered: set[int] = set()
-        self._no_room: dict[Request, Refused] = {}
+        self._no_room: dict[tuple[Request, Terms | None], Refused] = {}
         self._over_quota: dict[Kind, Refused] = {}
         self._spent: dict[int, Refused] = {}
+        self.reserved = read_reserved(pool, now=timezone.now())
         self._keep_devices((), read_devices(pool))
         self._keep_claims(Q())
         self.begin_record()
@@ -106,12 +111,22 @@ class Picture:
                 keys |= members
         return [self.waiting[key] for key in keys]
 
+    def look_at_reservations(self) -> None:
+        """What is reserved now. Whether anything is decides which claims are alike."""
+        before, self.reserved = self.reserved, read_reserved(self.pool, now=timezone.now())
+        if bool(before.holds) != bool(self.reserved.holds):
+            self.refresh_claims(set(self.waiting))
+
+    def held(self, claim: Claim) -> Mapping[str, Room]:
+        """What of the fleet is kept from the claim, by GPU: (core, memory_mib)."""
+        return self.reserved.held(claim, lambda: (device.state for device in self.devices.values()))
+
     # Refusals
 
     def refusal_of(self, kind: Kind) -> Refused | None:
         """What was refused before, and nothing was freed since that could change it."""
         return (
-            self._no_room.get(kind.request)
+            self._no_room.get((kind.request, kind.terms))
             or self._spent.get(kind.tenant_id)
             or (None if kind.charged else self._over_quota.get(kind))
         )
@@ -124,7 +139,7 @@ class Picture:
         elif code in OVER_QUOTA:
             self._over_quota[kind] = why
         else:
-            self._no_room[kind.request] = why
+            self._no_room[kind.request, kind.terms] = why
 
     def forget_refusals(self) -> None:
         """Ask everything again but what is over quota: that is asked when the quota says so."""
@@ -168,6 +183,7 @@ class Picture:
         for tenant_id in named["tenant"]:
             self._spent.pop(tenant_id, None)
         if str(self.pool.pk) in notices.get("pool", ()):
+            self.pool = Pool.objects.filter(pk=self.pool.pk).first() or self.pool
             self.forget_refusals()
             self._follow_policy()
 
@@ -243,8 +259,8 @@ class Picture:
         self._machines[node.name] = node
         self.fleet.set_node(node)
         self.journal.changed({"machine": plain(node)})
-        for request in [request for request in self._no_room if request.node_selector]:
-            del self._no_room[request]
+        for key in [key for key in self._no_room if key[0].node_selector]:
+            del self._no_room[key]
 
     def _drop(self, device: Device) -> None:
         uuid = device.state.uuid
@@ -255,16 +271,17 @@ class Picture:
         self._may_help(replace(device.state, schedulable=False))
 
     def _may_help(self, gpu: GpuState) -> None:
-        for request in [request for request in self._no_room if could_help(gpu, request)]:
-            del self._no_room[request]
+        for key in [key for key in self._no_room if could_help(gpu, key[0])]:
+            del self._no_room[key]
 
     def _queue(self, which: Q) -> QuerySet[Claim]:
-        return Claim.objects.filter(which, pool=self.pool, state__in=WAITING)
+        return Claim.objects.filter(which, pool=self.pool, state__in=WAITING).select_related("reservation")
 
     def _keep_claims(self, which: Q) -> None:
         for claim in self._queue(which).order_by("pk"):
             charged = any(claim.charged.values())
-            kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged)
+            terms = self.reserved.terms(claim)
+            kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
             self.waiting[claim.pk] = Waiting(claim, kind)
             self._by_kind[kind].add(claim.pk)
             if claim.best_effort:

@@ -9,6 +9,7 @@ asked and answered. Whoever takes the snapshot and the steps up to a round has t
     {"learn": {…}}      a request has arrived
     {"claim": uid, "request": {…}, "gpus": […] or "reasons": […]}
                         a claim was asked, and the core answered; GPUs bear it from here on
+                        "held": {uuid: [core, MiB]}: what of them is reserved, and was kept from it
                         "instead": […]: it was not placed there after all, for these reasons; its GPUs follow as changed
 """
 
@@ -92,10 +93,13 @@ class Journal:
         """Note an arrival."""
         self._learned.append({"learn": plain(request)})
 
-    def asked(self, claim_uid: object, request: Request, answer: Placed | Refused) -> Step:
+    def asked(
+        self, claim_uid: object, request: Request, answer: Placed | Refused, *, held: Mapping[str, tuple[int, int]]
+    ) -> Step:
         """Note what was asked and answered; the step, to which may be added that something else came of it."""
         self._flush()
-        self._steps.append({"claim": str(claim_uid), "request": plain(request), **said(answer)})
+        step = {"claim": str(claim_uid), "request": plain(request), **said(answer)}
+        self._steps.append(step | ({"held": held} if held else {}))
         return self._steps[-1]
 
     def nothing_came_of_it(self) -> None:

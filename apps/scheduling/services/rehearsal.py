@@ -5,12 +5,14 @@ from dataclasses import asdict
 from typing import Any
 
 from django.db import transaction
+from django.utils import timezone
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import read_fleet, read_nodes
+from apps.scheduling.services.reserved import read_reserved
 
 
 def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) -> dict[str, Any]:
@@ -24,8 +26,10 @@ def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) 
         shown = {**show(claim), "dry_run": True}
         transaction.set_rollback(True)
     if claim.waiting:
-        pool = claim.pool
-        answer = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy).place(request_of(claim))
+        pool, gpus = claim.pool, read_fleet(claim.pool)
+        held = read_reserved(pool, now=timezone.now()).held(claim, lambda: gpus)
+        fleet = Fleet(gpus, read_nodes(pool), policy=pool.placement_policy)
+        answer = fleet.place(request_of(claim), held=held)
         shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
         shown["gpus"] = list(answer.gpus) if isinstance(answer, Placed) else []
         shown["reasons"] = [] if isinstance(answer, Placed) else [asdict(reason) for reason in answer.reasons]

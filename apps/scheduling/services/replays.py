@@ -78,17 +78,21 @@ def apply(fleet: Fleet, step: Step) -> None:
 def _asked_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
     for step in steps:
         if "claim" in step:
-            yield Compared(step["claim"], _then(step), said(fleet.place(request_of(step["request"]))))
+            yield Compared(step["claim"], _then(step), said(fleet.place(request_of(step["request"]), held=_held(step))))
         apply(fleet, step)
 
 
 def _asked_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
     for step in steps:
         request: Request = request_of(step["request"])
-        answer: Placed | Refused = fleet.place(request)
+        answer: Placed | Refused = fleet.place(request, held=_held(step))
         if isinstance(answer, Placed):
             fleet.take(answer.gpus, request, node=answer.node)
         yield Compared(step["claim"], _then(step), said(answer))
+
+
+def _held(step: Step) -> dict[str, tuple[int, int]]:
+    return {uuid: (core, memory_mib) for uuid, (core, memory_mib) in step.get("held", {}).items()}
 
 
 def _then(step: Step) -> dict[str, Any]:

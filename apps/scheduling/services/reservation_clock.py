@@ -14,7 +14,6 @@ from django.utils import timezone
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
 from apps.quotas.services.charging import QuotaExceeded
-from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState, Reservation, ReservationState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.models.reservation import Ending
@@ -74,7 +73,6 @@ def _begin(seen: Reservation, now: datetime) -> bool:
     note(row, principal=SYSTEM, action="begin", late_seconds=int((now - row.start_at).total_seconds()))
     if gone:
         _move(row)
-    events.wake_scheduler(row.pool)
     return True
 
 
@@ -96,7 +94,7 @@ def _move(row: Reservation) -> None:
     before = sorted(row.gpus.values_list("uuid", flat=True))
     try:
         with transaction.atomic():
-            row.gpus.set(booking.choose(row, principal=SYSTEM, ready=True))
+            row.gpus.set(*booking.choose([row], principal=SYSTEM, ready=True))
     except (booking.WindowTaken, Busy) as error:
         row.change(reason=error.detail)
         note(row, principal=SYSTEM, action="wait", why=error.detail)

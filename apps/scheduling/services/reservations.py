@@ -71,7 +71,7 @@ def create_reservation(
     _refuse_many(tenant, len(rows))
     for row in rows:
         booking.refuse_over_quota(row)
-        gpus = booking.choose(row, principal=principal)
+    for row, gpus in zip(rows, booking.choose(rows, principal=principal), strict=True):
         row.save()
         row.gpus.set(gpus)
         note(row, principal=principal, action="create", **_facts(row))
@@ -129,7 +129,6 @@ def change_reservation(
         _rebook(reservation, principal)
     reservation.change(**values)
     note(reservation, principal=principal, action="change", before=_plain(before), **_plain(values))
-    events.wake_scheduler(reservation.pool)
     return reservation
 
 
@@ -152,7 +151,6 @@ def release_reservation(
     before = {"state": reservation.state}
     reservation.change(state=ReservationState.RELEASED, ending=ending, released_at=timezone.now(), reason=None)
     note(reservation, principal=principal, action="release", before=before, why=str(Ending(ending).label))
-    events.wake_scheduler(reservation.pool)
     events.drive_reservations_on_commit()
     return reservation
 
@@ -186,6 +184,8 @@ def refuse_window(start_at: datetime, end_at: datetime) -> None:
 def weekly(first: Reservation, until: datetime | None) -> list[Reservation]:
     """The reservation, and again each week as long as it begins before `until`, with one `series`. Unsaved."""
     rows = [first]
+    if until is not None and first.end_at > first.start_at + WEEK:
+        raise WindowInvalid("A window that is booked every week is a week long at most.")
     while until is not None and rows[-1].start_at + WEEK < until:
         if len(rows) > MOST_OPEN:
             raise WindowInvalid(f"At most {MOST_OPEN} can be booked at once: end the series earlier.")
@@ -224,7 +224,7 @@ def _rebook(reservation: Reservation, principal: Principal) -> None:
         return
     if reservation.state == ReservationState.ACTIVE:
         raise booking.stuck(reservation, principal)
-    reservation.gpus.set(booking.choose(reservation, principal=principal))
+    reservation.gpus.set(*booking.choose([reservation], principal=principal))
 
 
 def note(

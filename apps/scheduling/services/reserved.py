@@ -1,7 +1,7 @@
 """Reading who takes which GPU when, as the core's calendar wants it, and what of it concerns a claim to be placed."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import Q
@@ -74,7 +74,7 @@ def _of_claims(gpus: Q, now: datetime, lent: bool) -> Iterable[Hold]:
             calendar.CLAIM,
             str(claim.uid),
             claim.tenant.slug,
-            yields=borrows(claim) or (lent and claim.best_effort and claim.reservation_id is None),
+            yields=borrows(claim, claim.pool) or (lent and claim.best_effort and claim.reservation_id is None),
             within=within,
         )
 
@@ -95,34 +95,56 @@ def limit_of(claim: Claim, begin: datetime) -> datetime | None:
     return min(limits, default=None)
 
 
-def borrows(claim: Claim) -> bool:
+def borrows(claim: Claim, pool: Pool) -> bool:
     """Whether it may use reserved room, and then gives way."""
-    return claim.best_effort and claim.pool.lend_reserved and claim.reservation_id is None
+    return claim.best_effort and pool.lend_reserved and claim.reservation_id is None
 
 
-@dataclass(frozen=True, slots=True)
+# Claims that ask alike and have the same terms get one answer at one moment.
+Terms = tuple[int | None, bool, int | None]
+
+
+@dataclass(slots=True)
 class Reserved:
     """What is reserved in a pool at one moment, for a round: `read_reserved`."""
 
+    pool: Pool
     now: datetime
-    holds: tuple[Hold, ...]
+    holds: list[Hold]
 
-    def held(self, claim: Claim) -> Mapping[str, Room]:
-        """(core, memory_mib) by GPU uuid that this claim may not count on. Not for claims in a reservation."""
+    def terms(self, claim: Claim) -> Terms | None:
+        """All of the claim that decides what it may not count on; None where there is nothing of that kind."""
+        if not self.holds and claim.reservation_id is None:
+            return None
+        return claim.reservation_id, borrows(claim, self.pool), claim.time_limit_seconds
+
+    def held(self, claim: Claim, gpus: Callable[[], Iterable[GpuState]]) -> Mapping[str, Room]:
+        """(core, memory_mib) by GPU uuid that this claim may not count on, of what is free on `gpus` now."""
+        if claim.reservation is not None:
+            return self._outside(claim.reservation, list(gpus()))
         if not self.holds:
             return {}
-        return calendar.held(self.holds, microseconds(self.now), until(claim, self.now))
+        return calendar.held(self.holds, microseconds(self.now), until(claim, self.pool, self.now))
 
-    def within(self, claim: Claim, gpus: Iterable[GpuState]) -> list[GpuState]:
-        """What the claim's reservation has left for it on these GPUs as they stand; nothing while it is not active."""
-        if claim.reservation is None or claim.reservation.state != ReservationState.ACTIVE:
-            return []
-        return calendar.room_within(gpus, self.holds, str(claim.reservation.uid))
+    def took(self, claim: Claim, gpus: Iterable[str]) -> None:
+        """The claim is on these GPUs from now on, for who is asked after it."""
+        if self.holds:
+            self.holds += _of_new(claim, self.pool, gpus, self.now)
+
+    def _outside(self, reservation: Reservation, gpus: list[GpuState]) -> dict[str, Room]:
+        """All but what the reservation has left: a claim in it runs nowhere else."""
+        left = {gpu.uuid: gpu for gpu in calendar.room_within(gpus, self.holds, str(reservation.uid))}
+        answer: dict[str, Room] = {}
+        for gpu in gpus:
+            own = left.get(gpu.uuid)
+            room = (own.core_free, own.memory_free_mib) if own else (0, 0)
+            answer[gpu.uuid] = gpu.core_free - room[0], gpu.memory_free_mib - room[1]
+        return answer
 
 
-def until(claim: Claim, now: datetime) -> int:
+def until(claim: Claim, pool: Pool, now: datetime) -> int:
     """Until when a claim placed now would want its room. A borrower's is over when the owner is about to come."""
-    if borrows(claim):
+    if borrows(claim, pool):
         return microseconds(now + NOTICE)
     end = limit_of(claim, now)
     return FOREVER if end is None else microseconds(end)
@@ -132,7 +154,58 @@ def read_reserved(pool: Pool, *, now: datetime) -> Reserved:
     """One query where nothing is reserved."""
     reserved = Gpu.objects.filter(reservations__in=Reservation.objects.open().filter(pool=pool))
     keys = list(reserved.values_list("pk", flat=True).distinct())
-    return Reserved(now, tuple(holds_of(Q(pk__in=keys), now=now)) if keys else ())
+    return Reserved(pool, now, holds_of(Q(pk__in=keys), now=now) if keys else [])
+
+
+def _of_new(claim: Claim, pool: Pool, gpus: Iterable[str], now: datetime) -> list[Hold]:
+    """What a claim takes that is being placed."""
+    end, within = until(claim, pool, now), str(claim.reservation.uid) if claim.reservation else None
+    size, whose = (claim.core_request, claim.memory_mib), (calendar.CLAIM, str(claim.uid), "")
+    return [Hold(gpu, *size, 0, end, *whose, within=within) for gpu in gpus]
+
+
+class Guard:
+    """What is promised of some GPUs whose rows are locked, and whether a claim may come beside it.
+
+    A booking locks the rows too, before it is written: what is booked is seen here, and who is placed is seen there.
+    """
+
+    def __init__(self, gpu_ids: Iterable[int], *, now: datetime) -> None:
+        self._now, keys = now, list(gpu_ids)
+        reserved = Reservation.objects.open().filter(gpus__in=keys).exists()
+        self._holds = holds_of(Q(pk__in=keys), now=now) if reserved else None
+        self._memory = dict(Gpu.objects.filter(pk__in=keys).values_list("uuid", "memory_mib")) if reserved else {}
+        self._uuids = dict(Gpu.objects.filter(pk__in=keys).values_list("pk", "uuid")) if reserved else {}
+
+    def admits(self, claim: Claim, gpu_ids: Iterable[int]) -> bool:
+        """Whether the claim, not yet written, leaves what is reserved alone; it then counts for the next one."""
+        if self._holds is None:
+            return True
+        new = _of_new(claim, claim.pool, [self._uuids[key] for key in gpu_ids], self._now)
+        if self._broken(claim, {hold.gpu for hold in new}, [*self._holds, *new]):
+            return False
+        self._holds += new
+        return True
+
+    def promised(self, claim: Claim) -> list[str]:
+        """The GPUs on which the claim, as it is written now, is in the way of what is reserved."""
+        if self._holds is None:
+            return []
+        # It counts fully here, though it would give way.
+        holds = [replace(hold, yields=False) if hold.holder == str(claim.uid) else hold for hold in self._holds]
+        return self._broken(claim, {hold.gpu for hold in holds if hold.holder == str(claim.uid)}, holds)
+
+    def _broken(self, claim: Claim, gpus: set[str], holds: list[Hold]) -> list[str]:
+        if claim.reservation is None or claim.reservation.state != ReservationState.ACTIVE:
+            window = microseconds(self._now), until(claim, claim.pool, self._now)
+            return calendar.overfull(holds, {uuid: self._memory[uuid] for uuid in gpus}, *window)
+        whole = [GpuState(uuid, "", 0, "", mib, calendar.WHOLE, mib) for uuid, mib in self._memory.items()]
+        left = {gpu.uuid: gpu for gpu in calendar.room_within(whole, holds, str(claim.reservation.uid))}
+        return [uuid for uuid in sorted(gpus) if uuid not in left or min(_free(left[uuid])) < 0]
+
+
+def _free(gpu: GpuState) -> Room:
+    return gpu.core_free, gpu.memory_free_mib
 
 
 def overrun(*, now: datetime) -> dict[str, datetime]:
@@ -157,35 +230,3 @@ def overrun(*, now: datetime) -> dict[str, datetime]:
         if hold.kind == calendar.RESERVATION and hold.begin_us < window[1]
     }
     return {hold.holder: moment(starts[hold.gpu]) for hold in holds if hold.holder in gone and hold.gpu in starts}
-
-
-def promised_to_others(claim: Claim, gpu_ids: Iterable[int], *, now: datetime) -> list[str]:
-    """Those of these GPUs on which the claim, whose assignments are written, would be in a reservation's way.
-
-    Asked with the GPUs' rows locked, in the transaction that takes them: a booking locks them too, so what is booked is
-    seen here, and who is placed is seen there.
-    """
-    keys = list(gpu_ids)
-    if not Reservation.objects.open().filter(gpus__in=keys).exists():
-        return []
-    memory = dict(Gpu.objects.filter(pk__in=keys).values_list("uuid", "memory_mib"))
-    holds = holds_of(Q(pk__in=keys), now=now)
-    if claim.reservation is not None and claim.reservation.state == ReservationState.ACTIVE:
-        return _beyond_share(holds, str(claim.reservation.uid), memory)
-    # The claim's own hold counts fully here, though it would give way.
-    own = [hold if hold.holder != str(claim.uid) else _firm(hold) for hold in holds]
-    return calendar.overfull(own, memory, microseconds(now), until(claim, now))
-
-
-def _firm(hold: Hold) -> Hold:
-    return Hold(hold.gpu, hold.core, hold.memory_mib, hold.begin_us, hold.end_us, hold.kind, hold.holder, hold.tenant)
-
-
-def _beyond_share(holds: list[Hold], reservation: str, memory: Mapping[str, int]) -> list[str]:
-    free = [GpuState(uuid, "", 0, "", mib, calendar.WHOLE, mib) for uuid, mib in memory.items()]
-    left = {gpu.uuid: gpu for gpu in calendar.room_within(free, holds, reservation)}
-    return [
-        uuid
-        for uuid in sorted(memory)
-        if uuid not in left or left[uuid].core_free < 0 or left[uuid].memory_free_mib < 0
-    ]

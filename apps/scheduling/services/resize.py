@@ -24,7 +24,7 @@ from apps.scheduling.services.claims import (
     refuse_impossible,
     refuse_low_limit,
 )
-from apps.scheduling.services.reserved import promised_to_others
+from apps.scheduling.services.reserved import Guard
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -136,7 +136,7 @@ def _resize_loans(claim: Claim, *, resized: bool) -> None:
 def _refuse_reserved(claim: Claim, assignments: list[Assignment]) -> None:
     """Raises NoRoom where the claim would take what a reservation will need before it ends."""
     keys = [assignment.gpu_id for assignment in assignments]
-    if reserved := promised_to_others(claim, keys, now=timezone.now()):
+    if reserved := Guard(keys, now=timezone.now()).promised(claim):
         raise NoRoom(f"What is free on GPU {reserved[0]} is reserved.", gpu_uuid=reserved[0], reserved=True)
 
 

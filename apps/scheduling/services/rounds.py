@@ -70,6 +70,7 @@ class _Round:
     def run(self, fence: Callable[[], None]) -> Round | None:
         """Ask, commit, tell, record."""
         started = time.perf_counter()
+        self.picture.look_at_reservations()
         candidates = in_turn(self.picture.candidates())
         if not candidates:
             return None
@@ -96,9 +97,12 @@ class _Round:
     def _ask(self, waiting: Waiting) -> None:
         picture = self.picture
         if picture.refusal_of(waiting.kind) is None:
-            answer = picture.fleet.place(waiting.request)
-            self.asked[waiting.claim.pk] = picture.journal.asked(waiting.claim.uid, waiting.request, answer)
+            held = picture.held(waiting.claim)
+            answer = picture.fleet.place(waiting.request, held=held)
+            step = picture.journal.asked(waiting.claim.uid, waiting.request, answer, held=held)
+            self.asked[waiting.claim.pk] = step
             if isinstance(answer, Placed):
+                picture.reserved.took(waiting.claim, answer.gpus)
                 picture.take(answer, waiting.request)
                 self.picks.append((waiting, answer))
                 return
