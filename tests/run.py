@@ -2,7 +2,8 @@
 
     python -m tests.run [--long] [pytest's arguments…]
 
-Tests that measure time or start a whole platform are marked ``serial`` and run alone; the others share two processes.
+The sanitizers' builds and the Python tests run beside each other: they wait more than they compute. Tests that measure
+time or start a whole platform are marked ``serial`` and come after them, two files at a time.
 """
 
 import argparse
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -61,6 +64,12 @@ def c_suite(suite: str, target: str) -> Row:
     return Row(suite, None, None, None, time.monotonic() - begun, status == 0)
 
 
+def beside(*suites: Callable[[], Row]) -> list[Row]:
+    """All at once; their rows in the order given."""
+    with ThreadPoolExecutor(len(suites)) as threads:
+        return [one.result() for one in [threads.submit(suite) for suite in suites]]
+
+
 def table(rows: list[Row]) -> str:
     lines = [f"{'suite':<24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}"]
     for row in rows:
@@ -84,9 +93,11 @@ def main() -> int:
     else:
         rows = [
             c_suite("C, simulated driver", "test"),
-            c_suite("C, sanitizers", "sanitize"),
-            pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *extra),
-            pytest_suite("Python, alone", "serial and not long", *extra),
+            *beside(
+                lambda: c_suite("C, sanitizers", "sanitize"),
+                lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *extra),
+            ),
+            pytest_suite("Python, platforms", "serial and not long", "-n", PROCESSES, "--dist", "loadfile", *extra),
         ]
     print(f"\n{table(rows)}")
     return 0 if all(row.good for row in rows) else 1
