@@ -4,7 +4,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -64,10 +63,14 @@ class _Answer(Structure):
     _fields_ = [("node", c_int32), ("most", c_int32), ("removed", c_int64 * FILTERS)]
 
 
-def _load() -> ctypes.CDLL | None:
+# The same for many.
+ANSWER = np.dtype([("node", np.int32), ("most", np.int32), ("removed", np.int64, FILTERS)])
+
+
+def load(file: Path = BUILT) -> ctypes.CDLL | None:
     """The library; None where it was not built, or not for this machine."""
     try:
-        library = ctypes.CDLL(str(BUILT))
+        library = ctypes.CDLL(str(file))
     except OSError:
         return None
     library.kernel_open.restype = c_void_p
@@ -85,7 +88,7 @@ def _load() -> ctypes.CDLL | None:
     return library
 
 
-LIBRARY = _load()
+LIBRARY = load()
 
 
 class NativeKernel:
@@ -182,15 +185,22 @@ class NativeKernel:
 
     def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
         """Place and take one after the other."""
-        n = len(rows)
-        answers: Any = (_Answer * n)()
+        n, counts = len(rows), [self._rows[row][0].count for row in rows]
+        asked, drawn = np.array(rows, np.int32), np.array(draws, np.uint64)
+        answers = np.empty(n, ANSWER)
         gpus = np.empty((n, self.board.width), np.int32)
         self._library.kernel_place_many(
-            self._handle, n, (c_int32 * n)(*rows), (c_uint64 * n)(*draws), answers, gpus.ctypes.data
+            self._handle,
+            n,
+            asked.ctypes.data,
+            drawn.ctypes.data,
+            answers.ctypes.data,
+            gpus.ctypes.data,
         )
+        told = zip(counts, answers["node"].tolist(), gpus.tolist(), strict=True)
         return [
-            Answer(answer.node, tuple(places[: self._rows[row][0].count]))
-            if answer.node >= 0
-            else Answer(-1, (), tuple(answer.removed), answer.most)
-            for row, answer, places in zip(rows, answers, gpus.tolist(), strict=True)
+            Answer(node, tuple(places[:count]))
+            if node >= 0
+            else Answer(-1, (), answers["removed"][at].tolist(), int(answers["most"][at]))
+            for at, (count, node, places) in enumerate(told)
         ]

@@ -35,6 +35,8 @@ class _Row:
     place: Int32
     removed: Int64
     totals: Int64
+    # The mix is another: what fits has another score.
+    stale: bool = False
 
 
 class VectorKernel:
@@ -53,7 +55,7 @@ class VectorKernel:
         """Another mix: every row is scored anew."""
         self._sums.set_mix(tables)
         for row in self._rows.values():
-            row.at = -1
+            row.stale = True
 
     def add_row(self, shape: Shape) -> int:
         """A row for the shape: its number."""
@@ -138,9 +140,15 @@ class VectorKernel:
 
     def _catch_up(self, row: _Row) -> None:
         """What changed since the row was last asked, each node once."""
-        if row.at == len(self._log):
+        if row.at == len(self._log) and not row.stale:
             return
-        nodes = self._everywhere if row.at < 0 else np.array(sorted(set(self._log[row.at :])))
+        nodes = self._everywhere
+        if row.at >= 0:
+            changed = set(self._log[row.at :])
+            if row.stale:
+                changed.update(np.flatnonzero(row.score != NO_FIT).tolist())
+            nodes = np.array(sorted(changed), np.int64)
+        row.stale = False
         row.at = len(self._log)
         verdicts = self._verdicts(row.shape, nodes, None, row.shape.exclusion)
         removed = _counted(verdicts)

@@ -39,12 +39,12 @@ void kernel_close(struct kernel *k)
     free(k);
 }
 
-/* Every row is out of date then: their places in the log are put too far back to be caught up from. */
+/* Every score is out of date then, but not which GPUs fit. */
 void kernel_set_mix(struct kernel *k, const struct mix *mix)
 {
     k->mix = *mix;
     memset(k->known, 0, (size_t)k->board.nodes);
-    k->head += k->board.nodes + 1;
+    k->mixes++;
 }
 
 static void free_row(struct row *row)
@@ -64,6 +64,7 @@ int32_t kernel_add_row(struct kernel *k, const struct shape *shape)
         return -1;
     row->shape = *shape;
     row->at = k->head - k->board.nodes - 1;
+    row->mixes = k->mixes;
     row->cell = calloc(n + 1, sizeof *row->cell);
     row->block = calloc(n / BLOCK + 1, sizeof *row->block);
     row->stale = calloc(n / BLOCK + 1, 1);
@@ -132,25 +133,45 @@ static void rescore(struct kernel *k, struct row *row, int32_t node)
     cell->score = score;
 }
 
-/* Bring the row up to date: what changed since it was last asked, each node once. */
+static void score_again(struct kernel *k, struct row *row)
+{
+    for (int32_t node = 0; node < k->board.nodes; node++)
+        if (row->cell[node].score != NO_FIT)
+            rescore(k, row, node);
+    row->mixes = k->mixes;
+}
+
+/* Each node of the log since then once. A row's cells come in no order, so those that follow are asked for early. */
+static void follow_log(struct kernel *k, struct row *row)
+{
+    int32_t nodes = k->board.nodes, next = (int32_t)(row->at % nodes);
+    k->serial++;
+    for (int64_t left = k->head - row->at; left; left--) {
+        int32_t node = k->log[next], ahead = next + 8;
+        __builtin_prefetch(&row->cell[k->log[ahead < nodes ? ahead : ahead % nodes]], 1);
+        next = next + 1 < nodes ? next + 1 : 0;
+        if (k->stamp[node] == k->serial)
+            continue;
+        k->stamp[node] = k->serial;
+        rescore(k, row, node);
+    }
+}
+
+/* Bring the row up to date with the nodes and with the mix. */
 static void catch_up(struct kernel *k, struct row *row)
 {
     int32_t nodes = k->board.nodes;
     if (k->head - row->at > nodes) {
+        row->mixes = k->mixes;
         memset(row->stale, 1, (size_t)nodes / BLOCK + 1);
         for (int32_t node = 0; node < nodes; node++)
             rescore(k, row, node);
     } else {
-        k->serial++;
-        for (int64_t at = row->at; at < k->head; at++) {
-            int32_t node = k->log[at % nodes];
-            if (k->stamp[node] == k->serial)
-                continue;
-            k->stamp[node] = k->serial;
-            rescore(k, row, node);
-        }
+        follow_log(k, row);
     }
     row->at = k->head;
+    if (row->mixes != k->mixes)
+        score_again(k, row);
     for (int32_t block = 0; block * BLOCK < nodes; block++) {
         if (!row->stale[block])
             continue;

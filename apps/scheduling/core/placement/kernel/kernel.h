@@ -95,7 +95,7 @@ struct cell {
 /* `block` is the best score of so many nodes; `stale` marks those whose best was lowered. */
 struct row {
     struct shape shape;
-    int64_t at, totals[FILTERS];
+    int64_t at, mixes, totals[FILTERS];
     struct cell *cell;
     int64_t *block;
     uint8_t *stale;
@@ -110,7 +110,7 @@ struct worth {
 struct kernel {
     struct board board;
     struct mix mix;
-    int64_t head, serial;
+    int64_t head, serial, mixes;
     int64_t *stamp;
     int32_t *log, *listed;
     int32_t rows;
