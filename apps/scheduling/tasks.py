@@ -41,6 +41,13 @@ def push_node(node_id: int) -> None:
 
 
 @shared_task
+def push_nodes(node_ids: list[int]) -> None:
+    """Send several nodes their desired states."""
+    for node_id in node_ids:
+        push_node(node_id)
+
+
+@shared_task
 def repair_pushes() -> int:
     """Push again to connected nodes whatever is not observed after 5 s; returns how many."""
     now = timezone.now()

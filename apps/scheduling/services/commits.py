@@ -42,7 +42,7 @@ class Pick:
     @property
     def charged(self) -> bool:
         """Whether its quotas bear it already."""
-        return any(self.claim.charged.values())
+        return self.claim.charged_vgpus > 0
 
 
 @dataclass(slots=True)

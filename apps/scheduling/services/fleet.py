@@ -1,6 +1,6 @@
 """Reading a pool's GPUs and nodes as the core wants them: a few queries, whatever the size."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,8 +74,8 @@ def read_fleet(pool: Pool) -> list[GpuState]:
 
 def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
     """The pool's GPUs, all or those asked for, in the order of nodes' names and GPUs' indexes."""
-    labels = labels_on(pool)
     gpus = Gpu.objects.filter(which or Q(), node__pool=pool).select_related("node").order_by("node__name", "index")
+    labels = labels_on(pool, None if which is None else [gpu.pk for gpu in gpus])
     return [
         Device(
             gpu.pk,
@@ -109,9 +109,10 @@ def _links(gpus: Iterable[Gpu]) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def labels_on(pool: Pool) -> dict[int, tuple[Label, ...]]:
-    """The labels of the claims on the pool's GPUs, by GPU."""
-    rows = Assignment.objects.filter(LABELLED, claim__pool=pool).exclude(claim__state="released")
+def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:
+    """The labels of the claims on the pool's GPUs, all or those given, by GPU."""
+    here = Q() if gpus is None else Q(gpu__in=gpus)
+    rows = Assignment.objects.filter(here, LABELLED, claim__pool=pool).exclude(claim__state="released")
     found: dict[int, list[Label]] = {}
     for gpu, tenant, *names in rows.exclude(state=AssignmentState.RELEASED).values_list(*LABEL_COLUMNS):
         of_one = [Label(kind, str(tenant), name) for kind, name in zip(LABEL_KINDS, names, strict=True) if name]

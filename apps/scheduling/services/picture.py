@@ -279,7 +279,7 @@ class Picture:
 
     def _keep_claims(self, which: Q) -> None:
         for claim in self._queue(which).order_by("pk"):
-            charged = any(claim.charged.values())
+            charged = claim.charged_vgpus > 0
             terms = self.reserved.terms(claim)
             kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
             self.waiting[claim.pk] = Waiting(claim, kind)

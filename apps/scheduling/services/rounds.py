@@ -131,6 +131,7 @@ class _Round:
         if wrong:
             picture.refresh_devices(gpus={key for pick in wrong for key in pick.gpus})
         if self.outcome.lost:
+            picture.listen_for_silence()
             picture.refresh_claims({pick.claim.pk for pick in self.outcome.lost})
 
     def _tell(self) -> int:
