@@ -1,6 +1,7 @@
 """This app's side of the agents' gateway."""
 
 import logging
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -38,8 +39,10 @@ class Gateway:
         }
         samples.store(node=node, usage=frame, known=set(rows))
         known = [item for item in frame.assignments if item.uid in rows]
-        if lenders := {str(rows[item.uid]["claim__uid"]): item for item in known if rows[item.uid]["lent_core"]}:
-            waking.wake(lenders)
+        # Of several GPUs of a claim, the one on which it did most.
+        rising = sorted(known, key=lambda item: item.core_percent)
+        if lenders := {str(rows[item.uid]["claim__uid"]): item for item in rising if rows[item.uid]["lent_core"]}:
+            waking.wake(lenders, at=datetime.fromtimestamp(frame.at, tz=UTC))
         shown = [_shown(item, rows[item.uid]) for item in known]
         gpus = [msgspec.to_builtins(gpu) for gpu in frame.gpus]
         # Sequence numbers are the node's own: a page that watches a claim on two nodes counts them apart.

@@ -21,6 +21,7 @@ from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.leases import release_lapsed
 from apps.scheduling.services.ledger_check import differences
+from apps.scheduling.services.lending import own_what_is_free
 from apps.scheduling.services.rebalancing import REBALANCER, end_loans, rebalance
 from apps.scheduling.services.reservation_clock import drive
 from apps.scheduling.services.rollups import roll_up
@@ -115,6 +116,7 @@ PROPOSALS_KEPT = timedelta(days=30)
 def rebalance_pools() -> int:
     """One run of every pool that wants it, each a task of its own; returns how many."""
     end_loans()
+    own_what_is_free()
     pools = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).values_list("pk", flat=True)
     for pool_id in pools:
         rebalance_pool.delay(pool_id)

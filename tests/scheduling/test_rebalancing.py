@@ -67,6 +67,7 @@ def idle_lender(cast: Cast, machine: Machine, clock: Clock, **asked: Any) -> Cla
     assert [(found.kind, found.state) for found in run(cast)] == [("lend", "applied")]
     claim.refresh_from_db()
     assert claim.lent_core == 75
+    clock.advance(seconds=1)
     return claim
 
 
@@ -178,6 +179,16 @@ def test_a_claim_that_is_seen_to_work_has_its_own_back_at_once(cast: Cast, machi
     assert_books_agree()
 
 
+def test_what_was_measured_before_it_lent_wakes_nobody(cast: Cast, machine: Machine, clock: Clock) -> None:
+    lender = idle_lender(cast, machine, clock)
+    clock.now -= timedelta(seconds=60)
+    usage(machine, lender, 40.0)
+    assert machine.gpu().core_lent == 75
+    clock.now += timedelta(seconds=61)
+    usage(machine, lender, 40.0)
+    assert machine.gpu().core_lent == 0
+
+
 def test_after_waking_it_lends_no_sooner_than_the_cool_down_and_a_new_window(
     cast: Cast, machine: Machine, clock: Clock
 ) -> None:
@@ -242,6 +253,23 @@ def test_a_borrower_may_grow_by_what_is_lent_only_and_shrink(cast: Cast, machine
         assert (machine.gpu().core_used, machine.gpu().core_borrowed) == (80, core)
         assert used(cast.globex)["core_percent"] == core
         assert_books_agree()
+
+
+def test_a_borrower_has_its_own_where_there_is_room_again(cast: Cast, machine: Machine, clock: Clock) -> None:
+    lender = idle_lender(cast, machine, clock)
+    claim = borrower(cast)
+    machine.obey()
+    assert lending.own_what_is_free() == 0
+    release_claim(principal=SYSTEM, claim=lender)
+    machine.obey()
+    assert lending.own_what_is_free() == 1
+    assert [item.core_request for item in desired_state(machine.node).assignments] == [60]
+    machine.obey()
+    claim.refresh_from_db()
+    gpu = machine.gpu()
+    assert (claim.borrowed_core, gpu.core_used, gpu.core_borrowed) == (0, 60, 0)
+    assert used(cast.globex)["core_percent"] == 60
+    assert_books_agree()
 
 
 @pytest.mark.parametrize("policy", ["fixed", "fair", "native"])

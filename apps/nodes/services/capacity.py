@@ -95,3 +95,16 @@ def return_borrowed(*, gpu_id: int, core: int) -> None:
     Gpu.objects.filter(pk=gpu_id).update(
         core_borrowed=F("core_borrowed") - core, version=F("version") + 1, updated_at=timezone.now()
     )
+
+
+def promise_borrowed(*, gpu_id: int, core: int, but: int = 0) -> bool:
+    """Promise what was borrowed, of free core beside `but` of it; False where there is not so much."""
+    room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core - but)
+    return bool(
+        room.update(
+            core_used=F("core_used") + core,
+            core_borrowed=F("core_borrowed") - core,
+            version=F("version") + 1,
+            updated_at=timezone.now(),
+        )
+    )

@@ -152,3 +152,34 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
     if any(node.pool_id != claim.pool_id or node.state != "ready" for node in Node.objects.filter(pk__in=node_ids)):
         raise _Changed
     return True
+
+
+def own_what_is_free() -> int:
+    """Claims that borrow, where their GPUs have become free enough, get a guarantee of their own there; how many."""
+    borrowing = Claim.objects.filter(borrowed_core__gt=0, state=ClaimState.ACTIVE).select_related("tenant", "pool")
+    return sum(map(_owned, borrowing.order_by("-priority", "pk")))
+
+
+def _owned(seen: Claim) -> bool:
+    try:
+        _own(seen)
+    except _Changed:
+        return False
+    return True
+
+
+@transaction.atomic
+def _own(seen: Claim) -> None:
+    claim = locked(seen)
+    if claim.state != ClaimState.ACTIVE or not claim.borrowed_core:
+        raise _Changed
+    reserved = read_reserved(claim.pool, now=timezone.now()).held(claim)
+    assignments = list(claim.assignments.filter(borrowed_core__gt=0).select_related("gpu").order_by("gpu_id"))
+    for assignment in assignments:
+        core, (kept, _) = assignment.borrowed_core, reserved.get(assignment.gpu.uuid, (0, 0))
+        if not capacity.promise_borrowed(gpu_id=assignment.gpu_id, core=core, but=kept):
+            raise _Changed
+        assignment.change(held_core=core, borrowed_core=0, generation=assignment.generation + 1)
+    claim.borrowed_core = 0
+    states.move(claim, claim.state, generation=claim.generation + 1)
+    raise_frames({assignment.gpu.node_id for assignment in assignments})

@@ -5,6 +5,7 @@ placed on what is its own.
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from agent import wire
 from apps.scheduling.core.rebalancing.values import is_awake
@@ -16,9 +17,13 @@ from apps.scheduling.services.rebalancing import REBALANCER, decided
 from gpucloud.errors import GpucloudError
 
 
-def wake(lenders: Mapping[str, wire.AssignmentUsage]) -> int:
-    """Give back to those of these lending claims, by uid, that are awake by this measurement; how many."""
-    claims = Claim.objects.filter(uid__in=lenders, lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
+def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
+    """Give back to those of these lending claims, by uid, that are awake by this measurement; how many.
+
+    An agent that was away sends what it kept: what was measured before a claim lent says nothing of it.
+    """
+    claims = Claim.objects.filter(uid__in=lenders, lent_core__gt=0, rebalanced_at__lt=at)
+    claims = claims.select_related("tenant", "pool").order_by("pk")
     return sum(_woken(claim, lenders[str(claim.uid)]) for claim in claims)
 
 
