@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.values import GpuState, Placed, Request
+from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
 from apps.scheduling.models import Assignment
 from apps.scheduling.services.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, give_plenty, placed
@@ -88,12 +88,22 @@ def test_a_claim_is_moved_where_its_labels_let_it_only() -> None:
     assert steps(make_room(fleet, sitting, Request(1, 100, 100), BOUNDS)) == [("cg0", ("g2",))]
 
 
+def test_room_is_made_on_the_nodes_that_are_asked_for_only() -> None:
+    nodes = [NodeState("n0", (("zone", "a"),)), NodeState("n1", (("zone", "b"),))]
+    fleet = Fleet(gpus(4, per_node=2), nodes, policy="binpack")
+    sitting = seat(fleet, [("a", 30, 100, "g0"), ("b", 30, 500, "g2"), ("c", 60, 10, "g1"), ("d", 60, 10, "g3")])
+    request = Request(1, 100, 100, node_selector=(("zone", "b"),))
+    plan = make_room(fleet, sitting, request, BOUNDS)
+    assert plan is not None
+    assert ([move.claim for move in plan.moves], plan.frees) == (["d"], ("g3",))
+
+
 def test_half_empty_gpus_are_put_together() -> None:
     fleet = Fleet(gpus(4), policy="binpack")
     sitting = seat(fleet, [("a", 40, 100, "g0"), ("b", 40, 200, "g1"), ("c", 40, 300, "g2"), ("d", 90, 10, "g3")])
     plan = free_gpus(fleet, sitting, BOUNDS)
     assert plan is not None
-    assert (steps(plan), plan.frees) == ([("a", ("g1",))], ("g0",)) or plan.frees == ("g0",)
+    assert ([move.claim for move in plan.moves], plan.frees) == (["a"], ("g0",))
     assert free_gpus(Fleet(gpus(4), policy="binpack"), [], BOUNDS) is None
 
 

@@ -162,8 +162,10 @@ def _is_whole(gpu: GpuState) -> bool:
 def _targets(table: _Table, request: Request, bounds: MoveBounds) -> Iterator[list[GpuState]]:
     """Sets of GPUs of one node that could carry the request once they were left, cheap ones first."""
     by_node: dict[str, list[GpuState]] = defaultdict(list)
+    wanted = set(request.node_selector)
+    selected = {node.name for node in table.fleet.nodes() if wanted <= set(node.labels)}
     for gpu in table.fleet.gpus():
-        suits = not request.models or gpu.model in request.models
+        suits = (not request.models or gpu.model in request.models) and (not wanted or gpu.node in selected)
         if gpu.schedulable and suits and gpu.memory_mib >= request.memory_mib:
             by_node[gpu.node].append(gpu)
     sets = []

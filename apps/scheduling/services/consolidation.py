@@ -12,7 +12,7 @@ from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_g
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims import request_of
-from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.services.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserved import microseconds, read_reserved
 from apps.scheduling.services.utilization import MIB
 
@@ -49,7 +49,7 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> list[P
     waiting = Claim.objects.filter(pool=pool, state=ClaimState.QUEUED, reservation=None).select_related(
         "tenant", "pool"
     )
-    fleet = Fleet(read_fleet(pool), policy="binpack")
+    fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
     head = waiting.order_by("-priority", "pk")[:MOST_WAITING]
     now = timezone.now()
     held = calendar.held(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
