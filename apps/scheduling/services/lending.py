@@ -173,7 +173,7 @@ def _own(seen: Claim) -> None:
     claim = locked(seen)
     if claim.state != ClaimState.ACTIVE or not claim.borrowed_core:
         raise _Changed
-    reserved = read_reserved(claim.pool, now=timezone.now()).held(claim)
+    reserved = read_reserved(claim.pool, now=timezone.now()).held(claim, lambda: read_fleet(claim.pool))
     assignments = list(claim.assignments.filter(borrowed_core__gt=0).select_related("gpu").order_by("gpu_id"))
     for assignment in assignments:
         core, (kept, _) = assignment.borrowed_core, reserved.get(assignment.gpu.uuid, (0, 0))
