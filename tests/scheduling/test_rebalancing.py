@@ -4,97 +4,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.utils import timezone
 
-from agent import wire
-from apps.nodes.models import Sample
-from apps.quotas.api.serializers import RebalanceBoundsSerializer
 from apps.quotas.principals import SYSTEM
-from apps.scheduling import tasks
-from apps.scheduling.core.rebalancing.values import Bounds
-from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services import lending, loans, rebalancing
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.forgetting import forget_node
-from apps.scheduling.services.observing import bounds_of
-from apps.scheduling.services.resize import resize_claim
 from apps.scheduling.services.rounds import run_round
 from apps.scheduling.services.sharing import change_pool
-from tests.cast import GIB, MIB_BYTES, Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, used
+from tests.cast import Cast, Machine, ask, assert_books_agree, lose, placed, used
 from tests.scheduling.clock import Clock
+from tests.scheduling.idling import borrower, idle_lender, machine, measured, run, usage
 
-SECONDS = 300
-
-
-@pytest.fixture
-def machine(clock: Clock, cast: Cast) -> Machine:
-    give_plenty(cast.acme, cast.globex)
-    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="apply")
-    cast.pool.refresh_from_db()
-    return Machine("gpu1", cast.pool, gpus=1)
-
-
-def measured(claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: int = 0, **facts: float) -> None:
-    """Let time pass in which every assignment of the claim does this, each second."""
-    facts = {"core_percent": 0.0, "throttled_percent": 0.0, **facts}
-    begin = clock.now
-    clock.advance(seconds=seconds)
-    Sample.objects.bulk_create(
-        Sample(
-            assignment_uid=assignment.uid,
-            at=begin + timedelta(seconds=second + 1),
-            core_limit_percent=claim.core_limit,
-            memory_bytes=memory_mib * MIB_BYTES,
-            **facts,
-        )
-        for assignment in claim.assignments.all()
-        for second in range(seconds)
-    )
-
-
-def run(cast: Cast) -> list[Proposal]:
-    cast.pool.refresh_from_db()
-    return rebalancing.rebalance(principal=SYSTEM, pool=cast.pool).proposals
-
-
-def idle_lender(cast: Cast, machine: Machine, clock: Clock, **asked: Any) -> Claim:
-    """A claim of 80 % that lends 75 of it."""
-    claim, _ = placed(cast, machine, core_request=80, **asked)
-    measured(claim, clock)
-    assert [(found.kind, found.state) for found in run(cast)] == [("lend", "applied")]
-    claim.refresh_from_db()
-    assert claim.lent_core == 75
-    clock.advance(seconds=1)
-    return claim
-
-
-def borrower(cast: Cast, **asked: Any) -> Claim:
-    """A best-effort claim of 60 % for which there is no room but what is lent."""
-    claim = ask(cast, tenant=cast.globex, core_request=60, best_effort=True, name="borrower", **asked)
-    run_round(cast.pool)
-    claim.refresh_from_db()
-    return claim
-
-
-def usage(machine: Machine, claim: Claim, core_percent: float, throttled_percent: float = 0.0) -> None:
-    """One frame of the agent, by its real door."""
-    items = [
-        wire.AssignmentUsage(
-            uid=str(item.uid),
-            core_percent=core_percent,
-            core_limit_percent=100,
-            throttled_percent=throttled_percent,
-            memory_bytes=0,
-            memory_limit_bytes=0,
-            processes=1,
-        )
-        for item in claim.assignments.all()
-    ]
-    frame = wire.Usage(seq=1, at=timezone.now().timestamp(), gpus=[], assignments=items)
-    Gateway().usage(machine.node, frame)
+__all__ = ["machine"]
 
 
 def test_an_idle_claim_lends_and_keeps_its_guarantee_its_charge_and_its_page(
@@ -314,107 +237,3 @@ def test_a_throttled_claim_gets_a_higher_limit_and_later_its_own_again(
     assert (found.kind, found.after) == ("limit", {"core_limit": 40})
     claim.refresh_from_db()
     assert (claim.core_limit, claim.asked_core_limit) == (40, None)
-
-
-def test_what_costs_its_owner_something_waits_for_a_yes(cast: Cast, machine: Machine, clock: Clock) -> None:
-    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
-    measured(claim, clock, core_percent=45, throttled_percent=60)
-    (found,) = run(cast)
-    assert (found.kind, found.state, found.after) == ("resize", "proposed", {"core_request": 60})
-    assert [again.pk for again in run(cast)] == [found.pk], "the same is not proposed twice"
-    path = f"proposals/{found.uid}/"
-    assert cast.vera.post(f"{path}accept/").code == "role-missing"
-    answer = cast.max.post(f"{path}accept/")
-    assert (answer.status, answer.body["state"]) == (200, "applied")
-    claim.refresh_from_db()
-    assert (claim.core_request, used(cast.acme)["core_percent"]) == (60, 60)
-    assert cast.max.post(f"{path}accept/").code == "wrong-state"
-    actions = [row["action"] for row in cast.anna.get("audit/?object_type=proposal").body["results"]]
-    assert actions == ["proposal.accept"]
-
-
-def test_a_proposal_of_less_memory_is_never_below_what_is_in_use(cast: Cast, machine: Machine, clock: Clock) -> None:
-    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_policy="percentile")
-    claim, _ = placed(cast, machine, core_request=40, memory_mib=16 * GIB)
-    measured(claim, clock, core_percent=34, memory_mib=4 * GIB)
-    (found,) = run(cast)
-    assert (found.kind, found.state) == ("resize", "proposed")
-    assert found.after == {"memory_mib": -(-4 * GIB * 120 // 100)}
-
-
-def test_a_proposal_that_nobody_can_keep_any_more_says_so(cast: Cast, machine: Machine, clock: Clock) -> None:
-    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
-    measured(claim, clock, core_percent=45, throttled_percent=60)
-    (found,) = run(cast)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=50)
-    assert cast.max.post(f"proposals/{found.uid}/accept/").code == "proposal-stale"
-    claim = resize_claim(principal=SYSTEM, claim=claim, core_request=40)
-    machine.obey()
-    placed(cast, machine, core_request=60)
-    assert cast.max.post(f"proposals/{found.uid}/accept/").code == "no-room"
-    found.refresh_from_db()
-    assert found.state == "proposed"
-
-
-def test_a_dismissed_proposal_is_not_made_again_within_the_cool_down(
-    cast: Cast, machine: Machine, clock: Clock
-) -> None:
-    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
-    measured(claim, clock, core_percent=45, throttled_percent=60)
-    (found,) = run(cast)
-    answer = cast.max.post(f"proposals/{found.uid}/dismiss/", {"words": "It ends today."})
-    assert (answer.body["state"], answer.body["words"]) == ("dismissed", "It ends today.")
-    assert run(cast) == []
-
-
-def test_a_dry_run_says_what_would_change_and_why_and_changes_nothing(
-    cast: Cast, machine: Machine, clock: Clock
-) -> None:
-    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="off")
-    claim, _ = placed(cast, machine, core_request=80)
-    measured(claim, clock)
-    path = "pools/default/rebalance/"
-    assert cast.olga.post(path).code == "rebalancing-off"
-    answer = cast.olga.post(f"{path}?dry_run=true")
-    assert (answer.body["mode"], answer.body["considered"], answer.body["dry_run"]) == ("off", 1, True)
-    (change,) = answer.body["changes"]
-    assert (change["claim"], change["kind"], change["after"]) == (str(claim.uid), "lend", {"lent_core": 75})
-    assert "best-effort claims may use 75 of its 80 points" in change["explanation"]
-    assert (machine.gpu().core_lent, Proposal.objects.count()) == (0, 0)
-
-
-def test_in_mode_propose_nothing_is_done_without_a_yes(cast: Cast, machine: Machine, clock: Clock) -> None:
-    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="propose")
-    claim, _ = placed(cast, machine, core_request=80)
-    measured(claim, clock)
-    assert tasks.rebalance_pool(cast.pool.pk) == 1
-    assert machine.gpu().core_lent == 0
-    (row,) = cast.max.get("proposals/?state=proposed").body["results"]
-    assert cast.gus.get("proposals/").body["results"] == []
-    assert cast.max.post(f"proposals/{row['uid']}/accept/").status == 200
-    assert machine.gpu().core_lent == 75
-
-
-def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock) -> None:
-    claim, _ = placed(cast, machine, core_request=80)
-    measured(claim, clock)
-    other = connection.copy()
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [rebalancing.lock_number(cast.pool)])
-        assert run(cast) == []
-    finally:
-        other.close()
-    assert len(run(cast)) == 1
-
-
-def test_the_bounds_of_a_pool_are_those_of_the_policies(cast: Cast) -> None:
-    assert set(RebalanceBoundsSerializer().fields) == set(Bounds.__dataclass_fields__)
-    calendar = [{"days": [5, 6], "from": "00:00", "to": "24:00", "share_percent": 50}]
-    answer = cast.olga.patch("pools/default/", {"rebalance_bounds": {"floor_percent": 10, "calendar": calendar}})
-    assert answer.body["rebalance_bounds"] == {"floor_percent": 10, "calendar": calendar}
-    cast.pool.refresh_from_db()
-    bounds = bounds_of(cast.pool)
-    assert (bounds.floor_percent, bounds.calendar[0].to_minute, bounds.step_percent) == (10, 1440, 20)
-    for wrong in ({"floor": 1}, {"floor_percent": 0}, {"idle_percent": 9}, {"calendar": [{"days": [0]}]}):
-        assert cast.olga.patch("pools/default/", {"rebalance_bounds": wrong}).status == 400

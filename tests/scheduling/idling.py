@@ -1,0 +1,88 @@
+"""Claims that are measured to do this or that, for the tests of the rebalancer."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.models import Sample
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.gateway import Gateway
+from apps.scheduling.models import Claim, Proposal
+from apps.scheduling.services import rebalancing
+from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.sharing import change_pool
+from tests.cast import MIB_BYTES, Cast, Machine, ask, give_plenty, placed
+from tests.scheduling.clock import Clock
+
+SECONDS = 300
+
+
+@pytest.fixture
+def machine(clock: Clock, cast: Cast) -> Machine:
+    give_plenty(cast.acme, cast.globex)
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="apply")
+    cast.pool.refresh_from_db()
+    return Machine("gpu1", cast.pool, gpus=1)
+
+
+def measured(claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: int = 0, **facts: float) -> None:
+    """Let time pass in which every assignment of the claim does this, each second."""
+    facts = {"core_percent": 0.0, "throttled_percent": 0.0, **facts}
+    begin = clock.now
+    clock.advance(seconds=seconds)
+    Sample.objects.bulk_create(
+        Sample(
+            assignment_uid=assignment.uid,
+            at=begin + timedelta(seconds=second + 1),
+            core_limit_percent=claim.core_limit,
+            memory_bytes=memory_mib * MIB_BYTES,
+            **facts,
+        )
+        for assignment in claim.assignments.all()
+        for second in range(seconds)
+    )
+
+
+def run(cast: Cast) -> list[Proposal]:
+    cast.pool.refresh_from_db()
+    return rebalancing.rebalance(principal=SYSTEM, pool=cast.pool).proposals
+
+
+def idle_lender(cast: Cast, machine: Machine, clock: Clock, **asked: Any) -> Claim:
+    """A claim of 80 % that lends 75 of it."""
+    claim, _ = placed(cast, machine, core_request=80, **asked)
+    measured(claim, clock)
+    assert [(found.kind, found.state) for found in run(cast)] == [("lend", "applied")]
+    claim.refresh_from_db()
+    assert claim.lent_core == 75
+    clock.advance(seconds=1)
+    return claim
+
+
+def borrower(cast: Cast, **asked: Any) -> Claim:
+    """A best-effort claim of 60 % for which there is no room but what is lent."""
+    claim = ask(cast, tenant=cast.globex, core_request=60, best_effort=True, name="borrower", **asked)
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    return claim
+
+
+def usage(machine: Machine, claim: Claim, core_percent: float, throttled_percent: float = 0.0) -> None:
+    """One frame of the agent, by its real door."""
+    items = [
+        wire.AssignmentUsage(
+            uid=str(item.uid),
+            core_percent=core_percent,
+            core_limit_percent=100,
+            throttled_percent=throttled_percent,
+            memory_bytes=0,
+            memory_limit_bytes=0,
+            processes=1,
+        )
+        for item in claim.assignments.all()
+    ]
+    frame = wire.Usage(seq=1, at=timezone.now().timestamp(), gpus=[], assignments=items)
+    Gateway().usage(machine.node, frame)

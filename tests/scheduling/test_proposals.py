@@ -1,0 +1,122 @@
+"""What the rebalancer proposes: whose yes it waits for, what it says, and the bounds of a pool."""
+
+from django.db import connection
+
+from apps.quotas.api.serializers import RebalanceBoundsSerializer
+from apps.quotas.principals import SYSTEM
+from apps.scheduling import tasks
+from apps.scheduling.core.rebalancing.values import Bounds
+from apps.scheduling.models import Proposal
+from apps.scheduling.services import rebalancing
+from apps.scheduling.services.observing import bounds_of
+from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.sharing import change_pool
+from tests.cast import GIB, Cast, Machine, placed, used
+from tests.scheduling.clock import Clock
+from tests.scheduling.idling import machine, measured, run
+
+__all__ = ["machine"]
+
+
+def test_what_costs_its_owner_something_waits_for_a_yes(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
+    measured(claim, clock, core_percent=45, throttled_percent=60)
+    (found,) = run(cast)
+    assert (found.kind, found.state, found.after) == ("resize", "proposed", {"core_request": 60})
+    assert [again.pk for again in run(cast)] == [found.pk], "the same is not proposed twice"
+    path = f"proposals/{found.uid}/"
+    assert cast.vera.post(f"{path}accept/").code == "role-missing"
+    answer = cast.max.post(f"{path}accept/")
+    assert (answer.status, answer.body["state"]) == (200, "applied")
+    claim.refresh_from_db()
+    assert (claim.core_request, used(cast.acme)["core_percent"]) == (60, 60)
+    assert cast.max.post(f"{path}accept/").code == "wrong-state"
+    actions = [row["action"] for row in cast.anna.get("audit/?object_type=proposal").body["results"]]
+    assert actions == ["proposal.accept"]
+
+
+def test_a_proposal_of_less_memory_is_never_below_what_is_in_use(cast: Cast, machine: Machine, clock: Clock) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_policy="percentile")
+    claim, _ = placed(cast, machine, core_request=40, memory_mib=16 * GIB)
+    measured(claim, clock, core_percent=34, memory_mib=4 * GIB)
+    (found,) = run(cast)
+    assert (found.kind, found.state) == ("resize", "proposed")
+    assert found.after == {"memory_mib": -(-4 * GIB * 120 // 100)}
+
+
+def test_a_proposal_that_nobody_can_keep_any_more_says_so(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
+    measured(claim, clock, core_percent=45, throttled_percent=60)
+    (found,) = run(cast)
+    resize_claim(principal=SYSTEM, claim=claim, core_request=50)
+    assert cast.max.post(f"proposals/{found.uid}/accept/").code == "proposal-stale"
+    claim = resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+    machine.obey()
+    placed(cast, machine, core_request=60)
+    assert cast.max.post(f"proposals/{found.uid}/accept/").code == "no-room"
+    found.refresh_from_db()
+    assert found.state == "proposed"
+
+
+def test_a_dismissed_proposal_is_not_made_again_within_the_cool_down(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
+    measured(claim, clock, core_percent=45, throttled_percent=60)
+    (found,) = run(cast)
+    answer = cast.max.post(f"proposals/{found.uid}/dismiss/", {"words": "It ends today."})
+    assert (answer.body["state"], answer.body["words"]) == ("dismissed", "It ends today.")
+    assert run(cast) == []
+
+
+def test_a_dry_run_says_what_would_change_and_why_and_changes_nothing(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="off")
+    claim, _ = placed(cast, machine, core_request=80)
+    measured(claim, clock)
+    path = "pools/default/rebalance/"
+    assert cast.olga.post(path).code == "rebalancing-off"
+    answer = cast.olga.post(f"{path}?dry_run=true")
+    assert (answer.body["mode"], answer.body["considered"], answer.body["dry_run"]) == ("off", 1, True)
+    (change,) = answer.body["changes"]
+    assert (change["claim"], change["kind"], change["after"]) == (str(claim.uid), "lend", {"lent_core": 75})
+    assert "best-effort claims may use 75 of its 80 points" in change["explanation"]
+    assert (machine.gpu().core_lent, Proposal.objects.count()) == (0, 0)
+
+
+def test_in_mode_propose_nothing_is_done_without_a_yes(cast: Cast, machine: Machine, clock: Clock) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="propose")
+    claim, _ = placed(cast, machine, core_request=80)
+    measured(claim, clock)
+    assert tasks.rebalance_pool(cast.pool.pk) == 1
+    assert machine.gpu().core_lent == 0
+    (row,) = cast.max.get("proposals/?state=proposed").body["results"]
+    assert cast.gus.get("proposals/").body["results"] == []
+    assert cast.max.post(f"proposals/{row['uid']}/accept/").status == 200
+    assert machine.gpu().core_lent == 75
+
+
+def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine, core_request=80)
+    measured(claim, clock)
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [rebalancing.lock_number(cast.pool)])
+        assert run(cast) == []
+    finally:
+        other.close()
+    assert len(run(cast)) == 1
+
+
+def test_the_bounds_of_a_pool_are_those_of_the_policies(cast: Cast) -> None:
+    assert set(RebalanceBoundsSerializer().fields) == set(Bounds.__dataclass_fields__)
+    calendar = [{"days": [5, 6], "from": "00:00", "to": "24:00", "share_percent": 50}]
+    answer = cast.olga.patch("pools/default/", {"rebalance_bounds": {"floor_percent": 10, "calendar": calendar}})
+    assert answer.body["rebalance_bounds"] == {"floor_percent": 10, "calendar": calendar}
+    cast.pool.refresh_from_db()
+    bounds = bounds_of(cast.pool)
+    assert (bounds.floor_percent, bounds.calendar[0].to_minute, bounds.step_percent) == (10, 1440, 20)
+    for wrong in ({"floor": 1}, {"floor_percent": 0}, {"idle_percent": 9}, {"calendar": [{"days": [0]}]}):
+        assert cast.olga.patch("pools/default/", {"rebalance_bounds": wrong}).status == 400
