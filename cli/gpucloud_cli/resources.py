@@ -81,6 +81,15 @@ NODE = Field("node", help="a node's name")
 ALL = frozenset({"list", "show", "create", "change", "remove"})
 POOL_OR_ALL = Field("pool", OrNull(click.STRING, "all"), "a pool's name; all pools together without it", changes=False)
 
+RESERVED_FIELDS = (
+    Field("name", help="for people"),
+    Field("start_at", help="a moment, ISO 8601; now unless given", flag="--start"),
+    Field("end_at", help="a moment, ISO 8601; its claims end with it", flag="--end"),
+    Field("grace_seconds", OrNull(DURATION), "given back when nobody claims for so long; or none", flag="--grace"),
+    Field("idle_percent", OrNull(click.IntRange(1, 100)), "reported when its claims use less of its core; or none"),
+    Field("idle_seconds", DURATION, "for so long", flag="--idle-for"),
+)
+
 TABLE = (
     Resource(
         "tenant",
@@ -190,6 +199,8 @@ TABLE = (
             Field("placement_policy", PLACEMENT, "which GPUs carry a claim where several could", flag="--placement"),
             Field("core_overcommit_percent", OrNull(click.INT), "of its core that quotas may promise; or none"),
             Field("memory_overcommit_percent", OrNull(click.INT), "of its memory that quotas may promise; or none"),
+            Field("lend_reserved", click.BOOL, "best-effort claims may use reserved room until it is needed"),
+            Field("reclaim_idle", click.BOOL, "give idle reservations back, not only report them"),
         ),
         verbs=frozenset({"list", "show", "create", "change"}),
         words="named sets of nodes",
@@ -225,6 +236,16 @@ TABLE = (
         ("uid", "claim", "node", "gpu_index", "core_request", "core_limit", "memory_mib", "state"),
         filters=(TENANT, NODE, Field("claim", help="a claim's uid"), Field("gpu", help="a GPU's uuid")),
         words="claims' shares of single GPUs",
+    ),
+    Resource(
+        "reservation",
+        "reservations/",
+        "uid",
+        ("uid", "tenant", "name", "state", "start_at", "end_at", "gpu_count", "core_request", "memory_mib"),
+        fields=RESERVED_FIELDS,
+        filters=(TENANT, POOL, Field("state", help="one state"), Field("series", help="booked at once, a week apart")),
+        verbs=frozenset({"list", "show", "change"}),
+        words="pieces of GPUs booked for windows of time",
     ),
     Resource(
         "budget",
@@ -302,4 +323,5 @@ CLAIM_FIELDS = (
     Field("priority", click.INT, "higher goes first"),
     Field("time_limit_seconds", DURATION, "released so long after it was placed", flag="--time-limit"),
     Field("when_over_quota", click.Choice(["refuse", "wait"]), "wait: queue until the quota has room"),
+    Field("reservation", help="the uid of an active reservation, in whose room it runs and with which it ends"),
 )

@@ -32,7 +32,8 @@ def pool_calendar(
 ) -> dict[str, Any]:
     """From now on what is to come, before now what is still held. Raises PeriodInvalid."""
     if not begin < end <= begin + MOST_DAYS:
-        raise PeriodInvalid(f"It must end after it begins, and be {MOST_DAYS.days} days at most.")
+        days = MOST_DAYS.days
+        raise PeriodInvalid(f"It must end after it begins, and be {days} days at most.", max_days=days)
     rows = Gpu.objects.filter(node__pool=pool).select_related("node").order_by("node__name", "index", "pk")
     if node is not None:
         rows = rows.filter(node__name=node)

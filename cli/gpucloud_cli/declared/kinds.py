@@ -22,6 +22,13 @@ def text(value: Any) -> str:
     return value
 
 
+def truth(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, and {value!r} is neither")  # noqa: TRY004 - as above
+    return value
+
+
 def number(value: Any) -> int:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -90,6 +97,8 @@ POOL = Kind(
         "placement_policy": one_of(tuple(PLACEMENT.choices)),
         "core_overcommit_percent": number_or_null,
         "memory_overcommit_percent": number_or_null,
+        "lend_reserved": truth,
+        "reclaim_idle": truth,
     },
     frozenset({"name"}),
     "name",
