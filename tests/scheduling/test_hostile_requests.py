@@ -140,7 +140,7 @@ def test_a_quotas_amount_is_a_whole_number_or_null(platform: Platform, value: An
         ("tenant", {"slug": "acme"}), ("pool", "nowhere"), ("pool", 1), ("gpu_model", "x" * 201), ("gpu_model", []),
         ("when_over_quota", "borrow"), ("class", True), ("affinity", {"a": 1}), ("anti_affinity", "a b"),
         ("weight", 0), ("weight", 1001), ("weight", "2"),
-        ("exclusion", "a"), ("group", "g"), ("start_at", "2030-01-01T00:00:00Z"), ("start_at", "soon"),
+        ("group", "a b"), ("group", 1), ("group_size", 1), ("start_at", "2999-01-01T00:00:00Z"), ("start_at", "soon"),
         ("class", "gold"), ("core_limit", 5),
     ],
 )  # fmt: skip

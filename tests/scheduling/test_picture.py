@@ -124,7 +124,7 @@ def waiting_for_quota(cast: Cast, kept: Kept) -> tuple[Claim, Any]:
     kept.hear()
     kept.rounds()
     kept.hear()
-    assert not kept.picture.candidates()
+    assert not kept.picture.candidates(now=0)
     return claim, quota
 
 

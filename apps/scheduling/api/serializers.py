@@ -1,24 +1,27 @@
 """The shapes of this app's resources."""
 
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
+from django.utils import timezone
 from rest_framework import serializers
 
 from apps.nodes.api.serializers import LABEL_NAME, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
-from apps.scheduling.models.claim import MOST_WEIGHT, OverQuota
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, OverQuota
 from apps.scheduling.services.replays import gpus_seen
 from gpucloud.api.serializers import Strict, StrictInteger
 
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
-# Fields whose work has its own place in the plan: their defaults are answered, another value is refused, never ignored.
-NOT_YET = {
-    "start_at": None,
-    "group": None,
-}
+# A claim that waits for longer is a reservation.
+LATEST_START = timedelta(days=366)
+GROUP_HELP = (
+    "Claims of one tenant and pool with the same group and group_size are placed together, as soon as there are "
+    "group_size of them, or wait."
+)
 
 
 NEEDED_HELP = "Needed, unless the tenant has a default for it (/api/v1/limit-ranges/)."
@@ -152,8 +155,13 @@ class ClaimSerializer(Strict):
     anti_affinity = label_field("Claims of the tenant with this label never share a GPU.")
     exclusion = label_field("On its GPUs only claims of the tenant with this label, and nobody else's.")
     node_selector = LabelsField(required=False, help_text="Labels that its node must have, all of them.")
-    start_at = serializers.DateTimeField(required=False, allow_null=True)
-    group = serializers.JSONField(required=False, allow_null=True)
+    start_at = serializers.DateTimeField(
+        allow_null=True, default=None, help_text="It is not placed before this. It is charged all the same."
+    )
+    group = serializers.RegexField(
+        r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", allow_null=True, default=None, help_text=GROUP_HELP
+    )
+    group_size = StrictInteger(min_value=2, max_value=MOST_OF_A_GROUP, allow_null=True, default=None)
     state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)
     reasons = ReasonSerializer(many=True, read_only=True)
     estimated_start_at = serializers.SerializerMethodField(
@@ -198,19 +206,14 @@ class ClaimSerializer(Strict):
         """The least that every assignment has in force."""
         return min((item.observed_generation for item in claim.assignments.all()), default=0)
 
-    def to_representation(self, instance: Any) -> dict[str, Any]:
-        """The fields that are not built yet show their only value."""
-        for name, only in NOT_YET.items():
-            setattr(instance, name, only)
-        return super().to_representation(instance)
-
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Limit against request; nothing is silently ignored."""
-        for name, only in NOT_YET.items():
-            if attrs.pop(name, only) != only:
-                raise serializers.ValidationError({name: ["Not available yet: leave it out."]})
         if attrs.get("core_limit", 100) < attrs.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
+        if (attrs.get("group") is None) != (attrs.get("group_size") is None):
+            raise serializers.ValidationError({"group_size": ["Give group and group_size together."]})
+        if (start_at := attrs.get("start_at")) and start_at > timezone.now() + LATEST_START:
+            raise serializers.ValidationError({"start_at": [f"Must be within {LATEST_START.days} days."]})
         return attrs
 
 

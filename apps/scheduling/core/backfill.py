@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import Held, place_all
+from apps.scheduling.core.gangs import NOTHING, Held, place_all
 from apps.scheduling.core.queue import Ask, Waiting
 from apps.scheduling.core.values import Refused, Request
 
@@ -68,8 +68,13 @@ class Shadow:
         return replace(self, kept={**self.kept, **less})
 
 
-def cast_shadow(fleet: Fleet, ask: Ask, running: Iterable[Running], *, now: float) -> Shadow | None:
-    """The ask's shadow; None where no release that is known lets it fit. Leaves the fleet as it was."""
+def cast_shadow(
+    fleet: Fleet, ask: Ask, running: Iterable[Running], *, now: float, held: Held = NOTHING
+) -> Shadow | None:
+    """The ask's shadow; None where no release that is known lets it fit. Leaves the fleet as it was.
+
+    `held` is what the ask may not count on in any case.
+    """
     ends = sorted(running, key=lambda item: (item.ends_at, item.id))[:MOST_RELEASES]
     given = 0
 
@@ -83,7 +88,7 @@ def cast_shadow(fleet: Fleet, ask: Ask, running: Iterable[Running], *, now: floa
 
     def fits_after(count: int) -> bool:
         give_back_first(count)
-        return not isinstance(place_all(fleet, ask), Refused)
+        return not isinstance(place_all(fleet, ask, held=held), Refused)
 
     try:
         if not ends or not fits_after(len(ends)):
@@ -94,13 +99,13 @@ def cast_shadow(fleet: Fleet, ask: Ask, running: Iterable[Running], *, now: floa
             middle = (low + high) // 2
             low, high = (low, middle) if fits_after(middle) else (middle, high)
         give_back_first(high)
-        return _shadow(fleet, ask, ends[:high], now)
+        return _shadow(fleet, ask, ends[:high], now, held)
     finally:
         give_back_first(0)
 
 
-def _shadow(fleet: Fleet, ask: Ask, released: Sequence[Running], now: float) -> Shadow:
-    answer = place_all(fleet, ask)
+def _shadow(fleet: Fleet, ask: Ask, released: Sequence[Running], now: float, held: Held) -> Shadow:
+    answer = place_all(fleet, ask, held=held)
     assert not isinstance(answer, Refused)
     needed: dict[str, tuple[int, int]] = {}
     for member, placed in zip(ask.members, answer, strict=True):

@@ -48,28 +48,54 @@ def place_all(fleet: Fleet, ask: Ask, *, held: Held = NOTHING) -> tuple[Placed, 
         return answer if isinstance(answer, Refused) else (answer,)
     found: dict[str, Placed] = {}
     try:
-        for claim in sorted(ask.members, key=_largest_first):
+        for claim in placing_order(ask):
             answer = fleet.place(claim.request, held=held)
             if isinstance(answer, Refused):
                 return _partly(ask, len(found), answer)
-            fleet.take(answer.gpus, claim.request)
+            fleet.take(answer.gpus, claim.request, node=answer.node)
             found[claim.id] = answer
     finally:
         give_back(fleet, ask, found)
     return tuple(found[claim.id] for claim in ask.members)
 
 
+def both(one: Held, other: Held) -> Held:
+    """What neither may be counted on: on a GPU that both name, the sum."""
+    if not one or not other:
+        return one or other
+    total = dict(one)
+    for gpu, (core, memory) in other.items():
+        had = total.get(gpu, (0, 0))
+        total[gpu] = (had[0] + core, had[1] + memory)
+    return total
+
+
+def most(helds: Iterable[Held]) -> Held:
+    """What all of them allow to count on: on a GPU that several name, the most that is kept of each."""
+    total: dict[str, tuple[int, int]] = {}
+    for held in helds:
+        for gpu, (core, memory) in held.items():
+            had = total.get(gpu, (0, 0))
+            total[gpu] = (max(had[0], core), max(had[1], memory))
+    return total
+
+
+def placing_order(ask: Ask) -> list[Waiting]:
+    """The claims of a gang as they are tried one after the other: largest first."""
+    return sorted(ask.members, key=_largest_first)
+
+
 def take(fleet: Fleet, ask: Ask, answer: tuple[Placed, ...]) -> None:
     """The fleet bears every claim of the ask."""
     for claim, placed in zip(ask.members, answer, strict=True):
-        fleet.take(placed.gpus, claim.request)
+        fleet.take(placed.gpus, claim.request, node=placed.node)
 
 
 def give_back(fleet: Fleet, ask: Ask, found: Mapping[str, Placed]) -> None:
     """The fleet no longer bears those of the ask that are in `found`, by id."""
     for claim in ask.members:
         if claim.id in found:
-            fleet.give_back(found[claim.id].gpus, claim.request)
+            fleet.give_back(found[claim.id].gpus, claim.request, node=found[claim.id].node)
 
 
 def _largest_first(claim: Waiting) -> tuple[int, int, int, int, str]:

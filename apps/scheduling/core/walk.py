@@ -82,12 +82,12 @@ class Walk:
         self._refused.clear()
 
     def _answer(self, ask: Ask) -> Answer:
-        reserved = _joined([self._reserved(claim) for claim in ask.members])
+        reserved = gangs.most(self._reserved(claim) for claim in ask.members)
         guard = self._guard(ask)
         shape = (tuple(_shape(claim.request) for claim in ask.members), bool(guard))
         if not reserved and shape in self._refused:
             return self._refused[shape]
-        answer = gangs.place_all(self._fleet, ask, held=_joined([reserved, guard]))
+        answer = gangs.place_all(self._fleet, ask, held=gangs.both(reserved, guard))
         if isinstance(answer, Refused):
             if guard:
                 answer = self._explained(ask, answer, reserved)
@@ -104,28 +104,21 @@ class Walk:
 
     def _explained(self, ask: Ask, answer: Refused, reserved: Held) -> Refused:
         """Say so where it is only the guard that keeps it waiting."""
-        without = gangs.place_all(self._fleet, ask, held=reserved)
-        if isinstance(without, Refused) or self.shadow is None:
-            return answer
-        gpus = self.shadow.gpus & {gpu for placed in without for gpu in placed.gpus}
-        at = utc(self.shadow.start)
-        detail = f"Its room is kept for a claim ahead in the queue, which fits there at {at}; what ends before may pass"
-        return Refused((Reason("kept-for-earlier", len(gpus), detail),))
+        assert self.shadow is not None
+        return kept_for_earlier(self._fleet, ask, self.shadow, held=reserved) or answer
+
+
+def kept_for_earlier(fleet: Fleet, ask: Ask, shadow: Shadow, *, held: Held = NOTHING) -> Refused | None:
+    """Why the ask waits, where it would fit but for the guard; `held` is kept from it for other reasons."""
+    without = gangs.place_all(fleet, ask, held=held)
+    if isinstance(without, Refused):
+        return None
+    gpus = shadow.gpus & {gpu for placed in without for gpu in placed.gpus}
+    at = utc(shadow.start)
+    detail = f"Its room is kept for a claim ahead in the queue, which fits there at {at}; what ends before may pass"
+    return Refused((Reason("kept-for-earlier", len(gpus), detail),))
 
 
 def _shape(request: Request) -> Request:
     """The request as far as it decides whether there is room: without labels it does not matter whose it is."""
     return replace(request, key="", tenant=request.tenant if request.labels else "")
-
-
-def _joined(helds: Iterable[Held]) -> Held:
-    """All that may not be counted on; on a GPU that several name, the sum."""
-    parts = [held for held in helds if held]
-    if len(parts) < 2:
-        return parts[0] if parts else NOTHING
-    total: dict[str, tuple[int, int]] = {}
-    for held in parts:
-        for gpu, (core, memory) in held.items():
-            had = total.get(gpu, (0, 0))
-            total[gpu] = (had[0] + core, had[1] + memory)
-    return total

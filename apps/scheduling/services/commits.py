@@ -38,6 +38,8 @@ class Pick:
 
     claim: Claim
     gpus: tuple[int, ...]
+    # Picks of one group are placed all or none.
+    group: tuple[int, str, int] | None = None
 
     @property
     def charged(self) -> bool:
@@ -57,10 +59,19 @@ class Outcome:
 def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
     """Write the picks. `fence` raises, within each transaction, where the caller may commit no longer."""
     outcome = Outcome()
-    together = [pick for pick in picks if pick.charged]
-    for batch in [together, *([pick] for pick in picks if not pick.charged)]:
+    alone = [pick for pick in picks if pick.group is None]
+    groups: dict[tuple[int, str, int], list[Pick]] = defaultdict(list)
+    for pick in picks:
+        if pick.group is not None:
+            groups[pick.group].append(pick)
+    together = [pick for pick in alone if pick.charged]
+    for batch in [together, *([pick] for pick in alone if not pick.charged)]:
         if batch:
             _commit(batch, outcome, fence)
+    for gang in groups.values():
+        size = gang[0].claim.group_size or 1
+        for first in range(0, len(gang), size):
+            _commit(gang[first : first + size], outcome, fence)
     return outcome
 
 
@@ -72,7 +83,8 @@ def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) 
             batch.write()
         except QuotaExceeded as error:
             transaction.set_rollback(True)
-            batch.placed, batch.refused = [], [*batch.refused, (picks[0], refusal(error))]
+            batch.placed, batch.lost = [], []
+            batch.refused = [(pick, refusal(error)) for pick in picks]
     outcome.placed += batch.placed
     outcome.refused += batch.refused
     outcome.lost += batch.lost
@@ -93,10 +105,13 @@ class _Batch:
         self._picks = picks
 
     def write(self) -> None:
-        """Everything that still holds. Raises QuotaExceeded, of a pick that is alone."""
+        """Everything that still holds; of a group all or nothing. Raises QuotaExceeded, where nothing else is in it."""
         candidates = self._within_budget(self._unchanged(self._picks))
         charged = {pick.claim.pk: _charge(pick) for pick in candidates if not pick.charged}
         self._choose(candidates)
+        if self._picks[0].group is not None and len(self.placed) < len(self._picks):
+            self._drop_group()
+            return
         if not self.placed:
             transaction.set_rollback(bool(charged))
             return
@@ -104,6 +119,16 @@ class _Batch:
         _write_claims(self.placed, charged)
         raise_frames(self._node_ids)
         events.claims_changed_on_commit([pick.claim for pick in self.placed])
+
+    def _drop_group(self) -> None:
+        """One of it cannot be placed, so none is."""
+        transaction.set_rollback(True)
+        if self.refused:
+            _, why = self.refused[0]
+            self.refused, self.lost = [(pick, why) for pick in self._picks], []
+        else:
+            self.lost = list(self._picks)
+        self.placed = []
 
     def _unchanged(self, picks: Iterable[Pick]) -> list[Pick]:
         rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=[pick.claim.pk for pick in picks])

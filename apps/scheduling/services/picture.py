@@ -7,6 +7,7 @@ no harm. A refusal is remembered until something that could change the answer wa
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import NamedTuple
 
 from django.db.models import Q, QuerySet
@@ -24,6 +25,7 @@ from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import Device, read_devices, read_nodes
+from apps.scheduling.services.front import Front
 from apps.scheduling.services.notices import Notices
 from apps.scheduling.services.records import Journal, plain
 from apps.scheduling.services.reserved import Terms, read_reserved
@@ -50,6 +52,15 @@ def shape(request: Request) -> Request:
     return Request(
         request.gpu_count, request.core_request, request.memory_mib, request.gpu_model, cpu_milli=request.cpu_milli
     )
+
+
+# A tenant's claims of one group and size.
+Group = tuple[int, str, int]
+
+
+def group_of(claim: Claim) -> Group | None:
+    """The group it is placed with; None: it is placed alone."""
+    return None if claim.group is None else (claim.tenant_id, claim.group, claim.group_size or 1)
 
 
 @dataclass(slots=True)
@@ -86,6 +97,11 @@ class Picture:
         self._unanswered: set[int] = set()
         self._no_room: dict[tuple[Request, Terms | None], Refused] = {}
         self._over_quota: dict[Kind, Refused] = {}
+        # Groups are asked as wholes, and so are refused; claims whose time has not come, with their time.
+        self._groups: dict[Group, set[int]] = defaultdict(set)
+        self._no_group: dict[Group, Refused] = {}
+        self._early: dict[int, float] = {}
+        self.front = Front(pool)
         self._spent: dict[int, Refused] = {}
         self.reserved = read_reserved(pool, now=timezone.now())
         self._keep_devices((), read_devices(pool))
@@ -103,11 +119,20 @@ class Picture:
         fleet = Fleet(gpus, nodes, policy=self.policy, mix=mix)
         return fleet, Journal(fleet, policy=self.policy, mix=mix)
 
-    def candidates(self) -> list[Waiting]:
-        """Claims that may fit, as far as is known, and those that nobody has answered yet; in no order."""
-        keys = set(self._unanswered)
+    def candidates(self, *, now: float) -> list[Waiting]:
+        """Claims that may fit, as far as is known, and those that nobody has answered yet; in no order.
+
+        Of a group all or none. `now` is in Unix seconds: claims whose time has come are asked from then on.
+        """
+        for key in [key for key, at in self._early.items() if at <= now]:
+            self._keep_waiting(self.waiting[key], early=None)
+        keys = set[int]()
         for kind, members in self._by_kind.items():
             if self.refusal_of(kind) is None:
+                keys |= members
+        keys = keys - self.front.kept_out.keys() | self._unanswered
+        for group, members in self._groups.items():
+            if group not in self._no_group or members & keys:
                 keys |= members
         return [self.waiting[key] for key in keys]
 
@@ -120,6 +145,18 @@ class Picture:
     def held(self, claim: Claim) -> Mapping[str, Room]:
         """What of the fleet is kept from the claim, by GPU: (core, memory_mib)."""
         return self.reserved.held(claim, lambda: (device.state for device in self.devices.values()))
+
+    def somebody_is_due(self, *, now: float) -> bool:
+        """Whether a claim's time has come that no round knows of."""
+        return any(at <= now for at in self._early.values())
+
+    def first_refused(self) -> Waiting | None:
+        """The most urgent, then oldest, of the single claims for which there is no room."""
+        kinds = [keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) in self._no_room]
+        waiting = [self.waiting[key] for keys in kinds for key in keys]
+        # Who has a reservation waits for that.
+        alone = [item for item in waiting if item.claim.reservation_id is None]
+        return min(alone, key=lambda item: (-item.claim.priority, item.claim.pk), default=None)
 
     # Refusals
 
@@ -141,9 +178,15 @@ class Picture:
         else:
             self._no_room[kind.request, kind.terms] = why
 
+    def remember_group(self, group: Group, why: Refused) -> None:
+        """Refuse the group until something was freed, or one of it comes or goes."""
+        self._no_group[group] = why
+
     def forget_refusals(self) -> None:
         """Ask everything again but what is over quota: that is asked when the quota says so."""
         self._no_room.clear()
+        self._no_group.clear()
+        self.front.forget()
         self._spent.clear()
 
     def answered(self, key: int) -> None:
@@ -158,11 +201,19 @@ class Picture:
         for uuid in answer.gpus:
             self.devices[uuid] = self.devices[uuid].carrying(request)
 
-    def let_go(self, key: int) -> None:
-        """The claim waits no longer."""
+    def let_go(self, key: int, *, back: bool = False) -> None:
+        """The claim waits no longer, or is `back` in a moment as it is now."""
         self._unanswered.discard(key)
         self.best_effort.discard(key)
+        self._early.pop(key, None)
         if waiting := self.waiting.pop(key, None):
+            self.front.left(key, str(waiting.claim.uid), back=back)
+            if self.front.head is None:
+                # What was kept for it may be a group's now.
+                self._no_group.clear()
+            if group := group_of(waiting.claim):
+                self._groups[group].discard(key)
+                self._no_group.pop(group, None)
             self._by_kind[waiting.kind].discard(key)
             if not self._by_kind[waiting.kind]:
                 del self._by_kind[waiting.kind]
@@ -182,6 +233,8 @@ class Picture:
             del self._over_quota[kind]
         for tenant_id in named["tenant"]:
             self._spent.pop(tenant_id, None)
+        if named["tenant"]:
+            self._no_group.clear()
         if str(self.pool.pk) in notices.get("pool", ()):
             self.pool = Pool.objects.filter(pk=self.pool.pk).first() or self.pool
             self.forget_refusals()
@@ -205,9 +258,14 @@ class Picture:
 
     def refresh_claims(self, keys: set[int]) -> None:
         """Read these claims again; those of other pools, and those that wait no longer, are let go."""
+        before = {key: self.waiting[key] for key in keys & self.waiting.keys()}
         for key in keys:
-            self.let_go(key)
+            self.let_go(key, back=True)
         self._keep_claims(Q(pk__in=keys))
+        for key, waiting in before.items():
+            now = self.waiting.get(key)
+            if now is None or now.request != waiting.request:
+                self.front.left(key, str(waiting.claim.uid))
 
     def listen_for_silence(self) -> int:
         """Only silence sends no notice. Read nodes again that went silent or came back; how many GPUs differed.
@@ -271,8 +329,22 @@ class Picture:
         self._may_help(replace(device.state, schedulable=False))
 
     def _may_help(self, gpu: GpuState) -> None:
+        self.front.changed(gpu.uuid)
+        self._no_group.clear()
         for key in [key for key in self._no_room if could_help(gpu, key[0])]:
             del self._no_room[key]
+
+    def _keep_waiting(self, waiting: Waiting, *, early: datetime | None) -> None:
+        claim = waiting.claim
+        self.waiting[claim.pk] = waiting
+        self._early.pop(claim.pk, None)
+        if early is not None and early > timezone.now():
+            self._early[claim.pk] = early.timestamp()
+        if group := group_of(claim):
+            self._groups[group].add(claim.pk)
+            self._no_group.pop(group, None)
+        elif claim.pk not in self._early:
+            self._by_kind[waiting.kind].add(claim.pk)
 
     def _queue(self, which: Q) -> QuerySet[Claim]:
         return Claim.objects.filter(which, pool=self.pool, state__in=WAITING).select_related("reservation")
@@ -282,8 +354,7 @@ class Picture:
             charged = claim.charged_vgpus > 0
             terms = self.reserved.terms(claim)
             kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
-            self.waiting[claim.pk] = Waiting(claim, kind)
-            self._by_kind[kind].add(claim.pk)
+            self._keep_waiting(Waiting(claim, kind), early=claim.start_at)
             if claim.best_effort:
                 self.best_effort.add(claim.pk)
             if claim.state == ClaimState.PENDING:

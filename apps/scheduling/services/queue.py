@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from itertools import groupby
 from uuid import UUID
 
 from django.db.models import Count, Q, Sum
@@ -29,6 +28,7 @@ from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimStat
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.elsewhere import pools_with_room
+from apps.scheduling.services.ending import ending
 from apps.scheduling.services.fleet import read_fleet
 
 # What was given back in this time tells the rate; of more than so many claims the latest do.
@@ -219,7 +219,7 @@ def read(pool: Pool) -> Line:
         gpus=gpus,
         claims={str(claim.uid): claim for claim in claims},
         waiting=tuple(waiting_of(claim) for claim in claims),
-        running=tuple(_running(pool, now, {gpu.uuid for gpu in gpus})),
+        running=tuple(ending(pool, {gpu.uuid for gpu in gpus}, now=now)),
         standing=standing(pool, gpus, {claim.tenant.slug: claim.tenant.weight for claim in claims}),
         freed=freed,
         freed_since=since.timestamp(),
@@ -235,32 +235,6 @@ def standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -
     )
     held = {row["claim__tenant__slug"]: Amounts(row["core"], row["memory"], row["gpus"]) for row in sums}
     return Standing(capacity, held, weights)
-
-
-def _running(pool: Pool, now: datetime, uuids: set[str]) -> list[Running]:
-    """Placed claims that end by themselves, and those that are being released."""
-    ending = Q(claim__time_limit_seconds__isnull=False) | Q(claim__state=ClaimState.RELEASING)
-    live = Assignment.objects.filter(ending, claim__pool=pool, gpu__uuid__in=uuids).exclude(
-        state=AssignmentState.RELEASED
-    )
-    rows = live.order_by("claim_id", "pk").values_list(
-        "claim_id",
-        "claim__state",
-        "claim__assigned_at",
-        "claim__time_limit_seconds",
-        "claim__tenant__slug",
-        "gpu__uuid",
-        "held_core",
-        "held_memory_mib",
-    )
-    found: list[Running] = []
-    for (key, state, begun, limit, tenant, core, memory), parts in groupby(rows, lambda row: (*row[:5], *row[6:])):
-        gpus = tuple(row[5] for row in parts)
-        ends = now.timestamp()
-        if state != ClaimState.RELEASING:
-            ends = max(ends, begun.timestamp() + limit)
-        found.append(Running(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))
-    return found
 
 
 def _freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]:

@@ -9,7 +9,8 @@ asked and answered. Whoever takes the snapshot and the steps up to a round has t
     {"learn": {…}}      a request has arrived
     {"claim": uid, "request": {…}, "gpus": […] or "reasons": […]}
                         a claim was asked, and the core answered; GPUs bear it from here on
-                        "held": {uuid: [core, MiB]}: what of them is reserved, and was kept from it
+                        "held": {uuid: [core, MiB]}: what of them was kept from it: reserved, or the head's
+                        "gang": […], "group": name: the requests that were refused together, its own among them
                         "instead": […]: it was not placed there after all, for these reasons; its GPUs follow as changed
 """
 
@@ -23,6 +24,8 @@ from django.db import transaction
 
 from apps.quotas.models import Pool
 from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.gangs import Held, placing_order
+from apps.scheduling.core.queue import Ask
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refused, Request
 from apps.scheduling.models import FleetSnapshot, Round
 
@@ -93,14 +96,28 @@ class Journal:
         """Note an arrival."""
         self._learned.append({"learn": plain(request)})
 
-    def asked(
-        self, claim_uid: object, request: Request, answer: Placed | Refused, *, held: Mapping[str, tuple[int, int]]
-    ) -> Step:
-        """Note what was asked and answered; the step, to which may be added that something else came of it."""
+    def asked(self, ask: Ask, answer: tuple[Placed, ...] | Refused, *, held: Held) -> list[Step]:
+        """Note what was asked and answered; a step for each claim, in the ask's order.
+
+        To a step may be added that something else came of it.
+        """
         self._flush()
-        step = {"claim": str(claim_uid), "request": plain(request), **said(answer)}
-        self._steps.append(step | ({"held": held} if held else {}))
-        return self._steps[-1]
+        shared: Step = {"held": {gpu: list(amounts) for gpu, amounts in held.items()}} if held else {}
+        steps: dict[str, Step] = {
+            claim.id: {"claim": claim.id, "request": plain(claim.request), **shared} for claim in ask.members
+        }
+        if isinstance(answer, Refused):
+            if len(steps) > 1:
+                shared["gang"] = [plain(claim.request) for claim in ask.members]
+                shared["group"] = ask.members[0].group
+            for step in steps.values():
+                step.update(shared | said(answer))
+        else:
+            for claim, placed in zip(ask.members, answer, strict=True):
+                steps[claim.id].update(said(placed))
+        # A gang's claims were tried in another order than the one in which they came.
+        self._steps += [steps[claim.id] for claim in placing_order(ask)]
+        return [steps[claim.id] for claim in ask.members]
 
     def nothing_came_of_it(self) -> None:
         """No round is recorded: refusals have changed nothing and are dropped, the rest waits for the next record."""

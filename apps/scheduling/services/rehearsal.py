@@ -7,12 +7,15 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from apps.scheduling.core import gangs
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.values import Placed
+from apps.scheduling.core.values import Placed, Refused
 from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserved import read_reserved
+from apps.scheduling.services.queue import waiting_of
 
 
 def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) -> dict[str, Any]:
@@ -29,8 +32,18 @@ def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) 
         pool, gpus = claim.pool, read_fleet(claim.pool)
         held = read_reserved(pool, now=timezone.now()).held(claim, lambda: gpus)
         fleet = Fleet(gpus, read_nodes(pool), policy=pool.placement_policy)
-        answer = fleet.place(request_of(claim), held=held)
+        answer = _not_yet(claim) or fleet.place(request_of(claim), held=held)
         shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
         shown["gpus"] = list(answer.gpus) if isinstance(answer, Placed) else []
         shown["reasons"] = [] if isinstance(answer, Placed) else [asdict(reason) for reason in answer.reasons]
     return shown
+
+
+def _not_yet(claim: Claim) -> Refused | None:
+    """Why it would not be asked now: its time has not come, or others of its group are missing."""
+    others = Claim.objects.none()
+    if claim.group is not None:
+        others = Claim.objects.filter(tenant=claim.tenant_id, group=claim.group, state__in=WAITING)
+    waiting = {other.uid: other for other in [*others.filter(pool=claim.pool_id).select_related("tenant"), claim]}
+    _, early = gangs.ready(map(waiting_of, waiting.values()), now=timezone.now().timestamp())
+    return early.get(str(claim.uid))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.gangs import place_all
+from apps.scheduling.core.queue import Ask, Waiting
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.models import FleetSnapshot, Round
 from apps.scheduling.services.records import Mix, Step, gpu_of, node_of, request_of, said
@@ -78,8 +80,19 @@ def apply(fleet: Fleet, step: Step) -> None:
 def _asked_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
     for step in steps:
         if "claim" in step:
-            yield Compared(step["claim"], _then(step), said(fleet.place(request_of(step["request"]), held=_held(step))))
+            yield Compared(step["claim"], _then(step), said(_answer(fleet, step)))
         apply(fleet, step)
+
+
+def _answer(fleet: Fleet, step: Step) -> Placed | Refused:
+    held = {gpu: (core, memory) for gpu, (core, memory) in step.get("held", {}).items()}
+    if "gang" not in step:
+        return fleet.place(request_of(step["request"]), held=held)
+    requests = [request_of(row) for row in step["gang"]]
+    group, size = step["group"], len(requests)
+    members = tuple(Waiting(str(n), "", request, n, group=group, group_size=size) for n, request in enumerate(requests))
+    answer = place_all(fleet, Ask(members), held=held)
+    return answer if isinstance(answer, Refused) else answer[0]
 
 
 def _asked_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:

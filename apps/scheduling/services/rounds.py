@@ -7,13 +7,18 @@ rest. Whoever calls goes on until a round brings nothing more.
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from django.utils import timezone
+
 from apps.quotas.models import Pool
+from apps.scheduling.core.gangs import NOTHING, Held, both, most, place_all
+from apps.scheduling.core.queue import Ask
 from apps.scheduling.core.values import Placed, Reason, Refused
 from apps.scheduling.models import Claim, ClaimState, Round
 from apps.scheduling.services.commits import Outcome, Pick, commit, tell
 from apps.scheduling.services.lending import place_on_lent
-from apps.scheduling.services.picture import Picture, Waiting
+from apps.scheduling.services.picture import Picture, Waiting, group_of
 from apps.scheduling.services.records import Step, told
+from apps.scheduling.services.turns import Turns, waits
 
 # Placements of one round and of one transaction, and new claims that are told that they wait. A claim that comes
 # meanwhile waits so long.
@@ -49,20 +54,18 @@ def rounds(picture: Picture, *, fence: Callable[[], None], in_full: bool = False
         fruitless = 0 if record else fruitless + 1
 
 
-def in_turn(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """The order in which they are asked: by priority, then by age."""
-    return sorted(waiting, key=lambda item: (-item.claim.priority, item.claim.pk))
-
-
 class _Round:
     """One round while it runs."""
 
     def __init__(self, picture: Picture, *, in_full: bool) -> None:
         self.picture, self.in_full = picture, in_full
+        self.now = timezone.now().timestamp()
         self.picks: list[tuple[Waiting, Placed]] = []
         # What was asked, as it is recorded, by the claim's key.
         self.asked: dict[int, Step] = {}
         self.refused: list[Waiting] = []
+        # Why, by the claim's key, where that is not the same for all of its kind.
+        self.whys: dict[int, Refused] = {}
         self.outcome = Outcome()
         # Whether another round right after this one may bring more.
         self.unfinished = False
@@ -71,16 +74,13 @@ class _Round:
         """Ask, commit, tell, record."""
         started = time.perf_counter()
         self.picture.look_at_reservations()
-        candidates = in_turn(self.picture.candidates())
+        self.picture.front.look(self.picture.fleet, self.picture.devices, self._reserved, now=self.now)
+        candidates = self.picture.candidates(now=self.now)
         if not candidates:
             return None
         if self.picture.journal.full:
             self.picture.begin_record()
-        for waiting in candidates:
-            self._ask(waiting)
-            if max(len(self.picks), len(self.refused)) >= BATCH:
-                self.unfinished = True
-                break
+        self._ask_all(candidates)
         self._commit(fence)
         self.unfinished |= bool(self.outcome.placed or self.outcome.refused or self.outcome.lost)
         news = self._tell()
@@ -94,27 +94,76 @@ class _Round:
             placed=len(self.outcome.placed),
         )
 
-    def _ask(self, waiting: Waiting) -> None:
+    def _ask_all(self, candidates: list[Waiting]) -> None:
         picture = self.picture
-        if picture.refusal_of(waiting.kind) is None:
-            held = picture.held(waiting.claim)
-            answer = picture.fleet.place(waiting.request, held=held)
-            step = picture.journal.asked(waiting.claim.uid, waiting.request, answer, held=held)
-            self.asked[waiting.claim.pk] = step
-            if isinstance(answer, Placed):
-                picture.reserved.took(waiting.claim, answer.gpus)
-                picture.take(answer, waiting.request)
-                self.picks.append((waiting, answer))
-                return
-            picture.remember(waiting.kind, answer)
-        self.refused.append(waiting)
+        if picture.front.head is None and (first := picture.first_refused()):
+            picture.front.refused(Ask((waits(first),)))
+        turns = self.turns = Turns(
+            picture.pool, candidates, (item.state for item in picture.devices.values()), now=self.now
+        )
+        for waiting, why in turns.early:
+            self._refuse([waiting], why)
+        while (ask := turns.next()) is not None:
+            members = turns.members(ask)
+            if len(members) > 1 or picture.refusal_of(members[0].kind) is None:
+                self._ask(ask, members)
+            else:
+                self.refused += members
+            if max(len(self.picks), len(self.refused)) >= BATCH:
+                self.unfinished = True
+                break
+
+    def _ask(self, ask: Ask, members: list[Waiting]) -> None:
+        picture, front = self.picture, self.picture.front
+        front.look(picture.fleet, picture.devices, self._reserved, now=self.now)
+        reserved = self._reserved(ask)
+        guard = NOTHING if _has_its_own(members) else front.held_from(ask, now=self.now)
+        held = both(reserved, guard)
+        answer = place_all(picture.fleet, ask, held=held)
+        steps = picture.journal.asked(ask, answer, held=held)
+        self.asked.update({waiting.claim.pk: step for waiting, step in zip(members, steps, strict=True)})
+        if not isinstance(answer, Refused):
+            for waiting, placed in zip(members, answer, strict=True):
+                picture.reserved.took(waiting.claim, placed.gpus)
+                picture.take(placed, waiting.request)
+                self.picks.append((waiting, placed))
+            self.turns.placed(ask)
+            front.placed(ask, answer, now=self.now)
+            return
+        if guard and (why := front.why_not(picture.fleet, ask, held=reserved)):
+            front.kept_out.update({waiting.claim.pk: why for waiting in members})
+            self._refuse(members, why)
+            for step in steps:
+                step["instead"] = told(why)
+            return
+        if not _has_its_own(members):
+            front.refused(ask)
+        if len(members) > 1:
+            self._refuse(members, answer)
+        else:
+            picture.remember(members[0].kind, answer)
+            self.refused += members
+
+    def _reserved(self, ask: Ask) -> Held:
+        """What these claims may not count on because it is reserved; the core numbers claims by their keys."""
+        picture = self.picture
+        found = [picture.waiting[claim.since] for claim in ask.members if claim.since in picture.waiting]
+        return most(picture.held(waiting.claim) for waiting in found)
+
+    def _refuse(self, members: Iterable[Waiting], why: Refused) -> None:
+        """For a reason that is these claims' own."""
+        for waiting in members:
+            self.whys[waiting.claim.pk] = why
+            self.refused.append(waiting)
+            if group := group_of(waiting.claim):
+                self.picture.remember_group(group, why)
 
     def _commit(self, fence: Callable[[], None]) -> None:
         if not self.picks:
             return
         picture, kinds = self.picture, {waiting.claim.pk: waiting.kind for waiting, _ in self.picks}
         picks = [
-            Pick(waiting.claim, tuple(picture.devices[uuid].pk for uuid in answer.gpus))
+            Pick(waiting.claim, tuple(picture.devices[uuid].pk for uuid in answer.gpus), group_of(waiting.claim))
             for waiting, answer in self.picks
         ]
         self.outcome = commit(picks, fence=fence)
@@ -124,8 +173,11 @@ class _Round:
             self.asked[pick.claim.pk]["instead"] = told(CHANGED)
         for pick, why in self.outcome.refused:
             self.asked[pick.claim.pk]["instead"] = told(why)
-            picture.remember(kinds[pick.claim.pk], why)
-            self.refused.append(picture.waiting[pick.claim.pk])
+            if pick.group is None:
+                picture.remember(kinds[pick.claim.pk], why)
+                self.refused.append(picture.waiting[pick.claim.pk])
+            else:
+                self._refuse([picture.waiting[pick.claim.pk]], why)
         # What was not taken after all is read again, and so are the claims that had changed.
         wrong = [*self.outcome.lost, *(pick for pick, _ in self.outcome.refused)]
         if wrong:
@@ -138,7 +190,7 @@ class _Round:
         """Why the refused go on waiting, as far as that is so still; returns to how many it was news."""
         news = []
         for waiting in self.refused:
-            why = self.picture.refusal_of(waiting.kind)
+            why = self.whys.get(waiting.claim.pk) or self.picture.refusal_of(waiting.kind)
             if why is not None and self._is_news(waiting.claim, why):
                 news.append((waiting.claim, why))
         # Of reasons that were written before, those that are oldest.
@@ -151,9 +203,14 @@ class _Round:
     def _is_news(self, claim: Claim, why: Refused) -> bool:
         if claim.state == ClaimState.PENDING:
             return True
-        if self.in_full:
+        if self.in_full or claim.group is not None:
             return bool(claim.reasons != told(why))
         return [reason["code"] for reason in claim.reasons] != [reason.code for reason in why.reasons]
+
+
+def _has_its_own(members: Iterable[Waiting]) -> bool:
+    """Whether they wait for their reservation, not in the queue's order."""
+    return any(waiting.claim.reservation_id is not None for waiting in members)
 
 
 def _no_fence() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection
+from django.utils import timezone
 
 from apps.quotas.models import Pool
 from apps.scheduling.models import Round
@@ -86,7 +87,8 @@ class Command(BaseCommand):
                     picture.listen_for_silence()
             if compare.due():
                 self._compare()
-            if self._hear(seconds=NOTICE_SECONDS):
+            heard, now = self._hear(seconds=NOTICE_SECONDS), timezone.now().timestamp()
+            if heard or any(picture.somebody_is_due(now=now) for picture in self.pictures.values()):
                 self._rounds(self.pictures, in_full=False)
 
     def _hear(self, *, seconds: float = 0) -> bool:

@@ -1,0 +1,38 @@
+"""What a pool gives back by itself, and when: by the time limits of what runs."""
+
+from collections.abc import Collection
+from datetime import datetime
+from itertools import groupby
+
+from django.db.models import Q
+
+from apps.quotas.models import Pool
+from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.values import Request
+from apps.scheduling.models import Assignment, AssignmentState, ClaimState
+
+
+def ending(pool: Pool, uuids: Collection[str], *, now: datetime) -> list[Running]:
+    """Placed claims of the pool, on these GPUs, that end by themselves; those that are being released end now."""
+    ending = Q(claim__time_limit_seconds__isnull=False) | Q(claim__state=ClaimState.RELEASING)
+    live = Assignment.objects.filter(ending, claim__pool=pool, gpu__uuid__in=uuids).exclude(
+        state=AssignmentState.RELEASED
+    )
+    rows = live.order_by("claim_id", "pk").values_list(
+        "claim_id",
+        "claim__state",
+        "claim__assigned_at",
+        "claim__time_limit_seconds",
+        "claim__tenant__slug",
+        "gpu__uuid",
+        "held_core",
+        "held_memory_mib",
+    )
+    found: list[Running] = []
+    for (key, state, begun, limit, tenant, core, memory), parts in groupby(rows, lambda row: (*row[:5], *row[6:])):
+        gpus = tuple(row[5] for row in parts)
+        ends = now.timestamp()
+        if state != ClaimState.RELEASING:
+            ends = max(ends, begun.timestamp() + limit)
+        found.append(Running(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))
+    return found
