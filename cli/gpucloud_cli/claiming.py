@@ -15,8 +15,7 @@ Claim = dict[str, Any]
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
 # Who reads a pipeline's log wants to see that it still waits.
 REMIND_SECONDS = 60.0
-# The queue is a list, so it is looked at less often than the claim; whoever has so many before it need not know better.
-PLACE_SECONDS, PLACES = 10.0, 200
+BASES = {"time-limits": "the time limits of what runs", "recent-rate": "what was given back lately"}
 # Of a lease, between two renewals: four may fail before it lapses.
 RENEW_PART = 5
 
@@ -36,7 +35,7 @@ def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[flo
     An unreachable server is waited for too: the claim keeps its place in the queue.
     """
     started = time.monotonic()
-    pause, watched = FIRST_LOOK_SECONDS, Watched(api)
+    pause, watched = FIRST_LOOK_SECONDS, Watched()
     while True:
         if claim["state"] == "active" and claim["observed_generation"] >= claim["generation"]:
             return claim
@@ -57,47 +56,39 @@ def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[flo
 class Watched:
     """What was said of the wait last, so that nothing is said twice a second."""
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self) -> None:
         self._said, self._at = "", 0.0
-        self._place, self._place_at = "", float("-inf")
 
     def tell(self, claim: Claim, waited: float) -> None:
-        """Say state, place, reasons and estimate when they change, and once a minute."""
+        """Say state, place and reasons when they change, and once a minute; with them when it will start."""
         if waited < 1:
             return
-        now = time.monotonic()
-        if now - self._place_at >= PLACE_SECONDS:
-            self._place, self._place_at = place(self._api, claim), now
-        words = [claim["state"], *([self._place] if self._place else []), why(claim)]
-        if estimate := claim.get("estimated_start_at"):
-            words.append(f"expected at {estimate}")
-        self.note("waiting: " + " · ".join(words), waited=waited)
+        words = " · ".join([claim["state"], *place(claim), why(claim)])
+        # An estimate by rate moves all the time, and is no news.
+        self.note(f"waiting: {words}", more=" · ".join(outlook(claim)), waited=waited)
 
-    def note(self, words: str, *, waited: float | None = None) -> None:
+    def note(self, words: str, *, more: str = "", waited: float | None = None) -> None:
         """Say it unless that was the last thing said, less than a minute ago."""
         now = time.monotonic()
         if words == self._said and now - self._at < REMIND_SECONDS:
             return
         self._said, self._at = words, now
+        words = f"{words} · {more}" if more else words
         output.say(words if waited is None else f"{words} ({waited:.0f} s)")
 
 
-def place(api: Api, claim: Claim) -> str:
-    """How many go first of those that the token may see; a member sees its own tenants' only."""
-    mine = (-claim["priority"], claim["created_at"])
-    try:
-        waiting = [
-            other
-            for state in ("queued", "pending")
-            for other in api.rows("claims/", most=PLACES, pool=claim["pool"], state=state)
-        ]
-    except Failure:
-        return ""
-    first = sum((-other["priority"], other["created_at"]) < mine for other in waiting)
-    if not first:
-        return "nobody that you may see goes first"
-    return f"{first if len(waiting) < PLACES else f'at least {first}'} that you may see go first"
+def place(claim: Claim) -> list[str]:
+    """Its place in its pool's queue, once the server has said it."""
+    if claim.get("queue_position") is None:
+        return []
+    return [f"place {claim['queue_position']} of {claim['queue_length']} in the queue"]
+
+
+def outlook(claim: Claim) -> list[str]:
+    """When it will start, how that is known, and what would start now instead."""
+    estimate = claim.get("estimate") or {}
+    words = [f"expected at {estimate['at']}, by {BASES[estimate['basis']]}"] if estimate.get("at") else []
+    return words + [item["detail"].rstrip(".") for item in claim.get("suggestions", ())]
 
 
 def why(claim: Claim, *, otherwise: str = "its turn has not come yet") -> str:

@@ -286,6 +286,16 @@ TABLE = (
         words="API tokens",
     ),
     Resource(
+        "queue",
+        "pools/{parent}/queue/",
+        "claim",
+        ("position", "claim", "tenant", "name", "priority", "gpu_count", "core_request", "memory_mib"),
+        filters=(TENANT,),
+        verbs=frozenset({"list"}),
+        parent="pool",
+        words="what waits in a pool, next first",
+    ),
+    Resource(
         "audit",
         "audit/",
         "id",
@@ -322,6 +332,9 @@ CLAIM_FIELDS = (
     Field("weight", click.INT, "for the policy weighted"),
     Field("priority", click.INT, "higher goes first"),
     Field("time_limit_seconds", DURATION, "released so long after it was placed", flag="--time-limit"),
+    Field("start_at", help="a moment, ISO 8601; not placed before it"),
+    Field("group", help="placed together with the others of this name; --group-size says how many"),
+    Field("group_size", click.IntRange(2, 256), "how many claims the group has"),
     Field("when_over_quota", click.Choice(["refuse", "wait"]), "wait: queue until the quota has room"),
     Field("reservation", help="the uid of an active reservation, in whose room it runs and with which it ends"),
 )

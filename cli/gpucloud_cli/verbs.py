@@ -1,6 +1,7 @@
 """The commands of every resource, built from the table: list, show, create, change, remove."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -10,7 +11,7 @@ from gpucloud_cli import output
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.doors import Asked, Command, answers, asked, body, takes
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.resources import Field, Resource, misplaced
+from gpucloud_cli.resources import POOL, TENANT, Field, Resource, misplaced
 
 
 def group(resource: Resource) -> click.Group:
@@ -36,7 +37,7 @@ def path_of(resource: Resource, parent: str | None, key: object = None) -> str:
 def _parents(resource: Resource) -> tuple[Field, ...]:
     if resource.parent is None:
         return ()
-    return (Field(resource.parent, help=f"a {resource.parent}'s slug", required=True),)
+    return (replace(POOL if resource.parent == POOL.name else TENANT, required=True),)
 
 
 def _parent(resource: Resource, given: dict[str, Any]) -> str | None:

@@ -55,6 +55,15 @@ def ago(moment: datetime | None, never: str = "never") -> SafeString | str:
     )
 
 
+@register.simple_tag
+def ahead(moment: datetime) -> SafeString:
+    """How far ahead a moment is, as `in 12 min`; one that has come is `now`."""
+    seconds = (moment - timezone.now()).total_seconds()
+    full = timezone.localtime(moment).strftime("%Y-%m-%d %H:%M:%S %Z")
+    words = f"in {duration(seconds)}" if seconds >= 1 else "now"
+    return format_html('<time datetime="{}" title="{}">{}</time>', moment.isoformat(), full, words)
+
+
 @register.filter
 def duration(seconds: float) -> str:
     """`84 ms`, `12 s`, `3 min`, `2 h`, `5 d`."""

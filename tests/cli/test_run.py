@@ -165,7 +165,7 @@ def test_a_wait_that_runs_out_is_five(max_: Shell, tenant: str, platform: Platfo
     first = max_.data("claim", "create", "--core", "10", "--memory", "1GiB", "--when-over-quota", "wait")
     ended = max_.run(*RUN, "--wait", "2s", "--", "true")
     assert ended.code == 5
-    assert "waiting: queued · 1 that you may see go first" in ended.err
+    assert "waiting: queued · place 2 of 2 in the queue" in ended.err
     assert max_.run("claim", "release", first["uid"]).code == 0
     assert "0 of 0 are free" in ended.err
     assert released(platform, tenant)

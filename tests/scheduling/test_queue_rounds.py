@@ -16,7 +16,7 @@ from apps.scheduling.services.replays import replay
 from apps.scheduling.services.rounds import rounds, run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
 
-SMALL = {"core_request": 10, "memory_mib": GIB}
+SMALL: dict[str, Any] = {"core_request": 10, "memory_mib": GIB}
 
 
 @pytest.fixture
@@ -139,7 +139,13 @@ def test_a_gang_that_does_not_fit_takes_nothing_and_says_how_much_of_it_would(ca
 def test_of_a_gang_that_the_quota_stops_nothing_is_placed_or_charged(cast: Cast) -> None:
     give(cast.acme, core_percent=50, memory_mib=None)
     machine = Machine("gpu1", cast.pool, gpus=1)
-    facts = {"core_request": 30, "memory_mib": GIB, "group": "train", "group_size": 2, "when_over_quota": "wait"}
+    facts: dict[str, Any] = {
+        "core_request": 30,
+        "memory_mib": GIB,
+        "group": "train",
+        "group_size": 2,
+        "when_over_quota": "wait",
+    }
     gang = [ask(cast, **facts) for _ in range(2)]
     run_round(cast.pool)
     assert states(*gang) == ["queued"] * 2

@@ -128,7 +128,8 @@ class PoolQueue(ListMixin, ApiView):
         pool = get_object_or_404(Pool, name=name)
         rows = self.filter_queryset(self.get_queryset().filter(pool=pool))
         seen = queue.line(pool)
-        uids = queue.in_line(seen, rows.values_list("uid", flat=True))
+        narrowed = set(request.query_params) - {"cursor", "limit"}
+        uids = queue.in_line(seen, self.principal, rows.values_list("uid", flat=True) if narrowed else None)
         page: Sequence[str] = self.paginate_queryset(uids)  # type: ignore[assignment]
         shown = queue.placed_in(seen, page)
         return self.get_paginated_response(self.get_serializer(shown, many=True).data)

@@ -21,6 +21,7 @@ from apps.scheduling.pages.measured import NOTHING, chart_of_claim, difference, 
 from apps.scheduling.pages.overview import with_use
 from apps.scheduling.pages.snippets import snippets
 from apps.scheduling.services.claims import create_claim, limits
+from apps.scheduling.services.queue import place_of
 from gpucloud.errors import GpucloudError
 
 PER_PAGE = 50
@@ -104,6 +105,7 @@ def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
         "observed_generation": min((item.observed_generation for item in live), default=0),
         "change": last_change(claim, live),
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
+        "place": place_of(claim),
         "resizable": claim.waiting or claim.state in PLACED,
     }
 

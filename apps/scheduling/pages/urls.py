@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from apps.scheduling.pages import claims, nodes, overview, reallocation, sign_in
+from apps.scheduling.pages import claims, nodes, overview, queue, reallocation, sign_in
 
 urlpatterns = [
     path("sign-in/", sign_in.SignIn.as_view(), name="sign-in"),
@@ -15,6 +15,7 @@ urlpatterns = [
     path("nodes/<slug:name>/", nodes.node_detail, name="node"),
     path("nodes/<slug:name>/series/", nodes.node_series, name="node-series"),
     path("nodes/<slug:name>/cordon/", nodes.cordon, name="cordon"),
+    path("queue/", queue.queue_page, name="queue"),
     path("claims/", claims.claim_list, name="claims"),
     path("claims/new/", claims.new_claim, name="new-claim"),
     path("claims/<uuid:uid>/", claims.claim_detail, name="claim"),

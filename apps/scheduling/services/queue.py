@@ -15,6 +15,7 @@ from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
 from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
 from apps.scheduling.core import estimates, gangs
 from apps.scheduling.core.backfill import Running, Shadow
 from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Freed, Standing
@@ -22,14 +23,14 @@ from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING
 from apps.scheduling.core.nearest import Suggestion, nearest_changes
 from apps.scheduling.core.queue import Amounts, Ask, Waiting, in_order
-from apps.scheduling.core.values import GpuState, Placed, Refused, Request
+from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.core.walk import Walk
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.elsewhere import pools_with_room
 from apps.scheduling.services.ending import ending
-from apps.scheduling.services.fleet import read_fleet
+from apps.scheduling.services.fleet import read_fleet, read_nodes
 
 # What was given back in this time tells the rate; of more than so many claims the latest do.
 LATELY = timedelta(hours=24)
@@ -65,7 +66,9 @@ class Line:
     """A pool at one moment, as the core wants it."""
 
     now: float
+    policy: str
     gpus: tuple[GpuState, ...]
+    nodes: tuple[NodeState, ...]
     claims: Mapping[str, Claim]
     waiting: tuple[Waiting, ...]
     running: tuple[Running, ...]
@@ -91,18 +94,21 @@ class Line:
         object.__setattr__(self, "turns", turns)
         object.__setattr__(self, "cores", [ask.amounts.core_percent for ask in order])
 
+    def _fleet(self) -> Fleet:
+        return Fleet(self.gpus, self.nodes, policy=self.policy)
+
     @cached_property
     def starts(self) -> dict[str, float]:
         """When claims start, by time limits: those first in line, and those that wait for their time."""
         first = [claim for ask in self.order[:MOST_CLAIMS] for claim in ask.members][:MOST_CLAIMS]
         timed = [claim for claim in self.waiting if claim.id in self.early and claim.start_at is not None]
         claims = [*first, *timed[: max(0, MOST_CLAIMS - len(first))]]
-        return estimates.forecast(Fleet(self.gpus), claims, self.running, self.standing, now=self.now)
+        return estimates.forecast(self._fleet(), claims, self.running, self.standing, now=self.now)
 
     @cached_property
     def shadow(self) -> Shadow | None:
         """What is kept for the head of the queue."""
-        walk = Walk(Fleet(self.gpus), self.standing.queue(self.order[:MOST_CLAIMS]), running=self.running, now=self.now)
+        walk = Walk(self._fleet(), self.standing.queue(self.order[:MOST_CLAIMS]), running=self.running, now=self.now)
         for _ in walk:
             pass
         return walk.shadow
@@ -123,7 +129,7 @@ class Line:
         """What else would fit now; of a gang no claim alone."""
         if claim.group is not None or claim.id in self.early:
             return ()
-        fleet, shadow = Fleet(self.gpus), self.shadow
+        fleet, shadow = self._fleet(), self.shadow
         if shadow is None or any(one.id == claim.id for one in shadow.ask.members):
             return nearest_changes(fleet, claim.request)
         held = shadow.held_from(claim, now=self.now)
@@ -169,10 +175,16 @@ def place_of(claim: Claim) -> Place | None:
     return Place(position, length, estimate, suggestions)
 
 
-def in_line(seen: Line, uids: Iterable[UUID]) -> list[str]:
-    """These claims, next first; after them those that are not in line, oldest first."""
-    wanted = {str(uid) for uid in uids}
-    return [uid for uid in (*seen.positions, *seen.early) if uid in wanted]
+def in_line(seen: Line, principal: Principal, uids: Iterable[UUID] | None = None) -> list[str]:
+    """What the caller may see, next first, and after it what is not in line, oldest first; of `uids`, where given."""
+    wanted = None if uids is None else {str(uid) for uid in uids}
+
+    def shown(uid: str) -> bool:
+        claim = seen.claims[uid]
+        visible = principal.is_operator or claim.tenant_id in principal.roles
+        return visible and (wanted is None or uid in wanted)
+
+    return [uid for uid in (*seen.positions, *seen.early) if shown(uid)]
 
 
 def placed_in(seen: Line, uids: Sequence[str]) -> list[Claim]:
@@ -216,7 +228,10 @@ def read(pool: Pool) -> Line:
     freed, since = _freed(pool, now)
     return Line(
         now=now.timestamp(),
+        policy=pool.placement_policy,
         gpus=gpus,
+        # Nodes are read only where somebody chooses between them.
+        nodes=tuple(read_nodes(pool)) if any(claim.node_selector for claim in claims) else (),
         claims={str(claim.uid): claim for claim in claims},
         waiting=tuple(waiting_of(claim) for claim in claims),
         running=tuple(ending(pool, {gpu.uuid for gpu in gpus}, now=now)),

@@ -14,8 +14,8 @@ from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import read_fleet, read_nodes
-from apps.scheduling.services.reserved import read_reserved
 from apps.scheduling.services.queue import waiting_of
+from apps.scheduling.services.reserved import read_reserved
 
 
 def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) -> dict[str, Any]:
