@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-gpu bench-shim bench-placement-speed clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-gpu bench-shim bench-placement bench-placement-speed clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-scheduler: ## placements a second, durably, and from a claim's POST to its
 
 bench-gpu: ## shares, live resizes and a memory limit of a claim, on a real GPU where there is one
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.gpu
+
+bench-placement: ## how much each policy gives out of a production trace's GPUs (GPUCLOUD_TRACES=…, LISTS=default,gpuspec33, SEEDS=0-9, OUT=…)
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.placement $(if $(LISTS),--lists $(LISTS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(OUT),--out $(OUT))
 
 bench-placement-speed: ## decisions a second of the placement core: 5,000 nodes of 8 GPUs, C kernel and numpy (ARGS="--runs 3")
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.placement_speed $(ARGS)

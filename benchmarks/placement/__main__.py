@@ -1,0 +1,81 @@
+"""`python -m benchmarks.placement`: each policy on each list of the trace, beside what was published."""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from benchmarks.placement.runs import POLICIES, allocated
+from benchmarks.placement.trace import Trace
+from benchmarks.report import Row, description
+
+ARRIVED = (95, 98, 100, 130)
+
+
+def main() -> None:
+    """Run what is asked for; rows as they come go to the file, and to the terminal as a table."""
+    asked = _arguments()
+    trace = Trace.found()
+    lists = asked.lists.split(",") if asked.lists else trace.lists()
+    if unknown := set(lists) - set(trace.lists()):
+        raise SystemExit(f"No such list in {trace.at}: {', '.join(sorted(unknown))}; there are {trace.lists()}")
+    machines, published = trace.machines(), trace.published()
+    out = Path(asked.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{description()}\n{'list':12} {'policy':9} " + " ".join(f"{arrived:>15}" for arrived in ARRIVED), flush=True)
+    with out.open("w") as file:
+        for name in lists:
+            asks = trace.asks(name)
+            for policy in asked.policies.split(","):
+                began = time.monotonic()
+                runs = [allocated(machines, asks, policy, seed) for seed in asked.seeds]
+                rows = _rows(name, policy, runs, asked.seeds)
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+                file.flush()
+                cells = [_cell(row, published.get((name, policy, row["arrived"]))) for row in rows]
+                print(f"{name:12} {policy:9} {' '.join(cells)}  {time.monotonic() - began:.0f} s", flush=True)
+    print(f"Percent of all GPUs allocated by percent arrived, mean of the seeds; in brackets: published. Rows: {out}")
+
+
+def _rows(name: str, policy: str, runs: Sequence[dict[int, float]], seeds: Sequence[int]) -> list[Row]:
+    return [
+        {
+            "list": name,
+            "policy": policy,
+            "arrived": arrived,
+            "allocated_percent": round(mean(run[arrived] for run in runs), 3),
+            "sd": round(stdev(run[arrived] for run in runs), 3) if len(runs) > 1 else None,
+            "seeds": list(seeds),
+        }
+        for arrived in ARRIVED
+        if all(arrived in run for run in runs)
+    ]
+
+
+def _cell(row: Row, published: float | None) -> str:
+    beside = f"({published:.2f})" if published is not None else ""
+    return f"{row['allocated_percent']:7.2f} {beside:>7}"
+
+
+def _seeds(words: str) -> list[int]:
+    """`1,2,3`, `100-109` or both."""
+    seeds: list[int] = []
+    for part in words.split(","):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.placement", description=__doc__)
+    parser.add_argument("--lists", default="", help="names joined by commas; all that are there unless given")
+    parser.add_argument("--seeds", type=_seeds, default=_seeds("0-9"), help="1,2,3 or 100-109; 0-9 unless given")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--out", default=".bench/placement.jsonl")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""One run of the protocol: a policy, a list, a seed; nothing leaves, nothing is asked twice, nothing is moved.
+
+`fgd` knows the whole list beforehand, as its authors' does; `gpucloud` knows nothing and learns what arrives.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
+from benchmarks.placement.room import Room
+from benchmarks.placement.trace import WHOLE, Ask, Machine, drawn
+
+POLICIES = ("random", "best-fit", "fgd", "gpucloud")
+
+Place = tuple[int, Sequence[int]] | None
+
+
+def allocated(machines: Sequence[Machine], asks: Sequence[Ask], policy: str, seed: int) -> dict[int, float]:
+    """Percent of all GPUs given out, by percent of all GPUs asked for: the mean of the arrivals that round to it."""
+    order, arriving = drawn(machines, asks, seed)
+    room = Room(order)
+    place = room.best_fit if policy == "best-fit" else _engine(order, asks, policy)
+    everything = sum(machine.gpus for machine in order) * WHOLE
+    asked = used = 0
+    sums: dict[int, list[float]] = {}
+    for ask in arriving:
+        asked += ask.milli
+        placed = place(ask)
+        if placed is None:
+            room.refuse(ask)
+        else:
+            room.take(ask, *placed)
+            used += ask.milli
+        sums.setdefault(round(100 * asked / everything), []).append(round(100 * used / everything, 2))
+    return {arrived: sum(values) / len(values) for arrived, values in sums.items()}
+
+
+def _engine(order: Sequence[Machine], asks: Sequence[Ask], policy: str) -> Callable[[Ask], Place]:
+    """The project's own placement. Nodes are named by their place in the run's order, for ties fall to the name."""
+    nodes, gpus, where = [], [], {}
+    for number, machine in enumerate(order):
+        name = f"node-{number:05}"
+        nodes.append(NodeState(name, cpu_milli_free=machine.cpu_milli, ram_mib_free=machine.ram_mib))
+        where[name] = number, 0
+        for index in range(machine.gpus):
+            uuid = f"{name}-{index}"
+            gpus.append(GpuState(uuid, name, index, machine.model, 0, WHOLE, 0))
+            where[uuid] = number, index
+    requests = {ask: _request(ask) for ask in asks}
+    known = Counter(asks) if policy == "fgd" else {}
+    fleet = Fleet(gpus, nodes, policy=policy, whole=WHOLE, mix=[(requests[ask], n) for ask, n in known.items()])
+    arrivals = iter(range(1 << 62))
+
+    def place(ask: Ask) -> Place:
+        request = requests[ask]
+        if policy == "random":
+            request = _request(ask, key=str(next(arrivals)))
+        if policy == "gpucloud":
+            fleet.learn(request)
+        answer = fleet.place(request)
+        if not isinstance(answer, Placed):
+            return None
+        fleet.take(answer.gpus, request, node=answer.node)
+        if not answer.gpus:
+            return where[answer.node][0], []
+        return where[answer.gpus[0]][0], [where[uuid][1] for uuid in answer.gpus]
+
+    return place
+
+
+def _request(ask: Ask, key: str = "") -> Request:
+    core = ask.gpu_milli if ask.gpus else 0
+    models = ask.models if ask.gpus and ask.models else None
+    return Request(ask.gpus, core, 0, models, cpu_milli=ask.cpu_milli, ram_mib=ask.ram_mib, key=key)

@@ -1,0 +1,124 @@
+"""The trace: a cluster's nodes, and lists of requests.
+
+The data is not the project's. It is Alibaba's openb trace (cluster-trace-gpu-v2023), its lists and the authors' results
+as published in hkust-adsl/kubernetes-scheduler-simulator for Weng et al., USENIX ATC 2023.
+"""
+
+import csv
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+NODES, LIST, RESULTS = "openb_node_list_gpu_node.csv", "openb_pod_list_", "published_allocation.csv"
+# Requests arrive until they ask for so much of all GPUs.
+ARRIVING_PERCENT = 130
+WHOLE = 1000
+# As the published table names the policies.
+PUBLISHED = {"Random": "random", "BestFit": "best-fit", "FGD": "fgd"}
+
+
+class Ask(NamedTuple):
+    """A request of the trace; `models` joined by `|`, empty for any."""
+
+    cpu_milli: int
+    ram_mib: int
+    gpus: int
+    gpu_milli: int
+    models: str
+
+    @property
+    def milli(self) -> int:
+        """On all its GPUs together."""
+        return self.gpus * self.gpu_milli
+
+
+class Machine(NamedTuple):
+    """A node of the trace, empty."""
+
+    cpu_milli: int
+    ram_mib: int
+    gpus: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The directory with the data."""
+
+    at: Path
+
+    @classmethod
+    def found(cls) -> "Trace":
+        """Where `GPUCLOUD_TRACES` says. Raises SystemExit that says what is missing."""
+        at = os.environ.get("GPUCLOUD_TRACES")
+        source = "the openb trace (cluster-trace-gpu-v2023), as in hkust-adsl/kubernetes-scheduler-simulator, data/csv"
+        if not at:
+            raise SystemExit(f"GPUCLOUD_TRACES names no directory. It must hold {NODES} and {LIST}*.csv of {source}")
+        if not (Path(at) / NODES).is_file() or not list(Path(at).glob(f"{LIST}*.csv")):
+            raise SystemExit(f"{at} (GPUCLOUD_TRACES) lacks {NODES} or any {LIST}*.csv. They are of {source}")
+        return cls(Path(at))
+
+    def lists(self) -> list[str]:
+        """The names of all lists there."""
+        return sorted(path.stem.removeprefix(LIST) for path in self.at.glob(f"{LIST}*.csv"))
+
+    def machines(self) -> list[Machine]:
+        """The nodes with GPUs."""
+        return [
+            Machine(int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
+            for row in self._rows(NODES)
+        ]
+
+    def asks(self, name: str) -> list[Ask]:
+        """The requests of a list, in one order whatever the file's."""
+        return sorted(
+            Ask(
+                int(row["cpu_milli"]),
+                int(row["memory_mib"]),
+                int(row["num_gpu"]),
+                int(row["gpu_milli"]),
+                row.get("gpu_spec") or "",
+            )
+            for row in self._rows(f"{LIST}{name}.csv")
+        )
+
+    def published(self) -> dict[tuple[str, str, int], float]:
+        """Mean of the authors' seeds by (list, policy, percent arrived); nothing where the file is not there."""
+        if not (self.at / RESULTS).is_file():
+            return {}
+        seen: dict[tuple[str, str, int], list[float]] = {}
+        for row in self._rows(RESULTS):
+            for column, value in row.items():
+                if column.startswith("arrived_") and row["policy"] in PUBLISHED:
+                    name = row["workload"].removeprefix(LIST), PUBLISHED[row["policy"]], int(column[8:])
+                    seen.setdefault(name, []).append(float(value))
+        return {key: sum(values) / len(values) for key, values in seen.items()}
+
+    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+        with (self.at / name).open(newline="") as file:
+            yield from csv.DictReader(file)
+
+
+def drawn(machines: Sequence[Machine], asks: Sequence[Ask], seed: int) -> tuple[list[Machine], list[Ask]]:
+    """The nodes in the run's order and what arrives: the list once, shuffled, then drawn from it with replacement.
+
+    As the authors do, the test of when to stop adds one GPU of the next request, not all of its GPUs.
+    """
+    chance = random.Random(seed)  # noqa: S311  # draws arrivals, guards nothing
+    order = list(machines)
+    chance.shuffle(order)
+    arriving = list(asks)
+    chance.shuffle(arriving)
+    most = sum(machine.gpus for machine in machines) * WHOLE * ARRIVING_PERCENT // 100
+    milli = sum(ask.milli for ask in arriving)
+    while milli > most:
+        milli -= arriving.pop(chance.randrange(len(arriving))).milli
+    while True:
+        ask = asks[chance.randrange(len(asks))]
+        if milli + ask.gpu_milli > most:
+            return order, arriving
+        milli += ask.milli
+        arriving.append(ask)

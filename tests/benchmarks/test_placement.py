@@ -1,0 +1,74 @@
+"""The benchmark of placement quality, on a trace small enough to check by hand."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.placement.__main__ import main
+from benchmarks.placement.room import Room, Wrong
+from benchmarks.placement.runs import POLICIES, allocated
+from benchmarks.placement.trace import Ask, Machine, Trace, drawn
+
+MACHINES = [Machine(8000, 64, 2, "T4"), Machine(8000, 64, 2, "T4"), Machine(4000, 64, 1, "A10")]
+ASKS = [
+    Ask(1000, 1, 1, 500, ""),
+    Ask(1000, 1, 1, 500, ""),
+    Ask(2000, 1, 1, 1000, "A10|T4"),
+    Ask(2000, 1, 2, 1000, ""),
+    Ask(500, 1, 0, 0, ""),
+]
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    nodes = ["sn,cpu_milli,memory_mib,gpu,model"] + [f"n{at},{','.join(map(str, m))}" for at, m in enumerate(MACHINES)]
+    asks = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"] + [
+        f"p{at},{','.join(map(str, ask))}" for at, ask in enumerate(ASKS)
+    ]
+    (tmp_path / "openb_node_list_gpu_node.csv").write_text("\n".join(nodes) + "\n")
+    (tmp_path / "openb_pod_list_tiny.csv").write_text("\n".join(asks) + "\n")
+    monkeypatch.setenv("GPUCLOUD_TRACES", str(tmp_path))
+    return tmp_path
+
+
+def test_without_data_it_says_which_and_whose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUCLOUD_TRACES", raising=False)
+    with pytest.raises(SystemExit, match=r"openb_pod_list_\*\.csv .* openb trace"):
+        Trace.found()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_fills_what_can_be_filled(policy: str) -> None:
+    # The checker looks at each answer; requests for six and a half GPUs arrive at five.
+    for seed in range(5):
+        given = allocated(MACHINES, ASKS, policy, seed)
+        assert 40 <= given[max(given)] <= 100
+
+
+def test_arrivals_are_the_whole_list_and_then_some_of_it() -> None:
+    order, arriving = drawn(MACHINES, ASKS, 3)
+    assert sorted(order) == sorted(MACHINES)
+    assert sorted(arriving[: len(ASKS)]) == sorted(ASKS)
+    assert 5500 < sum(ask.milli for ask in arriving) <= 7500
+
+
+def test_the_checker_sees_what_is_given_twice_and_what_is_refused_though_it_fits() -> None:
+    room = Room(MACHINES)
+    room.take(Ask(1000, 1, 1, 600, ""), 0, [0])
+    with pytest.raises(Wrong, match="more than is free"):
+        room.take(Ask(1000, 1, 1, 600, ""), 0, [0])
+    with pytest.raises(Wrong, match="fits on node 0"):
+        room.refuse(Ask(1000, 1, 1, 1000, "T4"))
+    room.refuse(Ask(1000, 1, 2, 1000, "A10"))
+
+
+def test_rows_name_list_policy_arrivals_and_seeds(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = traces / "rows.jsonl"
+    monkeypatch.setattr(sys, "argv", ["placement", "--seeds", "1,4-5", "--policies", "gpucloud", "--out", str(out)])
+    main()
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows
+    assert all(row.keys() >= {"list", "policy", "arrived", "allocated_percent", "seeds"} for row in rows)
+    assert {(row["list"], row["policy"], tuple(row["seeds"])) for row in rows} == {("tiny", "gpucloud", (1, 4, 5))}
