@@ -1,0 +1,305 @@
+"""Reclaim: whose claims make room for one whose tenant lent what it now needs itself.
+
+Victims are taken one by one, in a fixed order, until the waiting claim has both the room in its quotas and the GPUs;
+then each is put back, the last first, and stays where the claim fits nevertheless. Where it does not fit in the end,
+nobody is touched. Everything is tried on the fleet and in the books, and taken back.
+
+Who may be a victim: a tenant's *share* is the largest part of what its cohort lends that it has borrowed, of any
+resource, by its weight. One takes only from who borrows, and only where one's own share afterwards is at most the
+victim's afterwards, and below the victim's before. Kueue has this as the first of two rules; its second (below the
+victim's before is enough) is left out, as claims are indivisible: a lender's small claim ends a large one, what is left
+over is borrowed, and the large one, which would borrow less than that, may end the small ones in turn, for ever.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.placement import WHOLE
+from apps.scheduling.core.values import GpuState, Placed, Request
+
+Held = Mapping[str, tuple[int, int]]
+NOTHING: Held = {}
+# So many nodes are tried by themselves.
+MOST_NODES = 32
+# By the key of a cohort's share: one resource, in one pool or in all.
+Amounts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A tenant's quota in one share: its nominal, what of that it keeps from the others, the most it may use."""
+
+    nominal: int
+    kept: int = 0
+    most: int | None = None
+    used: int = 0
+
+    @property
+    def borrowed(self) -> int:
+        """Used above nominal."""
+        return max(0, self.used - self.nominal)
+
+    @property
+    def taken(self) -> int:
+        """What comes out of the share: all above what is kept."""
+        return max(0, self.used - self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """What holds room: a claim, or a group that goes as a whole. `parts`: what it has of which GPU of the fleet.
+
+    `placed` is false where it only waits, and is charged. `noticed`: it was told to go, and goes first.
+    """
+
+    claim: str
+    tenant: str
+    amounts: Amounts
+    parts: tuple[tuple[str, Request], ...] = ()
+    since: float = 0.0
+    priority: int = 0
+    best_effort: bool = False
+    placed: bool = True
+    noticed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanting:
+    """The waiting claim, and what is still to be charged for it."""
+
+    claim: str
+    tenant: str
+    request: Request
+    amounts: Amounts
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimBounds:
+    """The most victims of one decision, how many are looked at, and whether own claims of lower priority are some."""
+
+    most_victims: int = 16
+    most_tried: int = 256
+    own_by_priority: bool = False
+
+
+USUAL = ReclaimBounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Whose claims go, in the order in which they were chosen (none: it fits as it is), and where it then fits."""
+
+    claims: tuple[Living, ...]
+    gpus: tuple[str, ...]
+    # Shares that have no room for it as they are, and whether GPUs have none.
+    short: tuple[str, ...]
+    no_gpu: bool
+    spared: int = 0
+
+    @property
+    def explanation(self) -> str:
+        """In words and numbers; names nobody."""
+        if not self.claims:
+            return "It fits as it is."
+        lacks = [*self.short, *(["GPUs"] if self.no_gpu else [])]
+        tenants = len({item.tenant for item in self.claims})
+        return (
+            f"No room in {', '.join(lacks)}: {len(self.claims)} claim{'s' * (len(self.claims) != 1)} of {tenants} "
+            f"tenant{'s' * (tenants != 1)} of its cohort go, then it fits on {len(self.gpus)} "
+            f"GPU{'s' * (len(self.gpus) != 1)}; {self.spared} were tried and spared."
+        )
+
+
+@dataclass
+class Books:
+    """Who holds what of a cohort's shares: by share what is lent in all; by tenant, and share, the quota's numbers."""
+
+    lendable: Mapping[str, int]
+    accounts: dict[str, dict[str, Account]]
+    weights: Mapping[str, int] = field(default_factory=dict)
+
+    def share(self, tenant: str, more: Amounts | None = None) -> float:
+        """The tenant's share, with so much more. Equal quotients of integers are equal as floats."""
+        more, weight = more or {}, self.weights.get(tenant, 1)
+        parts = [
+            replace(account, used=account.used + more.get(key, 0)).borrowed / (self.lendable[key] * weight)
+            for key, account in self.accounts.get(tenant, {}).items()
+            if self.lendable.get(key)
+        ]
+        return max(parts, default=0.0)
+
+    def borrows(self, tenant: str, keys: Iterable[str]) -> bool:
+        """Whether the tenant borrows in one of these shares."""
+        accounts = self.accounts.get(tenant, {})
+        return any(key in accounts and accounts[key].borrowed for key in keys)
+
+    def within_nominal(self, tenant: str, more: Amounts) -> bool:
+        """Whether, with so much more, the tenant would borrow nowhere."""
+        accounts = self.accounts.get(tenant, {})
+        return all(accounts[key].used + amount <= accounts[key].nominal for key, amount in more.items() if amount)
+
+    def short(self, tenant: str, more: Amounts) -> tuple[str, ...]:
+        """The shares in which so much more cannot be charged."""
+        return tuple(key for key, amount in sorted(more.items()) if amount and not self._has_room(tenant, key, amount))
+
+    def _has_room(self, tenant: str, key: str, amount: int) -> bool:
+        account = self.accounts[tenant][key]
+        after = replace(account, used=account.used + amount)
+        if account.most is not None and after.used > account.most:
+            return False
+        more = after.taken - account.taken
+        return not more or self.taken(key) + more <= self.lendable[key]
+
+    def taken(self, key: str) -> int:
+        """What all tenants together take of the share."""
+        return sum(accounts[key].taken for accounts in self.accounts.values() if key in accounts)
+
+    def charge(self, tenant: str, amounts: Amounts, sign: int = 1) -> None:
+        """So much more is used, or less."""
+        accounts = self.accounts.get(tenant, {})
+        for key, amount in amounts.items():
+            if key in accounts:
+                accounts[key] = replace(accounts[key], used=accounts[key].used + sign * amount)
+
+
+def may_take(books: Books, wanting: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+    """The rules, as the books stand at this moment."""
+    if victim.tenant == wanting.tenant:
+        return bounds.own_by_priority and victim.priority < wanting.priority
+    keys = [key for key in books.accounts.get(wanting.tenant, {}) if victim.amounts.get(key)]
+    if not books.borrows(victim.tenant, keys):
+        return False
+    mine, before = books.share(wanting.tenant, wanting.amounts), books.share(victim.tenant)
+    less = {key: -amount for key, amount in victim.amounts.items()}
+    return mine <= books.share(victim.tenant, less) and mine < before
+
+
+class Scene:
+    """Who holds what, on a fleet and in the books; changed for a trial, and back."""
+
+    def __init__(self, fleet: Fleet, books: Books, living: Iterable[Living], *, held: Held = NOTHING) -> None:
+        self.fleet, self.books, self.held = fleet, books, held
+        self.living = {item.claim: item for item in living}
+
+    def leave(self, item: Living) -> None:
+        """It holds nothing any more."""
+        self._move(item, -1)
+
+    def back(self, item: Living) -> None:
+        """It holds what it held."""
+        self._move(item, 1)
+
+    def _move(self, item: Living, sign: int) -> None:
+        for uuid, request in item.parts:
+            (self.fleet.take if sign > 0 else self.fleet.give_back)((uuid,), request)
+        self.books.charge(item.tenant, item.amounts, sign)
+
+    def settle(self, wanting: Wanting, found: Victims) -> None:
+        """What was decided counts for what is decided next: the victims are gone, the claim is there."""
+        for item in found.claims:
+            self.leave(self.living.pop(item.claim))
+        self.fleet.take(found.gpus, wanting.request)
+        self.books.charge(wanting.tenant, wanting.amounts)
+
+    def place(self, wanting: Wanting) -> Placed | None:
+        """Where the claim fits now, in its quotas and on GPUs."""
+        if self.books.short(wanting.tenant, wanting.amounts):
+            return None
+        answer = self.fleet.place(wanting.request, held=self.held)
+        return answer if isinstance(answer, Placed) else None
+
+
+def reclaim(scene: Scene, wanting: Wanting, bounds: ReclaimBounds = USUAL) -> Victims | None:
+    """Whose claims make room for this one; None where nobody's that may be taken would do.
+
+    First of all that may go; where that does not do, or takes too many, those of each node by themselves.
+    """
+    short = scene.books.short(wanting.tenant, wanting.amounts)
+    no_gpu = not isinstance(scene.fleet.place(wanting.request, held=scene.held), Placed)
+    if placed := scene.place(wanting):
+        return Victims((), placed.gpus, short, no_gpu)
+    ordered = _in_order(scene, wanting, short, no_gpu, bounds)
+    found = _tried(scene, wanting, ordered, bounds)
+    if found is None and no_gpu:
+        turn = {item.claim: number for number, item in enumerate(ordered)}
+        plans = [_tried(scene, wanting, some, bounds) for some in _by_node(scene, ordered)]
+        # The one whose last in the order comes first.
+        found = min(
+            (plan for plan in plans if plan),
+            key=lambda plan: sorted((turn[item.claim] for item in plan[0]), reverse=True),
+            default=None,
+        )
+    return None if found is None else Victims(tuple(found[0]), found[1], short, no_gpu, found[2])
+
+
+def _in_order(
+    scene: Scene, wanting: Wanting, short: Sequence[str], no_gpu: bool, bounds: ReclaimBounds
+) -> list[Living]:
+    """Those whose going could help, in the order in which they are taken.
+
+    Who was told to go already, then what runs nowhere yet, best effort, lowest priority, latest start, and what leaves
+    its GPUs most whole.
+    """
+    request, gpus = wanting.request, {gpu.uuid: gpu for gpu in scene.fleet.gpus()}
+
+    def suits(gpu: GpuState) -> bool:
+        right = not request.models or gpu.model in request.models
+        return gpu.schedulable and right and gpu.memory_mib >= request.memory_mib
+
+    def helps(item: Living) -> bool:
+        frees = no_gpu and any(suits(gpus[uuid]) for uuid, _ in item.parts)
+        return frees or any(item.amounts.get(key) for key in short)
+
+    def turn(item: Living) -> tuple[Any, ...]:
+        others = sum(WHOLE - gpus[uuid].core_free - part.core_request for uuid, part in item.parts)
+        worth = (not item.best_effort, item.priority, -item.since, others, item.claim)
+        return (item.tenant == wanting.tenant, not item.noticed, item.placed, *worth)
+
+    could = (item for item in scene.living.values() if item.claim != wanting.claim and helps(item))
+    return [item for item in sorted(could, key=turn) if may_take(scene.books, wanting, item, bounds)]
+
+
+def _by_node(scene: Scene, ordered: Sequence[Living]) -> Iterator[list[Living]]:
+    """For each node those that are on it, in order, and after them the others, whose quota may be wanted too."""
+    node_of = {gpu.uuid: gpu.node for gpu in scene.fleet.gpus()}
+    nodes = {node_of[uuid]: None for item in ordered for uuid, _ in item.parts}
+    for node in list(nodes)[:MOST_NODES]:
+        yield sorted(ordered, key=lambda item: all(node_of[uuid] != node for uuid, _ in item.parts))
+
+
+def _tried(
+    scene: Scene, wanting: Wanting, ordered: Sequence[Living], bounds: ReclaimBounds
+) -> tuple[list[Living], tuple[str, ...], int] | None:
+    """Victims of these, where the claim then fits, and how many were spared; None where they do not do."""
+    gone: list[Living] = []
+    placed = None
+    for item in ordered[: bounds.most_tried]:
+        if may_take(scene.books, wanting, item, bounds):
+            scene.leave(item)
+            gone.append(item)
+            if placed := scene.place(wanting):
+                break
+    taken = len(gone)
+    if placed:
+        placed = _spare(scene, wanting, gone) or placed
+    for item in gone:
+        scene.back(item)
+    if placed is None or len(gone) > bounds.most_victims:
+        return None
+    return gone, placed.gpus, taken - len(gone)
+
+
+def _spare(scene: Scene, wanting: Wanting, gone: list[Living]) -> Placed | None:
+    """Put back whoever need not go, the last first; where the claim fits in the end."""
+    answer = None
+    for item in reversed(list(gone)):
+        scene.back(item)
+        if fits := scene.place(wanting):
+            answer = fits
+            gone.remove(item)
+        else:
+            scene.leave(item)
+    return answer
