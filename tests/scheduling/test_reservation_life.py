@@ -9,7 +9,8 @@ from django.utils import timezone
 from apps.nodes.models import Sample
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.models import Assignment, Claim, Reservation
+from apps.scheduling.models import Assignment, Claim, Reservation, Round
+from apps.scheduling.services import replays
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.ledger_check import differences
 from apps.scheduling.services.reservation_charges import ReservationFull, ReservationNotActive
@@ -159,6 +160,28 @@ def test_others_do_not_get_what_is_reserved_and_its_own_claims_do(stage: Cast, m
     run_round(stage.pool)
     assert [state(claim) for claim in (endless, mine)] == ["queued", "assigned"]
     agree()
+
+
+def disagreements() -> int:
+    """Of all recorded rounds, decided once more."""
+    return sum(not item.agrees for done in Round.objects.all() for item in replays.replay(done))
+
+
+def test_a_round_beside_a_reservation_replays_as_it_was(
+    stage: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = book(stage)
+    ask(stage, tenant=stage.globex, core_request=50)
+    ask(stage, tenant=stage.globex, core_request=20)
+    run_round(stage.pool)
+    clock.advance(hours=1)
+    drive()
+    ask(stage, reservation=now(row), core_request=60)
+    run_round(stage.pool)
+    assert disagreements() == 0
+    # Control: without what was kept from each claim it is another round.
+    monkeypatch.setattr(replays, "_held", lambda step: {})
+    assert disagreements() > 0
 
 
 def test_when_it_ends_its_claims_end_and_all_is_given_back(stage: Cast, machine: Machine, clock: Clock) -> None:

@@ -1,7 +1,7 @@
 """Reading who takes which GPU when, as the core's calendar wants it, and what of it concerns a claim to be placed."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import Q
@@ -111,6 +111,8 @@ class Reserved:
     pool: Pool
     now: datetime
     holds: list[Hold]
+    # What is held until a moment: asked for every claim of a queue, and different only where one was placed.
+    _until: dict[int, dict[str, Room]] = field(default_factory=dict)
 
     def terms(self, claim: Claim) -> Terms | None:
         """All of the claim that decides what it may not count on; None where there is nothing of that kind."""
@@ -124,12 +126,22 @@ class Reserved:
             return self._outside(claim.reservation, list(gpus()))
         if not self.holds:
             return {}
-        return calendar.held(self.holds, microseconds(self.now), until(claim, self.pool, self.now))
+        end = until(claim, self.pool, self.now)
+        if end not in self._until:
+            self._until[end] = calendar.held(self.holds, microseconds(self.now), end)
+        return self._until[end]
 
     def took(self, claim: Claim, gpus: Iterable[str]) -> None:
         """The claim is on these GPUs from now on, for who is asked after it."""
-        if self.holds:
-            self.holds += _of_new(claim, self.pool, gpus, self.now)
+        touched = {hold.gpu for hold in self.holds}.intersection(gpus) if self.holds else set[str]()
+        if not touched:
+            return
+        self.holds += _of_new(claim, self.pool, touched, self.now)
+        there = [hold for hold in self.holds if hold.gpu in touched]
+        for end, room in self._until.items():
+            left = {uuid: held for uuid, held in room.items() if uuid not in touched}
+            # Another mapping: the round's record has the one before.
+            self._until[end] = left | calendar.held(there, microseconds(self.now), end)
 
     def _outside(self, reservation: Reservation, gpus: list[GpuState]) -> dict[str, Room]:
         """All but what the reservation has left: a claim in it runs nowhere else."""
