@@ -113,16 +113,17 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, 
     alike = sum(_as_large(item.request, wanted) for item in freed)
     hours = max(1, round((now - since) / 3600))
     if alike < FEWEST_FREED:
+        few = f"only {_counted(alike, 'claim')}" if alike else "no claim"
         detail = (
-            f"No time limit of what runs leads to it, and in the last {_counted(hours, 'hour')} only "
-            f"{_counted(alike, 'claim')} of at least its size ended: too few to go by."
+            f"No time limit of what runs leads to it, and in the last {_lately(hours)} {few} of at least its size "
+            "ended: too few to go by."
         )
         return Estimate(None, "none", detail)
     size = max(1, ask.amounts.core_percent)
     turns = len(ask.members) + sum(min(1.0, core / size) for core in ahead)
     at = now + turns * (now - since) / alike
     detail = (
-        f"In the last {_counted(hours, 'hour')} {_counted(alike, 'claim')} of at least its size ended; "
+        f"In the last {_lately(hours)} {_counted(alike, 'claim')} of at least its size ended; "
         f"with what is ahead in the queue it needs about {turns:.0f} of them."
     )
     return Estimate(at, "recent-rate", detail)
@@ -139,6 +140,10 @@ def _as_large(freed: Request, wanted: Request) -> bool:
         and freed.core_request >= wanted.core_request
         and freed.memory_mib >= wanted.memory_mib
     )
+
+
+def _lately(hours: int) -> str:
+    return "hour" if hours == 1 else f"{hours} hours"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -116,6 +116,8 @@ class Line:
     def estimate(self, uid: str) -> Estimate:
         """When the claim starts, as far as can be known."""
         if uid in self.starts:
+            if uid in self.early:
+                return Estimate(self.starts[uid], "time-limits", f"{self.early[uid].reasons[0].detail}.")
             ahead = max(0, self.positions.get(uid, 1) - 1)
             return estimates.from_time_limits(self.starts[uid], running=len(self.running), ahead=ahead, now=self.now)
         if uid in self.early:

@@ -1,0 +1,56 @@
+"""The queue as people see it: its order, who sees whose claims, and what a waiting claim's page says."""
+
+from django.test import Client
+
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
+from apps.scheduling.services.rounds import run_round
+from tests.cast import Cast, Machine, ask, placed
+from tests.pages.conftest import SignIn
+
+
+def text(client: Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    return " ".join(answer.content.decode().split())
+
+
+def test_the_page_shows_the_queue_in_its_order(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    for name, priority in (("later", 0), ("urgent", 5)):
+        ask(cast, name=name, core_request=100, gpu_count=4, priority=priority)
+    placed(cast, machine, core_request=10, priority=9, time_limit_seconds=7200)
+    page = text(browser("olga"), "/queue/")
+    assert page.index("urgent") < page.index("later")
+    assert "in 2 h" in page
+    assert "fit on one node are 3" in page
+
+
+def test_a_member_sees_its_own_claims_only(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=10)
+    ask(cast, name="theirs", core_request=100, gpu_count=4, tenant=cast.globex)
+    run_round(cast.pool)
+    page = text(browser("vera"), "/queue/")
+    assert "theirs" not in page
+    assert "1 claim of other tenants waits here" in page
+    assert "theirs" in text(browser("gus"), "/queue/")
+
+
+def test_an_empty_queue_and_another_pool_are_shown_too(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    ask(cast, name="here", core_request=10)
+    other = tenants.create_pool(principal=SYSTEM, name="other")
+    assert "Nothing waits here" in text(browser("vera"), f"/queue/?pool={other.name}")
+    assert "here" in text(browser("vera"), "/queue/?pool=nonsense")
+    living = browser("vera").get("/queue/", headers={"HX-Request": "true"}).content.decode()
+    assert "<html" not in living
+
+
+def test_a_waiting_claims_page_says_its_place_its_start_and_what_would_fit(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    placed(cast, machine, core_request=10, time_limit_seconds=7200)
+    claim = ask(cast, name="large", core_request=100, gpu_count=4)
+    run_round(cast.pool)
+    page = text(browser("max"), f"/claims/{claim.uid}/")
+    assert "Place 1 of 1 in the" in page
+    assert "Expected to start <time" in page
+    assert "It would fit now with gpu_count 3." in page
