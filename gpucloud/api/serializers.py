@@ -1,6 +1,7 @@
 """Serializers that refuse what they do not know."""
 
 import copy
+from functools import cache
 from typing import Any
 
 from rest_framework import serializers
@@ -38,11 +39,23 @@ class Strict(serializers.Serializer[Any]):
             for name, field in self._declared_fields.items()
         }
 
+    @classmethod
+    def document(cls, row: Any) -> dict[str, Any]:
+        """What an answer shows of the row, where that is the same for every caller."""
+        shown: dict[str, Any] = _reader(cls).to_representation(row)
+        return shown
+
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict):
             _refuse_names(self, data)
             _refuse_types(self, data)
         return super().to_internal_value(data)
+
+
+@cache
+def _reader(kind: type[Strict]) -> Strict:
+    """One that is kept: reading leaves its fields as they are, and making them costs more than reading does."""
+    return kind()
 
 
 def _refuse_names(serializer: Strict, data: dict[str, Any]) -> None:

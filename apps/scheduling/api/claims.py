@@ -97,9 +97,8 @@ class ClaimView(ApiView):
     def shown(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
         """The claim as it was read, or has just been made or changed."""
         prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
-        body = kind(claim, context=self.get_serializer_context()).data
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
-        return Response(body, status=status, headers=headers)
+        return Response(kind.document(claim), status=status, headers=headers)
 
     def rehearsed(self, act: Callable[[], Claim]) -> Response:
         """What would happen."""
