@@ -41,6 +41,16 @@ def test_an_idle_claim_lends_and_keeps_its_guarantee_its_charge_and_its_page(
     assert_books_agree()
 
 
+def test_what_was_measured_can_be_read_in_steps(cast: Cast, machine: Machine, clock: Clock) -> None:
+    claim, _ = placed(cast, machine)
+    begin = clock.now
+    measured(claim, clock, core_percent=30)
+    window = f"from={begin:%Y-%m-%dT%H:%M:%SZ}&to={clock.now:%Y-%m-%dT%H:%M:%SZ}"
+    (series,) = cast.max.get(f"utilization/?claim={claim.uid}&{window}&step=60").body["series"]
+    assert series["core_percent"] == [30.0] * 5
+    assert cast.max.get(f"utilization/?claim={claim.uid}&step={'9' * 5000}").status == 400
+
+
 def test_what_is_lent_carries_a_best_effort_claim_which_is_guaranteed_nothing(
     cast: Cast, machine: Machine, clock: Clock
 ) -> None:

@@ -75,6 +75,13 @@ class WindowSerializer(Strict):
     end = drf.DateTimeField(required=False)
     step = drf.IntegerField(min_value=1, max_value=86400, default=1)
 
+    def to_internal_value(self, data: Any) -> Any:
+        """In a query every number is text."""
+        step = str(data.get("step", ""))
+        # The interpreter reads no thousands of digits.
+        is_number = step.isascii() and step.isdecimal() and len(step) < 10
+        return super().to_internal_value({**data, "step": int(step)} if is_number else data)
+
 
 class Utilization(ApiView):
     """What was measured."""
