@@ -155,6 +155,17 @@ def test_senseless_windows_are_refused(platform: Cast, machine: Machine, start: 
     assert book(platform.max, start, end).code == code
 
 
+def test_the_end_of_time_is_no_fault_of_ours(platform: Cast, machine: Machine) -> None:
+    last = "9999-12-31T23:59:59Z"
+    assert book(platform.max, start_at=last, end_at=last, weekly_until=last).code == "window-invalid"
+    assert book(platform.max, weekly_until=last).code == "window-invalid"
+    assert platform.max.get(f"pools/default/calendar/?from={last}").status == 200
+    assert platform.max.get(f"pools/default/calendar/?to={last}").code == "period-invalid"
+    first = "0001-01-01T00:00:00Z"
+    assert book(platform.max, start_at=first).code == "window-invalid"
+    assert platform.max.get(f"pools/default/calendar/?from={first}").status == 200
+
+
 def test_a_booking_is_moved_to_another_window_and_a_stale_change_is_not(platform: Cast, machine: Machine) -> None:
     first = book(platform.max, gpu_count=2).body
     book(platform.max, 5, 6)

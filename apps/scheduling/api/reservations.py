@@ -1,6 +1,6 @@
 """/reservations/ and /pools/{name}/calendar/."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -27,6 +27,7 @@ from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named
 
 A_WEEK = timedelta(days=7)
+LAST_WEEK = datetime.max.replace(tzinfo=UTC) - A_WEEK
 
 
 class ReservationFilter(Changed):
@@ -159,7 +160,7 @@ class PoolCalendar(ApiView):
             principal=self.principal,
             pool=pool,
             begin=begin,
-            end=values.get("to") or begin + A_WEEK,
+            end=values.get("to") or min(begin, LAST_WEEK) + A_WEEK,
             node=values.get("node"),
         )
         return Response(self.get_serializer(found).data)

@@ -31,7 +31,7 @@ def pool_calendar(
     *, principal: Principal, pool: Pool, begin: datetime, end: datetime, node: str | None = None
 ) -> dict[str, Any]:
     """From now on what is to come, before now what is still held. Raises PeriodInvalid."""
-    if not begin < end <= begin + MOST_DAYS:
+    if not timedelta() < end - begin <= MOST_DAYS:
         days = MOST_DAYS.days
         raise PeriodInvalid(f"It must end after it begins, and be {days} days at most.", max_days=days)
     rows = Gpu.objects.filter(node__pool=pool).select_related("node").order_by("node__name", "index", "pk")

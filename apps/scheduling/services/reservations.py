@@ -183,6 +183,8 @@ def refuse_window(start_at: datetime, end_at: datetime) -> None:
 
 def weekly(first: Reservation, until: datetime | None) -> list[Reservation]:
     """The reservation, and again each week as long as it begins before `until`, with one `series`. Unsaved."""
+    # Before a week is added to it: the last year has no later one.
+    refuse_window(first.start_at, first.end_at)
     rows = [first]
     if until is not None and first.end_at > first.start_at + WEEK:
         raise WindowInvalid("A window that is booked every week is a week long at most.")
@@ -216,8 +218,8 @@ def _rebook(reservation: Reservation, principal: Principal) -> None:
     """Find room for the changed window: on its own GPUs, or, where nothing of it runs yet, on others."""
     if reservation.state == ReservationState.BOOKED:
         refuse_window(reservation.start_at, reservation.end_at)
-    elif reservation.end_at <= timezone.now():
-        raise WindowInvalid("It would be over: give it back (POST …/release/).")
+    else:
+        refuse_window(timezone.now(), reservation.end_at)
     lock(reservation.pool, reservation.tenant)
     booking.refuse_over_quota(reservation)
     if booking.keep(reservation):
