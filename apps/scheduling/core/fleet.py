@@ -69,9 +69,10 @@ class Fleet:
         if any(request.labels for request in requests) or (rows := self._prepared()) is None:
             return [self._placed(request) for request in requests]
         answers = rows.place_many(requests)
-        for request, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, Placed) and (request.cpu_milli or request.ram_mib):
-                self._charge_nodes(answer.gpus, answer.node, request, 1)
+        if any(request.cpu_milli or request.ram_mib for request in requests):
+            for request, answer in zip(requests, answers, strict=True):
+                if isinstance(answer, Placed):
+                    self._charge_nodes(answer.gpus, answer.node, request, 1)
         return answers
 
     def take(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from apps.scheduling.core.placement.board import Board, Tables
-from apps.scheduling.core.placement.rows import MOST_ROWS, Answer, Shape, Special
+from apps.scheduling.core.placement.rows import MOST_ROWS, Answer, Answers, Shape, Special
 
 BUILT = Path(__file__).parent / "kernel" / "build" / "libplacement.so"
 FILTERS = 12
@@ -165,12 +165,14 @@ class NativeKernel:
 
     def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
         """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
-        at = self._moved.get((len(places), amounts))
+        count = len(places)
+        at = self._moved.get((count, amounts))
         if at is None:
-            at = self._shape_of(len(places), amounts)
-        gpus = self._gpus
-        for number, place in enumerate(places):
-            gpus[number] = place
+            at = self._shape_of(count, amounts)
+        if count == 1:
+            self._gpus[0] = places[0]
+        else:
+            self._gpus[:count] = list(places)
         self._move(self._handle, at, node, self._gpus_at, sign)
 
     def _shape_of(self, count: int, amounts: tuple[int, int, int, int]) -> int:
@@ -183,24 +185,17 @@ class NativeKernel:
         self._moved[count, amounts] = ctypes.addressof(raw)
         return ctypes.addressof(raw)
 
-    def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
+    def place_many(self, rows: list[int], draws: list[int] | None) -> Answers:
         """Place and take one after the other."""
-        n, counts = len(rows), [self._rows[row][0].count for row in rows]
-        asked, drawn = np.array(rows, np.int32), np.array(draws, np.uint64)
+        n = len(rows)
+        asked, drawn = np.array(rows, np.int32), np.array(draws or [0] * n, np.uint64)
         answers = np.empty(n, ANSWER)
         gpus = np.empty((n, self.board.width), np.int32)
         self._library.kernel_place_many(
-            self._handle,
-            n,
-            asked.ctypes.data,
-            drawn.ctypes.data,
-            answers.ctypes.data,
-            gpus.ctypes.data,
+            self._handle, n, asked.ctypes.data, drawn.ctypes.data, answers.ctypes.data, gpus.ctypes.data
         )
-        told = zip(counts, answers["node"].tolist(), gpus.tolist(), strict=True)
-        return [
-            Answer(node, tuple(places[:count]))
-            if node >= 0
-            else Answer(-1, (), answers["removed"][at].tolist(), int(answers["most"][at]))
-            for at, (count, node, places) in enumerate(told)
-        ]
+
+        def refusal(at: int) -> Answer:
+            return Answer(-1, (), answers["removed"][at].tolist(), int(answers["most"][at]))
+
+        return Answers(answers["node"].tolist(), gpus.tolist(), refusal)

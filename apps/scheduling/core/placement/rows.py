@@ -1,6 +1,6 @@
 """What the fast back ends share: a row of scores for each shape of request, and what is special to one request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -47,9 +47,17 @@ class Answer(NamedTuple):
     """A node and its places; or node -1, how many GPUs each filter removed, the most that fit on one node."""
 
     node: int
-    places: tuple[int, ...]
+    places: Sequence[int]
     removed: Sequence[int] = ()
     most: int = 0
+
+
+class Answers(NamedTuple):
+    """Many: the nodes; the places, which may be followed by others that mean nothing; and why one is node -1."""
+
+    nodes: Sequence[int]
+    places: Sequence[Sequence[int]]
+    refusal: Callable[[int], Answer]
 
 
 class Kernel(Protocol):
@@ -75,7 +83,7 @@ class Kernel(Protocol):
     def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
         """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
 
-    def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
+    def place_many(self, rows: list[int], draws: list[int] | None) -> Answers:
         """Place and take one after the other."""
 
 
@@ -124,15 +132,25 @@ class Rows:
     def _placed_many(self, requests: Sequence[Request], rows: list[int]) -> list[Placed | Refused]:
         if not requests:
             return []
-        answers = self.kernel.place_many(rows, [self._draw(request) for request in requests])
-        return [self._told(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        draws = [draw(request.key) for request in requests] if self._draws else None
+        nodes, places, refusal = self.kernel.place_many(rows, draws)
+        uuids, told = self.board.uuids, list[Placed | Refused]()
+        for at, (request, node) in enumerate(zip(requests, nodes, strict=True)):
+            if node < 0:
+                told.append(self._told(request, refusal(at)))
+            elif request.gpu_count == 1:
+                told.append(Placed((uuids[node][places[at][0]],)))
+            else:
+                told.append(self._told(request, Answer(node, places[at][: request.gpu_count])))
+        return told
 
     def row(self, request: Request) -> int:
         """The number of the request's row."""
         key = _key(request)
-        if request.exclusion is not None:
-            key = (*key[:-1], True)
         row = self._rows.get(key)
+        if row is None and request.exclusion is not None:
+            key = (*key[:-1], True)
+            row = self._rows.get(key)
         if row is None:
             if len(self._rows) >= MOST_ROWS:
                 self.kernel.drop_row(self._rows.pop(next(iter(self._rows))))
@@ -175,8 +193,6 @@ class Rows:
         if answer.node < 0:
             return Refused(reasons(request, answer.removed, answer.most))
         uuids = self.board.uuids[answer.node]
-        if len(answer.places) == 1:
-            return Placed((uuids[answer.places[0]],))
         return placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
 
     def _special(self, request: Request, held: Held, where: Where) -> Special | None:

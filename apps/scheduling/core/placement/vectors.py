@@ -13,7 +13,7 @@ from apps.scheduling.core.placement import topology
 from apps.scheduling.core.placement.board import UNKNOWN, Board, Int32, Int64, Tables
 from apps.scheduling.core.placement.filters import Filter
 from apps.scheduling.core.placement.policies import BEFORE, POLICIES
-from apps.scheduling.core.placement.rows import Answer, Shape, Special
+from apps.scheduling.core.placement.rows import Answer, Answers, Shape, Special
 from apps.scheduling.core.placement.sums import Sums
 
 NO_FIT = -(1 << 63)
@@ -96,16 +96,16 @@ class VectorKernel:
             board.ram[node] -= sign * ram
         self.changed(node)
 
-    def place_many(self, rows: list[int], draws: list[int]) -> list[Answer]:
+    def place_many(self, rows: list[int], draws: list[int] | None) -> Answers:
         """Place and take one after the other."""
         answers = []
-        for row, draw in zip(rows, draws, strict=True):
+        for row, draw in zip(rows, draws or [0] * len(rows), strict=True):
             answer = self.best(row, draw, None)
             if answer.node >= 0:
                 shape = self._rows[row].shape
                 self.move(answer.node, answer.places, (shape.core, shape.memory, shape.cpu, shape.ram), 1)
             answers.append(answer)
-        return answers
+        return Answers([one.node for one in answers], [one.places for one in answers], answers.__getitem__)
 
     def best(self, number: int, draw: int, special: Special | None) -> Answer:
         """The node and its GPUs, or why none."""
