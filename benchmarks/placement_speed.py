@@ -39,7 +39,7 @@ class Clock:
     seconds, nanoseconds = staticmethod(time.perf_counter), staticmethod(time.perf_counter_ns)
 
     def of_the_processor(self) -> None:
-        self.seconds, self.nanoseconds = time.thread_time, time.thread_time_ns  # type: ignore[assignment]
+        self.seconds, self.nanoseconds = time.thread_time, time.thread_time_ns
 
 
 CLOCK = Clock()
