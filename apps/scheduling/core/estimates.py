@@ -20,6 +20,8 @@ from apps.scheduling.core.walk import Walk
 # What one forecast may cost: so many claims, played on over so many moments.
 MOST_CLAIMS = 100
 MOST_MOMENTS = 200
+# Ends of what runs that it looks at in all, and at each moment for the head: soonest first.
+MOST_ENDS, MOST_ENDS_AHEAD = 1000, 100
 # Two could be chance; three claims given back are the beginning of a rate.
 FEWEST_FREED = 3
 
@@ -60,14 +62,14 @@ def forecast(
     fleet: Fleet, waiting: Sequence[Waiting], running: Iterable[Running], standing: Standing, *, now: float
 ) -> dict[str, float]:
     """When each of these claims starts, by id, as far as time limits tell. Uses the fleet up."""
-    ends = [(max(item.ends_at, now), item.id, item) for item in running]
-    heapq.heapify(ends)
+    ends = heapq.nsmallest(MOST_ENDS, ((max(item.ends_at, now), item.id, item) for item in running))
     starts: dict[str, float] = {}
     held = dict(standing.held)
     left = list(waiting[:MOST_CLAIMS])
     for _ in range(MOST_MOMENTS):
         asks, early = ready(left, now=now)
-        walk = Walk(fleet, standing.queue(asks, held), running=[item for *_, item in ends], now=now)
+        soon = [item for *_, item in heapq.nsmallest(MOST_ENDS_AHEAD, ends)]
+        walk = Walk(fleet, standing.queue(asks, held), running=soon, now=now)
         for decision in walk:
             if isinstance(decision.answer, Refused):
                 continue

@@ -1,7 +1,7 @@
 """The queue of a pool as it stands: places, estimates of start, and what would fit instead. Reads; decides nothing.
 
 All of it is worked out by the core from one look at the pool (`read`), at the price of a few queries whatever the
-length of the queue. What was read of a large pool is used again for a few seconds: who polls costs little.
+length of the queue. What was read of a large pool is used again for some seconds: who polls costs little.
 """
 
 import time
@@ -37,7 +37,7 @@ LATELY = timedelta(hours=24)
 MOST_FREED = 500
 # A pool with more GPUs and waiting claims than this is not read for every question.
 LARGE = 1000
-KEPT_SECONDS = 5.0
+KEPT_SECONDS = 20.0
 # What keeps a claim waiting that no GPU can change, by the code of its reason.
 NOT_THE_FLEET = {
     "quota-exceeded": "It waits for room in its tenant's quota; nobody can say when that comes.",
@@ -148,7 +148,7 @@ _kept: dict[int, tuple[float, Line]] = {}
 
 
 def line(pool: Pool) -> Line:
-    """The pool now, or, of a large one, as it was a few seconds ago."""
+    """The pool now, or, of a large one, as it was some seconds ago."""
     made_at, kept = _kept.get(pool.pk, (0.0, None))
     if kept is not None and time.monotonic() - made_at < KEPT_SECONDS:
         return kept
