@@ -9,6 +9,8 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+from gpucloud.cursors import BindingCursor
+
 TRUE = {"1", "true", "yes", "on"}
 FALSE = {"0", "false", "no", "off", ""}
 
@@ -115,7 +117,7 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
     }.items():
         entry[key] = str(facts.pop(theirs, "") or "")
     # What is asked for the fifth time on a connection is kept there as a plan, and then only its values are sent.
-    entry["OPTIONS"] = {**facts, "server_side_binding": True, "prepare_threshold": 5}
+    entry["OPTIONS"] = {**facts, "server_side_binding": True, "cursor_factory": BindingCursor, "prepare_threshold": 5}
     if pool_size:
         # The server gives each request a thread of its own; a pool spares it a connection of its own.
         entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size, "timeout": 30}

@@ -70,6 +70,11 @@ def test_a_kept_query_is_one_query_and_asks_anew_each_time(platform: Platform) -
     assert len(asked) == 3
 
 
+def test_a_statement_takes_more_values_than_the_protocol_carries_beside_it(platform: Platform) -> None:
+    keys = [platform.cast.acme.pk, *range(-70_000, 0)]
+    assert [row.slug for row in Tenant.objects.filter(pk__in=keys)] == ["acme"]
+
+
 def test_a_claim_is_shown_by_three_queries(platform: Platform) -> None:
     path = f"claims/{platform.claim.uid}/"
     platform.cast.olga.get(path)  # a token's first use is written down
