@@ -17,6 +17,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, member_limits, tenants
 from apps.quotas.services.quotas import change_quota
 from apps.scheduling.core.values import Placed, Refused, Request
+from apps.scheduling.management.commands import scheduler
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import release_claim
@@ -223,6 +224,25 @@ def test_a_long_queue_that_does_not_fit_is_not_asked_again_for_what_cannot_help(
     assert heard_and_placed(kept, queue[0])
     assert asked == [50, 50]  # the first is placed, the next of its kind refused, and that holds for the third too
     assert {state_of(claim) for claim in queue[1:]} == {"queued"}
+
+
+def test_what_is_heard_when_rounds_are_about_to_end_is_asked(
+    real_cast: Cast, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Machine("gpu1", real_cast.pool)
+    kept.hear()
+    command, late = scheduler.Command(), list[Claim]()
+    command.session, command.pictures = kept.session, {real_cast.pool.pk: kept.picture}
+    hear = command._hear
+
+    def hear_of_a_claim() -> bool:
+        if not late:
+            late.append(ask(real_cast))
+        return hear()
+
+    monkeypatch.setattr(command, "_hear", hear_of_a_claim)
+    command._rounds(command.pictures, in_full=False)
+    assert state_of(late[0]) == "assigned"
 
 
 def test_a_leader_whose_session_was_replaced_commits_nothing(real_cast: Cast, kept: Kept) -> None:

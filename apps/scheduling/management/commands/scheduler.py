@@ -7,7 +7,7 @@ schedulers its leader; it listens, leads and commits on one session, so a leader
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import psycopg
@@ -120,19 +120,22 @@ class Command(BaseCommand):
             picture.forget_refusals()
         self._rounds(self.pictures, in_full=True)
 
-    def _rounds(self, pictures: Mapping[int, Picture], *, in_full: bool) -> None:
+    def _rounds(self, pictures: Iterable[int], *, in_full: bool) -> None:
         """Each pool in turn, a round at a time, until nothing more is to be done."""
-        going = {key: rounds(picture, fence=self.session.fence, in_full=in_full) for key, picture in pictures.items()}
+        going = {key: self._begin(key, in_full=in_full) for key in pictures}
         while going:
             for key, steps in list(going.items()):
                 try:
                     _log(next(steps))
                 except StopIteration:
                     del going[key]
-            # What happened meanwhile counts for the rest of the queue, and may be another pool's.
+            # What happened meanwhile counts for the rest of the queue, and may be another pool's. Begun anew, as rounds
+            # that were about to end would not look again.
             if self._hear():
-                for key, picture in self.pictures.items():
-                    going.setdefault(key, rounds(picture, fence=self.session.fence))
+                going = {key: self._begin(key, in_full=False) for key in self.pictures}
+
+    def _begin(self, key: int, *, in_full: bool) -> Iterator[Round | None]:
+        return rounds(self.pictures[key], fence=self.session.fence, in_full=in_full)
 
 
 def _log(done: Round | None) -> None:
