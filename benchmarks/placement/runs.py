@@ -41,7 +41,8 @@ def _engine(order: Sequence[Machine], asks: Sequence[Ask], policy: str) -> Calla
     nodes, gpus, where = [], [], {}
     for number, machine in enumerate(order):
         name = f"node-{number:05}"
-        nodes.append(NodeState(name, cpu_milli_free=machine.cpu_milli, ram_mib_free=machine.ram_mib))
+        cpu, ram = machine.cpu_milli, machine.ram_mib
+        nodes.append(NodeState(name, cpu_milli_free=cpu, ram_mib_free=ram, cpu_milli=cpu))
         where[name] = number, 0
         for index in range(machine.gpus):
             uuid = f"{name}-{index}"

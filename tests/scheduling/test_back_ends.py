@@ -41,7 +41,8 @@ class Walk:
         links = tuple(
             (f"{name}{a}", f"{name}{b}", draw.choice(WORDS)) for a in range(5) for b in range(a) if draw.random() < 0.6
         )
-        return NodeState(name, labels, links, draw.choice((None, 4000, 9000, 64_000)), draw.choice((None, 16, 64, 512)))
+        cpu, ram = draw.choice((None, 4000, 9000, 64_000)), draw.choice((None, 16, 64, 512))
+        return NodeState(name, labels, links, cpu, ram, draw.choice((None, 9000, 96_000)))
 
     def gpu(self, node: str, index: int) -> GpuState:
         alive = self.random.random() < 0.9

@@ -5,14 +5,16 @@ The back ends answer alike to the last bit: `python` looks at everything each ti
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from apps.scheduling.core.placement import WHOLE, backends, machine
-from apps.scheduling.core.placement.fragmentation import Prices, model_prices
+from apps.scheduling.core.placement.fragmentation import Prices
 from apps.scheduling.core.placement.mix import Mix, Weights, most_popular
 from apps.scheduling.core.placement.plain import decide
 from apps.scheduling.core.placement.policies import POLICIES, Node
+from apps.scheduling.core.placement.prices import Machine, model_prices
 from apps.scheduling.core.placement.rows import Rows
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refused, Request
 
@@ -20,6 +22,8 @@ from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refu
 POPULAR_PERCENT = 95
 # Only these look at the mix.
 LEARNING = ("gpucloud", "fgd")
+# Prices are renewed when a twentieth of all core was taken or given back since.
+RENEWED = 20
 
 
 class Fleet:
@@ -48,7 +52,9 @@ class Fleet:
         self._on: dict[str, list[tuple[int, str]]] = {}
         self._where: dict[Label, dict[str, int]] = {}
         self._prices: Prices | None = None
-        self._counts: dict[str, int] = {}
+        self._machines: frozenset[Machine] | None = None
+        # Core taken, less what was given back, since prices were made.
+        self._drift = 0
         # While there are rows, their board says what is free of a GPU, and `_gpus` what was when they were made.
         self._rows: Rows | None = None
         for gpu in gpus:
@@ -69,9 +75,10 @@ class Fleet:
         if any(request.labels for request in requests) or (rows := self._prepared()) is None:
             return [self._placed(request) for request in requests]
         answers = rows.place_many(requests)
-        if any(request.cpu_milli or request.ram_mib for request in requests):
-            for request, answer in zip(requests, answers, strict=True):
-                if isinstance(answer, Placed):
+        for request, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, Placed):
+                self._drift += request.gpu_count * request.core_request
+                if request.cpu_milli or request.ram_mib:
                     self._charge_nodes(answer.gpus, answer.node, request, 1)
         return answers
 
@@ -91,8 +98,8 @@ class Fleet:
             known = None
         if known is None:
             self._settle()
+            self._prices = self._machines = None
             insort(self._on.setdefault(state.node, []), (state.index, state.uuid))
-            self._counts[state.model] = self._counts.get(state.model, 0) + 1
         self._relabel(state.uuid, known.labels if known else (), state.labels)
         self._gpus[state.uuid] = state
         if self._rows is not None:
@@ -105,9 +112,9 @@ class Fleet:
         if uuid not in self._gpus:
             return
         self._settle()
+        self._prices = self._machines = None
         gone = self._gpus.pop(uuid)
         self._relabel(uuid, gone.labels, ())
-        self._counts[gone.model] -= 1
         on = self._on[gone.node]
         on.remove((gone.index, uuid))
         if not on:
@@ -117,6 +124,8 @@ class Fleet:
         """A new node, or another state of a known one."""
         known = self._nodes.get(state.name) or NodeState(state.name)
         self._nodes[state.name] = state
+        if known.cpu_milli != state.cpu_milli:
+            self._machines = None
         if self._rows is None or state.name not in self._rows.board.place_of:
             return
         if (known.labels, known.links) != (state.labels, state.links):
@@ -134,29 +143,51 @@ class Fleet:
 
     def learn(self, request: Request) -> None:
         """One more arrival, for the mix of typical requests."""
-        if self._policy in LEARNING and self._mix.learn(request):
+        if self._policy not in LEARNING:
+            return
+        drifted = abs(self._drift) * RENEWED > self._whole * len(self._gpus)
+        if self._mix.learn(request) or drifted:
             self._prices = None
 
     def _prepared(self) -> Rows | None:
         """The rows as things are now; None where the plain back end answers."""
         if self.backend == "python" or not self._on:
             return None
+        anew = self._rows is None or self._prices is None
         if self._rows is None:
             self._rows = backends.rows(self.backend, list(self._picture()), self._policy, self._whole)
-            self._prices = None
-        if self._rows is not None and self._prices is None and self._policy in LEARNING:
-            self._rows.set_mix(self._known())
-        self._known()
+        prices = self._known()
+        if self._rows is not None and anew and self._policy in LEARNING:
+            self._rows.set_mix(prices)
         return self._rows
 
     def _known(self) -> Prices:
         if self._prices is None:
             weights = self._weights()
-            self._prices = Prices(weights, model_prices(weights, self._counts), self._whole)
+            self._prices = Prices(weights, model_prices(weights, self._idle(), self._kinds()), self._whole)
+            self._drift = 0
         return self._prices
 
     def _weights(self) -> Weights:
-        return most_popular(self._mix.seen, POPULAR_PERCENT) if self._policy == "fgd" else self._mix.seen
+        if self._policy == "fgd":
+            return most_popular(self._mix.seen, POPULAR_PERCENT)
+        return tuple((kind, weight) for kind, weight in self._mix.seen if kind.gpu_count)
+
+    def _idle(self) -> dict[str, int]:
+        """Core free of each model."""
+        if self._rows is not None:
+            return self._rows.board.idle()
+        idle = {gpu.model: 0 for gpu in self._gpus.values()}
+        for gpu in self._gpus.values():
+            idle[gpu.model] += gpu.core_free if gpu.schedulable else 0
+        return idle
+
+    def _kinds(self) -> frozenset[Machine]:
+        if self._machines is None:
+            counted: Counter[tuple[str, str]] = Counter((gpu.node, gpu.model) for gpu in self._gpus.values())
+            cpu = {name: node.cpu_milli for name, node in self._nodes.items()}
+            self._machines = frozenset(Machine(model, n, cpu.get(name)) for (name, model), n in counted.items())
+        return self._machines
 
     def _picture(self) -> Iterable[Node]:
         for name in sorted(self._on):
@@ -171,6 +202,7 @@ class Fleet:
 
     def _move(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
         labels = request.labels
+        self._drift += sign * len(gpus) * request.core_request
         if labels:
             self._label(gpus, labels, sign)
         if request.cpu_milli or request.ram_mib:
@@ -207,7 +239,7 @@ class Fleet:
         """The rows no longer fit what is there: what they know goes back, and they are made anew when next asked."""
         if self._rows is not None:
             self._gpus = {uuid: self._now(uuid) for uuid in self._gpus}
-        self._rows = self._prices = None
+        self._rows = None
 
     def _relabel(self, uuid: str, before: Iterable[Label], after: Iterable[Label]) -> None:
         for label in before:

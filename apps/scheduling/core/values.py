@@ -32,13 +32,17 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A machine. `links` are (GPU, GPU, word) with the agent's words; None of CPU or RAM: not known, not limited."""
+    """A machine. `links` are (GPU, GPU, word) with the agent's words; None of CPU or RAM: not known, not limited.
+
+    `cpu_milli` is all the CPU it has; None: not known.
+    """
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
     links: tuple[tuple[str, str, str], ...] = ()
     cpu_milli_free: int | None = None
     ram_mib_free: int | None = None
+    cpu_milli: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

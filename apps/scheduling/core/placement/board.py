@@ -36,6 +36,7 @@ class Board:
         self.count: Int32 = np.array([len(node.gpus) for node in nodes], np.int32)
         self.cpu: Int64 = np.array([_known(node.state.cpu_milli_free) for node in nodes], np.int64)
         self.ram: Int64 = np.array([_known(node.state.ram_mib_free) for node in nodes], np.int64)
+        self.all_cpu: Int64 = np.array([_known(node.state.cpu_milli) for node in nodes], np.int64)
         self.core: Int32 = np.zeros(shape, np.int32)
         self.memory: Int64 = np.zeros(shape, np.int64)
         self.size: Int64 = np.zeros(shape, np.int64)
@@ -67,6 +68,7 @@ class Board:
         """The node's CPU and RAM as they are now; its labels and links are as they were."""
         number = self.place_of[state.name]
         self.cpu[number], self.ram[number] = _known(state.cpu_milli_free), _known(state.ram_mib_free)
+        self.all_cpu[number] = _known(state.cpu_milli)
 
     def label(self, labels: Sequence[Label], spot: tuple[int, int]) -> None:
         """What the GPU carries now."""
@@ -85,6 +87,11 @@ class Board:
         for near, number in known.items():
             matrices[number, : len(near), : len(near)] = near
         return matrices
+
+    def idle(self) -> dict[str, int]:
+        """Core free of each model."""
+        core = self.core * self.alive.astype(np.int64)
+        return {model: int(core[self.model == number].sum()) for model, number in self.models.items()}
 
     def free(self, uuid: str) -> tuple[int, int]:
         """Core and MiB free of the GPU now."""

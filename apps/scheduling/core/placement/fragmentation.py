@@ -16,17 +16,22 @@ from apps.scheduling.core.values import Request
 
 # Prices are in thousandths of a GPU per GPU.
 PRICE_UNIT = 1000
-# The score's steps: 50 to a GPU. Its terms, in fiftieths: the fall of fragmentation 50, the price 10, what is left 1.
-STEPS, PRICE, LEFT = 50, 10, 1
-CPU_MILLI_OF_A_LARGE_NODE, GPUS_OF_A_LARGE_NODE = 128_000, 8
+# No model costs more than so much: far beyond where all else that decides is outweighed.
+DEAREST = 4
+# A score in steps: a GPU's fall of fragmentation 25, a GPU at price one 10, 128 CPUs or 16 GPUs left 1, and a whole
+# GPU's worth of imbalance 3. Decision 0019 says how they were found.
+STEPS, PRICE, CPU_MILLI_LEFT, GPUS_LEFT, IMBALANCE = 25, 10, 128_000, 16, 3
+# Shares of a node are counted in so many parts.
+PARTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is free of a node: CPU (None: not limited), and core, MiB and model of each GPU."""
+    """What is free of a node: CPU (None: not limited), and core, MiB and model of each GPU; and all CPU, if known."""
 
     cpu_milli: int | None
     gpus: tuple[tuple[int, int, str], ...]
+    all_cpu_milli: int | None = None
 
     @property
     def idle(self) -> int:
@@ -42,7 +47,19 @@ class Left:
             else (core, memory, model)
             for place, (core, memory, model) in enumerate(self.gpus)
         )
-        return Left(cpu, gpus)
+        return Left(cpu, gpus, self.all_cpu_milli)
+
+    def imbalance(self, whole: int) -> int:
+        """The GPUs times the square of how far the shares of core and of CPU that are free lie apart, in PARTS².
+
+        Where they are apart, one will be left over when the other is gone.
+        """
+        if self.cpu_milli is None or not self.all_cpu_milli:
+            return 0
+        everything = len(self.gpus) * whole
+        core = min(self.idle, everything) * PARTS // everything
+        cpu = min(max(self.cpu_milli, 0), self.all_cpu_milli) * PARTS // self.all_cpu_milli
+        return len(self.gpus) * (core - cpu) ** 2
 
 
 def fragmentation(left: Left, weights: Weights) -> int:
@@ -88,29 +105,11 @@ class Prices:
         """The price of a model."""
         return self.models.get(model, 0)
 
-    def step(self, fall: int, charged: int, left: Left) -> int:
+    def step(self, fall: int, charged: int, before: Left, after: Left) -> int:
         """The score of `gpucloud`; `charged` is price · core of the GPUs taken."""
-        cpu = (left.cpu_milli or 0) * self.whole * self.total // CPU_MILLI_OF_A_LARGE_NODE
-        idle = left.idle * self.total // GPUS_OF_A_LARGE_NODE
-        worth = STEPS * fall - PRICE * charged * self.total // PRICE_UNIT - LEFT * (cpu + idle)
-        return worth // (self.whole * self.total)
-
-
-def model_prices(weights: Weights, gpus: Mapping[str, int]) -> dict[str, int]:
-    """What insists on each model, as its part of all demand over its part of all GPUs, in thousandths.
-
-    Demand for any of several models counts for each of them by their GPUs.
-    """
-    pinned = dict.fromkeys(gpus, 0)
-    demand = 0
-    for kind, weight in weights:
-        asked = weight * kind.gpu_count * kind.core
-        demand += asked
-        there = sum(gpus.get(model, 0) for model in kind.models)
-        for model in set(kind.models) & gpus.keys():
-            pinned[model] += asked * gpus[model] // there
-    everything = sum(gpus.values())
-    return {
-        model: PRICE_UNIT * pinned[model] * everything // (demand * count) if demand and count else 0
-        for model, count in gpus.items()
-    }
+        gpu = self.whole * self.total
+        cpu = (after.cpu_milli or 0) * gpu // CPU_MILLI_LEFT
+        idle = after.idle * self.total // GPUS_LEFT
+        apart = after.imbalance(self.whole) - before.imbalance(self.whole)
+        worth = STEPS * fall - PRICE * charged * self.total // PRICE_UNIT - cpu - idle
+        return (worth - IMBALANCE * apart * gpu // PARTS**2) // gpu

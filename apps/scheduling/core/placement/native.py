@@ -15,7 +15,7 @@ FILTERS = 12
 
 
 ARRAYS = (
-    "count", "cpu", "ram", "core", "memory", "size", "alive", "exclusion", "model", "near", "matrices",
+    "count", "cpu", "ram", "all_cpu", "core", "memory", "size", "alive", "exclusion", "model", "near", "matrices",
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class Node:
             (gpu.core_free if gpu.schedulable else 0, gpu.memory_free_mib if gpu.schedulable else 0, gpu.model)
             for gpu in self.gpus
         )
-        return Left(self.state.cpu_milli_free, gpus)
+        return Left(self.state.cpu_milli_free, gpus, self.state.cpu_milli)
 
 
 Choice = tuple[int, Members]
@@ -92,17 +92,19 @@ def fgd(node: Node, fitting: Members, request: Request, prices: Prices) -> Choic
 
 
 def gpucloud(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
-    """Fragmentation gradient descent with coarser steps, a price for models that others insist on, and fuller first.
+    """Fragmentation gradient descent with coarser steps, a price for models that others insist on, CPU and core kept
+    in balance, and fuller first.
 
-    floor(50 · [fall of fragmentation − 0.2 · price · GPUs − 0.02 · (CPUs left / 128 + GPUs left / 8)])
+    floor(25 · fall of fragmentation − 10 · price · GPUs − 3 · rise of imbalance − CPUs left / 128 − GPUs left / 16)
     """
-    before = fragmentation(node.left, prices.weights)
+    now = node.left
+    before = fragmentation(now, prices.weights)
 
     def score(chosen: Members) -> int:
-        left = node.left.after(chosen, request)
+        left = now.after(chosen, request)
         fall = before - fragmentation(left, prices.weights)
         charged = sum(prices.of(node.gpus[place].model) * request.core_request for place in chosen)
-        return prices.step(fall, charged, left)
+        return prices.step(fall, charged, now, left)
 
     if _is_part(request, prices):
         return _best_single(fitting, score)

@@ -53,7 +53,8 @@ class Sums:
         if policy == "fgd":
             score = self._bucket(fall)
         else:
-            score = self._step(fall, tables.prices[model] * shape.core, idle[:, None], self._cpu_left(nodes, shape))
+            worth = self._worth(nodes, shape, core.sum(1), idle)[:, None]
+            score = self._step(fall, tables.prices[model] * shape.core, worth)
         score = np.where(fits, score, np.iinfo(np.int64).min)
         chosen: Bools = np.zeros_like(fits)
         best = score.argmax(1)
@@ -69,24 +70,36 @@ class Sums:
         if policy == "fgd":
             return self._bucket(fall)
         charged = (tables.prices[model] * chosen).sum(1) * shape.core
-        return self._step(fall, charged, core.sum(1), self._cpu_left(nodes, shape)[:, 0])
+        idle = core.sum(1)
+        return self._step(fall, charged, self._worth(nodes, shape, idle + shape.core * shape.count, idle))
 
     def _bucket(self, fall: Int64) -> Int64:
         return np.searchsorted(self._mix().buckets, fall, side="right").astype(np.int64)
 
-    def _cpu_left(self, nodes: Nodes, shape: Shape) -> Int64:
-        cpu = self._board.cpu[nodes]
-        return np.where(cpu == UNKNOWN, 0, cpu - shape.cpu)[:, None]
-
-    def _step(self, fall: Int64, charged: Int64, idle: Int64, cpu_left: Int64) -> Int64:
-        tables, whole = self._mix(), self._board.whole
-        left = (
-            cpu_left * (whole * tables.total) // fragmentation.CPU_MILLI_OF_A_LARGE_NODE
-            + idle * tables.total // fragmentation.GPUS_OF_A_LARGE_NODE
-        )
+    def _step(self, fall: Int64, charged: Int64, left: Int64) -> Int64:
+        tables, gpu = self._mix(), self._board.whole * self._mix().total
         price = fragmentation.PRICE * charged * tables.total // fragmentation.PRICE_UNIT
-        worth: Int64 = fragmentation.STEPS * fall - price - fragmentation.LEFT * left
-        return worth // (whole * tables.total)
+        score: Int64 = (fragmentation.STEPS * fall - price - left) // gpu
+        return score
+
+    def _worth(self, nodes: Nodes, shape: Shape, before: Int64, idle: Int64) -> Int64:
+        """What counts against the node for what is left of it, and for core and CPU that get out of balance."""
+        gpu, cpu = self._board.whole * self._mix().total, self._board.cpu[nodes]
+        known = cpu != UNKNOWN
+        left = np.where(known, cpu - shape.cpu, 0)
+        apart = np.where(known, self._imbalance(nodes, idle, left) - self._imbalance(nodes, before, cpu), 0)
+        total: Int64 = left * gpu // fragmentation.CPU_MILLI_LEFT + idle * self._mix().total // fragmentation.GPUS_LEFT
+        total += fragmentation.IMBALANCE * apart * gpu // fragmentation.PARTS**2
+        return total
+
+    def _imbalance(self, nodes: Nodes, idle: Int64, cpu: Int64) -> Int64:
+        board = self._board
+        count, size = board.count[nodes].astype(np.int64), board.all_cpu[nodes]
+        everything, some = count * board.whole, np.maximum(size, 1)
+        core = np.minimum(idle, everything) * fragmentation.PARTS // everything
+        apart = core - np.clip(cpu, 0, some) * fragmentation.PARTS // some
+        known: Int64 = np.where(size > 0, count * apart * apart, 0)
+        return known
 
     def _before(self, nodes: Nodes) -> Int64:
         missing = nodes[~self.known[nodes]]

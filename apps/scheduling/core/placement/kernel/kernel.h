@@ -40,6 +40,7 @@ struct board {
     int32_t nodes, width, whole, policy;
     const int32_t *count;
     int64_t *cpu, *ram;
+    const int64_t *all_cpu;
     int32_t *core;
     int64_t *memory;
     const int64_t *size;

@@ -111,6 +111,19 @@ static int64_t bucket(const struct mix *m, int64_t fall)
     return low;
 }
 
+/* How far the shares of core and of CPU that are free lie apart: fragmentation.py. */
+static int64_t imbalance(const struct board *b, int32_t node, int64_t idle, int64_t cpu)
+{
+    const int64_t parts = 1024;
+    int64_t all = (int64_t)b->count[node] * b->whole, all_cpu = b->all_cpu[node];
+    if (all_cpu <= 0)
+        return 0;
+    idle = idle < all ? idle : all;
+    cpu = cpu < 0 ? 0 : cpu < all_cpu ? cpu : all_cpu;
+    int64_t apart = idle * parts / all - cpu * parts / all_cpu;
+    return b->count[node] * apart * apart;
+}
+
 /* What the mix makes of the node with the request on these GPUs. */
 static int64_t descent(struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
 {
@@ -122,12 +135,15 @@ static int64_t descent(struct kernel *k, const struct shape *s, int32_t node, co
         return bucket(m, fall);
     for (int32_t i = 0; i < s->count; i++)
         charged += m->prices[b->model[(int64_t)node * b->width + chosen[i]]] * s->core;
-    left = floor_div((w->idle - (int64_t)s->core * s->count) * m->total, 8);
-    if (b->cpu[node] != UNKNOWN)
-        left += floor_div((b->cpu[node] - s->cpu) * b->whole * m->total, 128000);
+    int64_t idle = w->idle - (int64_t)s->core * s->count, gpu = b->whole * m->total, cpu = b->cpu[node];
+    left = floor_div(idle * m->total, 16);
+    if (cpu != UNKNOWN) {
+        int64_t apart = imbalance(b, node, idle, cpu - s->cpu) - imbalance(b, node, w->idle, cpu);
+        left += floor_div((cpu - s->cpu) * gpu, 128000) + floor_div(3 * apart * gpu, 1024 * 1024);
+    }
     if (charged)
         left += floor_div(10 * charged * m->total, 1000);
-    return floor_div(50 * fall - left, b->whole * m->total);
+    return floor_div(25 * fall - left, gpu);
 }
 
 /* A part of one GPU: the best of those that fit. Equal GPUs score alike, so only the first of them is tried. */
