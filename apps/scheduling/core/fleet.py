@@ -72,7 +72,7 @@ class Fleet:
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place the requests one after the other, each as if those before it had been taken, and take them."""
-        if any(request.labels for request in requests) or (rows := self._prepared()) is None:
+        if not requests or any(request.labels for request in requests) or (rows := self._prepared()) is None:
             return [self._placed(request) for request in requests]
         answers = rows.place_many(requests)
         for request, answer in zip(requests, answers, strict=True):
@@ -126,11 +126,11 @@ class Fleet:
         self._nodes[state.name] = state
         if known.cpu_milli != state.cpu_milli:
             self._machines = None
-        if self._rows is None or state.name not in self._rows.board.place_of:
+        if state.name not in self._on:
             return
         if (known.labels, known.links) != (state.labels, state.links):
             self._settle()
-        else:
+        elif self._rows is not None:
             self._rows.set_machine(state)
 
     def gpus(self) -> Sequence[GpuState]:
