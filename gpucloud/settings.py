@@ -216,6 +216,11 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 2.0,
         "options": {"expires": 4},
     },
+    "drive-preemption": {
+        "task": "apps.scheduling.tasks.drive_preemption",
+        "schedule": 2.0,
+        "options": {"expires": 4},
+    },
     "drop-old-samples": {"task": "apps.nodes.tasks.drop_old_samples", "schedule": 600.0},
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
     # Two seconds: until it is sealed, an audit event could be removed without a trace.

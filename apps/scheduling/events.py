@@ -65,8 +65,17 @@ def wake_scheduler(pool: Pool) -> None:
 
     For what no row says: changed GPUs, nodes, claims, quotas and budgets are told of by the database itself.
     """
+    _notify(f"pool {pool.pk}")
+
+
+def wake_for_cohort(cohort: str) -> None:
+    """Have what waits for quota of the cohort asked again after the commit."""
+    _notify(f"cohort {cohort}")
+
+
+def _notify(payload: str) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [ROUNDS_CHANNEL, f"pool {pool.pk}"])
+        cursor.execute("SELECT pg_notify(%s, %s)", [ROUNDS_CHANNEL, payload])
 
 
 def push_on_commit(node_ids: Iterable[int]) -> None:

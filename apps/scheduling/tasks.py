@@ -16,7 +16,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services import budgets
+from apps.scheduling.services import budgets, preemption
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.leases import release_lapsed
@@ -141,6 +141,12 @@ def drop_old_proposals() -> int:
 def drive_reservations() -> int:
     """Begin, end and give back reservations whose time has come; returns how many rows changed."""
     return drive()
+
+
+@shared_task
+def drive_preemption() -> int:
+    """Give back to tenants what they lent and need now; returns how many claims were told, spared or preempted."""
+    return preemption.drive()
 
 
 @shared_task

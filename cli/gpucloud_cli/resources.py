@@ -201,6 +201,9 @@ TABLE = (
             Field("memory_overcommit_percent", OrNull(click.INT), "of its memory that quotas may promise; or none"),
             Field("lend_reserved", click.BOOL, "best-effort claims may use reserved room until it is needed"),
             Field("reclaim_idle", click.BOOL, "give idle reservations back, not only report them"),
+            Field(
+                "preemption_grace_seconds", OrNull(click.INT), "before borrowers' claims go back to the queue; or none"
+            ),
         ),
         verbs=frozenset({"list", "show", "create", "change"}),
         words="named sets of nodes",

@@ -179,6 +179,14 @@ class PoolSerializer(Strict):
     reclaim_idle = serializers.BooleanField(
         default=False, help_text="Reservations that are idle are given back, not only reported."
     )
+    preemption_grace_seconds = StrictInteger(
+        min_value=0,
+        max_value=86400,
+        allow_null=True,
+        default=30,
+        help_text="A tenant that lent what it now needs gets it back so long after the borrowers' claims were told; "
+        "0: at once, null: only when they end.",
+    )
     rebalance_mode = serializers.ChoiceField(
         choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text="What the rebalancer does here."
     )

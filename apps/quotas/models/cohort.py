@@ -8,6 +8,7 @@ A share is written only by `apps.quotas.services.cohorts`; the constraint stands
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils import timezone
 
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
@@ -21,6 +22,8 @@ class CohortShare(models.Model):
     resource = models.CharField(max_length=20, choices=Resource)
     lendable = models.BigIntegerField(default=0)
     taken = models.BigIntegerField(default=0)
+    # Until then nobody borrows more: a tenant of the cohort is about to get back what it lent.
+    reclaimed_until = models.DateTimeField(null=True)
     excess = models.BigIntegerField(default=0, help_text="Taken above `lendable` when a quota was lowered.")
 
     class Meta:
@@ -35,3 +38,8 @@ class CohortShare(models.Model):
 
     def __str__(self) -> str:
         return f"{self.cohort}/{self.pool or '*'}/{self.resource}"
+
+    @property
+    def reclaimed(self) -> bool:
+        """Whether nobody borrows more for now."""
+        return self.reclaimed_until is not None and self.reclaimed_until > timezone.now()

@@ -78,6 +78,8 @@ class Pool(Row):
     rebalance_bounds = models.JSONField(default=dict, db_default={})
     # Best-effort claims may use reserved room until its reservation begins, and are then ended.
     lend_reserved = models.BooleanField(default=False, db_default=False)
+    # So long before it is preempted a claim is told; 0: at once, null: nothing is preempted.
+    preemption_grace_seconds = models.PositiveIntegerField(null=True, default=30, db_default=30)
     # Reservations whose claims are idle are given back, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
 

@@ -103,6 +103,8 @@ class ResourceQuota(Row):
         """What can still be charged here; None: no bound. Reads the share."""
         bounds = [] if self.most is None else [self.most - self.used]
         if self.share is not None and self.hard is not None:
+            if self.share.reclaimed:
+                bounds.append(self.hard - self.used)
             kept = max(0, self.hard - self.lendable - self.used)
             bounds.append(kept + max(0, self.share.lendable - self.share.taken))
         return max(0, min(bounds)) if bounds else None

@@ -7,8 +7,9 @@ read under it of any quota of the share stays true until the commit.
 
 from collections.abc import Iterable
 
-from django.db.models import F
+from django.db.models import F, Q
 from django.db.models.functions import Greatest
+from django.utils import timezone
 
 from apps.quotas.models import CohortShare, ResourceQuota, Tenant
 from apps.quotas.principals import Principal
@@ -37,11 +38,16 @@ def lock(share_ids: Iterable[int | None]) -> None:
 
 
 def take(quota: ResourceQuota, amount: int) -> bool:
-    """Take from the share what a charge of `amount` needs of it, or return False. `quota` is as before the charge."""
+    """Take from the share what a charge of `amount` needs of it, or return False. `quota` is as before the charge.
+
+    While somebody is about to get back what they lent, nobody borrows more.
+    """
     if quota.share_id is None:
         return True
     more = quota.taken(quota.used + amount) - quota.taken()
     room = CohortShare.objects.filter(pk=quota.share_id, taken__lte=F("lendable") - more)
+    if quota.hard is not None and quota.used + amount > quota.hard:
+        room = room.filter(Q(reclaimed_until=None) | Q(reclaimed_until__lte=timezone.now()))
     return not more or bool(room.update(taken=F("taken") + more))
 
 

@@ -35,6 +35,12 @@ WAIT = OpenApiParameter(
 )
 
 DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what would happen and change nothing.")
+WOULD_RECLAIM = OpenApiParameter(
+    "dry_run",
+    OpenApiTypes.BOOL,
+    description="Say what would happen and change nothing. `reclaims` says how many claims of tenants that borrow "
+    "would go back to the queue for this one, and which of them the caller may see.",
+)
 
 # What an answer shows beside the claim itself; of each assignment in one query for any number of claims.
 SHOWN = ("tenant", "pool", "reservation")
@@ -100,9 +106,10 @@ class ClaimView(ApiView):
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(kind.document(claim), status=status, headers=headers)
 
-    def rehearsed(self, act: Callable[[], Claim]) -> Response:
+    def rehearsed(self, act: Callable[[], Claim], *, new: bool = False) -> Response:
         """What would happen."""
-        return Response(rehearse(act, lambda claim: dict(self.shown(claim).data)))
+        asks_anew = self.principal if new else None
+        return Response(rehearse(act, lambda claim: dict(self.shown(claim).data), asks_anew=asks_anew))
 
 
 def dry_run(request: Request) -> bool:
@@ -123,7 +130,7 @@ class ClaimList(ClaimView, ListMixin):
         """List claims, newest first; released ones stay as history."""
         return self.listed(self.get_queryset())
 
-    @extend_schema(parameters=[WAIT, DRY_RUN])
+    @extend_schema(parameters=[WAIT, WOULD_RECLAIM])
     @idempotent
     def post(self, request: Request) -> Response:
         """Ask for pieces of GPUs. The quota is charged at once; a round then places the claim."""
@@ -134,7 +141,7 @@ class ClaimList(ClaimView, ListMixin):
         def act() -> Claim:
             return create_claim(principal=self.principal, **values)
 
-        return self.rehearsed(act) if dry_run(request) else self.shown(act(), status=201)
+        return self.rehearsed(act, new=True) if dry_run(request) else self.shown(act(), status=201)
 
 
 def default_pool() -> Pool:

@@ -190,7 +190,12 @@ class ClaimSerializer(Strict):
     assigned_at = serializers.DateTimeField(read_only=True, allow_null=True)
     released_at = serializers.DateTimeField(read_only=True, allow_null=True)
     version = serializers.IntegerField(read_only=True)
-    assignments = AssignmentSerializer(many=True, read_only=True)
+    preempt_at = serializers.DateTimeField(
+        read_only=True,
+        allow_null=True,
+        help_text="Another tenant of its cohort needs back what it lent: then the claim goes back to the queue.",
+    )
+    assignments = AssignmentSerializer(source="present_assignments", many=True, read_only=True)
 
     def get_fields(self) -> dict[str, Any]:
         """`class` is a word of Python's own, so it cannot be declared above."""
@@ -204,7 +209,7 @@ class ClaimSerializer(Strict):
 
     def get_observed_generation(self, claim: Any) -> int:
         """The least that every assignment has in force."""
-        return min((item.observed_generation for item in claim.assignments.all()), default=0)
+        return min((item.observed_generation for item in claim.present_assignments), default=0)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Limit against request; nothing is silently ignored."""

@@ -13,6 +13,7 @@ from apps.scheduling.models.reservation import Reservation
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
+    from apps.scheduling.models.assignment import Assignment
 
 
 class ClaimState(models.TextChoices):
@@ -97,6 +98,11 @@ class Claim(Row):
     )
     # A borrower of reserved room: when it must be gone, known to its holder a while before.
     yields_at = models.DateTimeField(null=True)
+    # It is about to be preempted, then; in `releasing`: it is being, and comes back to the queue.
+    preempt_at = models.DateTimeField(null=True)
+    # For whom, and that one's: the GPUs that nobody else may count on meanwhile.
+    preempted_for = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
+    nominated_gpus = ArrayField(models.CharField(max_length=80), null=True)
     when_over_quota = models.CharField(max_length=10, choices=OverQuota, default=OverQuota.REFUSE)
     state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
     reasons = models.JSONField(default=list)
@@ -146,6 +152,8 @@ class Claim(Row):
             # What was held in a period: everything that was not released before it.
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(fields=["reservation"], name="claim_in", condition=Q(reservation__isnull=False)),
+            models.Index(fields=["preempted_for"], name="claim_preempted", condition=Q(preempt_at__isnull=False)),
+            models.Index(fields=["pool"], name="claim_nominated", condition=Q(nominated_gpus__isnull=False)),
             models.Index(fields=["yields_at"], name="claim_yields", condition=Q(yields_at__isnull=False)),
             models.Index(
                 fields=["lease_until"],
@@ -185,6 +193,12 @@ class Claim(Row):
     def charged(self) -> dict[str, int]:
         """What the tenant's quotas bear for this claim, by resource."""
         return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}
+
+    @property
+    def present_assignments(self) -> list["Assignment"]:
+        """Its assignments; of one that was preempted, those since."""
+        rows = list(self.assignments.all())
+        return [row for row in rows if row.state != "released"] or ([] if self.waiting else rows)
 
     @property
     def waiting(self) -> bool:

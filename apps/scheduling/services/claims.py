@@ -161,7 +161,7 @@ def release_claim(
     """Give everything back: at once where nothing is placed, else when the agent has confirmed it. Repeatable."""
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
-    if claim.state in (ClaimState.RELEASING, ClaimState.RELEASED):
+    if claim.state == ClaimState.RELEASED or (claim.state == ClaimState.RELEASING and claim.preempt_at is None):
         return claim
     audit.record(
         principal=principal,
@@ -172,16 +172,24 @@ def release_claim(
         before={"state": claim.state},
         after={"why": why},
     )
-    assignments = list(claim.assignments.select_related("gpu"))
-    if not assignments:
+    if claim.state == ClaimState.RELEASING:  # it is being preempted, and need not come back to the queue
+        states.move(claim, claim.state, preempt_at=None, reasons=[])
+    elif not end_assignments(claim, preempt_at=None):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
         states.move(claim, ClaimState.RELEASED, reasons=[])
-        return claim
+    return claim
+
+
+def end_assignments(claim: Claim, **values: Any) -> bool:
+    """Begin to release the locked claim; False where nothing of it is on a GPU, and nothing was done."""
+    assignments = list(claim.assignments.exclude(state=AssignmentState.RELEASED).select_related("gpu"))
+    if not assignments:
+        return False
     for assignment in assignments:
         assignment.change(state=AssignmentState.RELEASING, generation=assignment.generation + 1)
-    states.move(claim, ClaimState.RELEASING, generation=claim.generation + 1)
+    states.move(claim, ClaimState.RELEASING, generation=claim.generation + 1, **values)
     raise_frames({assignment.gpu.node_id for assignment in assignments})
-    return claim
+    return True
 
 
 def raise_frames(node_ids: set[int]) -> None:

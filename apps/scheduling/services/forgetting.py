@@ -43,7 +43,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
         capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
         item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")
     for claim in claims:
-        states.move(claim, ClaimState.RELEASED)
+        states.move(claim, ClaimState.RELEASED, **states.NOT_PREEMPTED)
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
     _refuse_online(node)  # it may have come back meanwhile; then nothing of this happened

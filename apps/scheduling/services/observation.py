@@ -40,16 +40,21 @@ def _is_news(row: Assignment, said: wire.Observation) -> bool:
 @transaction.atomic
 def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     claim = locked(claim)
-    assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
-    live = [item for item in assignments if item.state != AssignmentState.RELEASED and str(item.uid) in said]
-    changed = [item for item in live if _take_one(item, said[str(item.uid)])]
+    # Without those of before it was preempted.
+    live = claim.assignments.exclude(state=AssignmentState.RELEASED)
+    assignments = list(live.select_related("gpu").order_by("gpu_id"))
+    changed = [item for item in assignments if str(item.uid) in said and _take_one(item, said[str(item.uid)])]
     if not changed:
         return
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
     for item in changed:
         _write(item)
-    states.move(claim, _state_of(claim, assignments))
+    state = _state_of(claim, assignments)
+    if state == ClaimState.RELEASED and claim.preempt_at is not None:
+        states.move(claim, ClaimState.QUEUED, assigned_at=None, **states.NOT_PREEMPTED)
+    else:
+        states.move(claim, state)
 
 
 FIELDS = ("state", "held_core", "held_memory_mib", "observed_generation", "in_force_at", "reason")

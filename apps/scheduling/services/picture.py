@@ -63,6 +63,12 @@ def group_of(claim: Claim) -> Group | None:
     return None if claim.group is None else (claim.tenant_id, claim.group, claim.group_size or 1)
 
 
+def _asks(claim: Claim) -> Request:
+    """What it asks; for whom room is being made is alike to nobody else."""
+    request = request_of(claim)
+    return request if claim.nominated_gpus is None else replace(request, key=str(claim.uid))
+
+
 @dataclass(slots=True)
 class Waiting:
     """A claim of the queue as it was read last."""
@@ -353,7 +359,7 @@ class Picture:
         for claim in self._queue(which).order_by("pk"):
             charged = claim.charged_vgpus > 0
             terms = self.reserved.terms(claim)
-            kind = Kind(request_of(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
+            kind = Kind(_asks(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
             self._keep_waiting(Waiting(claim, kind), early=claim.start_at)
             if claim.best_effort:
                 self.best_effort.add(claim.pk)

@@ -7,6 +7,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from apps.quotas.principals import Principal
 from apps.scheduling.core import gangs
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed, Refused
@@ -15,14 +16,17 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims import request_of
 from apps.scheduling.services.fleet import read_fleet, read_nodes
 from apps.scheduling.services.queue import waiting_of
+from apps.scheduling.services.reclaim import would_reclaim
 from apps.scheduling.services.reserved import read_reserved
 
 
-def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) -> dict[str, Any]:
+def rehearse(
+    act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]], *, asks_anew: Principal | None = None
+) -> dict[str, Any]:
     """What the claim would be after `act`. Nothing is kept, nobody is told. Raises whatever `act` raises.
 
     A claim that waits is tried on the pool as it is now, before anyone else in the queue: `state`, `reasons` and `gpus`
-    say where it would be.
+    say where it would be. Of a new claim, and who asks for it: `reclaims` says who would have to go for it.
     """
     with transaction.atomic():
         claim = act()
@@ -36,6 +40,8 @@ def rehearse(act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]]) 
         shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
         shown["gpus"] = list(answer.gpus) if isinstance(answer, Placed) else []
         shown["reasons"] = [] if isinstance(answer, Placed) else [asdict(reason) for reason in answer.reasons]
+    if asks_anew is not None:
+        shown["reclaims"] = would_reclaim(claim, principal=asks_anew) if claim.waiting else None
     return shown
 
 

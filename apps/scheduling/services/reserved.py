@@ -10,8 +10,10 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
 from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import FOREVER, Hold, Room
+from apps.scheduling.core.gangs import both
 from apps.scheduling.core.values import GpuState
 from apps.scheduling.models import Assignment, AssignmentState, Claim, Reservation, ReservationState
+from apps.scheduling.models.claim import WAITING
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -111,6 +113,8 @@ class Reserved:
     pool: Pool
     now: datetime
     holds: list[Hold]
+    # GPUs that are being freed for a claim, by its uid (`services.preemption`).
+    nominated: Mapping[str, Mapping[str, Room]] = field(default_factory=dict)
     # What is held until a moment: asked for every claim of a queue, and different only where one was placed.
     _until: dict[int, dict[str, Room]] = field(default_factory=dict)
 
@@ -122,14 +126,18 @@ class Reserved:
 
     def held(self, claim: Claim, gpus: Callable[[], Iterable[GpuState]]) -> Mapping[str, Room]:
         """(core, memory_mib) by GPU uuid that this claim may not count on, of what is free on `gpus` now."""
+        held: Mapping[str, Room] = {}
         if claim.reservation is not None:
-            return self._outside(claim.reservation, list(gpus()))
-        if not self.holds:
-            return {}
-        end = until(claim, self.pool, self.now)
-        if end not in self._until:
-            self._until[end] = calendar.held(self.holds, microseconds(self.now), end)
-        return self._until[end]
+            held = self._outside(claim.reservation, list(gpus()))
+        elif self.holds:
+            end = until(claim, self.pool, self.now)
+            if end not in self._until:
+                self._until[end] = calendar.held(self.holds, microseconds(self.now), end)
+            held = self._until[end]
+        for uid, rooms in self.nominated.items():
+            if uid != str(claim.uid):
+                held = both(held, rooms)
+        return held
 
     def took(self, claim: Claim, gpus: Iterable[str]) -> None:
         """The claim is on these GPUs from now on, for who is asked after it."""
@@ -166,7 +174,13 @@ def read_reserved(pool: Pool, *, now: datetime) -> Reserved:
     """One query where nothing is reserved."""
     reserved = Gpu.objects.filter(reservations__in=Reservation.objects.open().filter(pool=pool))
     keys = list(reserved.values_list("pk", flat=True).distinct())
-    return Reserved(pool, now, holds_of(Q(pk__in=keys), now=now) if keys else [])
+    return Reserved(pool, now, holds_of(Q(pk__in=keys), now=now) if keys else [], _nominated(pool))
+
+
+def _nominated(pool: Pool) -> dict[str, Mapping[str, Room]]:
+    rows = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False, state__in=WAITING).order_by("pk")
+    columns = rows.values_list("uid", "nominated_gpus", "core_request", "memory_mib")
+    return {str(uid): dict.fromkeys(gpus or (), (core, memory)) for uid, gpus, core, memory in columns}
 
 
 def _of_new(claim: Claim, pool: Pool, gpus: Iterable[str], now: datetime) -> list[Hold]:

@@ -94,7 +94,8 @@ def _charge_waiting(claim: Claim, principal: Principal) -> None:
 
 
 def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: bool) -> None:
-    assignments = list(claim.assignments.select_related("gpu").order_by("gpu_id"))
+    live = claim.assignments.exclude(state="released")
+    assignments = list(live.select_related("gpu").order_by("gpu_id"))
     resized = any(assignment.core_request != claim.core_request for assignment in assignments)
     grown = [_grown(assignment, claim) for assignment in assignments]
     # Quotas before GPUs: the order of locks.

@@ -209,8 +209,10 @@ class _Round:
 
 
 def _has_its_own(members: Iterable[Waiting]) -> bool:
-    """Whether they wait for their reservation, not in the queue's order."""
-    return any(waiting.claim.reservation_id is not None for waiting in members)
+    """Whether they wait for what is kept for them, not in the queue's order."""
+    return any(
+        waiting.claim.reservation_id is not None or waiting.claim.nominated_gpus is not None for waiting in members
+    )
 
 
 def _no_fence() -> None:

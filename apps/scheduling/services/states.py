@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from django.db.models import Sum
 from django.utils import timezone
@@ -86,6 +87,10 @@ def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:
 
 
 CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
+
+
+# Of a claim that is neither about to be preempted nor being it.
+NOT_PREEMPTED: dict[str, Any] = {"preempt_at": None, "preempted_for": None}
 
 
 def move(claim: Claim, state: str, **values: object) -> None:

@@ -99,6 +99,7 @@ POOL = Kind(
         "memory_overcommit_percent": number_or_null,
         "lend_reserved": truth,
         "reclaim_idle": truth,
+        "preemption_grace_seconds": number_or_null,
     },
     frozenset({"name"}),
     "name",
