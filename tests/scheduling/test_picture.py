@@ -245,6 +245,50 @@ def test_what_is_heard_when_rounds_are_about_to_end_is_asked(
     assert state_of(late[0]) == "assigned"
 
 
+def command_that_always_hears(cast: Cast, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> tuple[scheduler.Command, Any]:
+    """A claim comes before each look at the notices; `heard` are the looks."""
+    Machine("gpu1", cast.pool)
+    kept.hear()
+    command, heard = scheduler.Command(), list[Claim]()
+    command.session, command.pictures = kept.session, {cast.pool.pk: kept.picture}
+    hear = command._hear
+
+    def hear_of_a_claim() -> bool:
+        assert len(heard) < 10, "it goes on as long as something happens"
+        heard.append(ask(cast, core_request=1, memory_mib=1))
+        return hear()
+
+    monkeypatch.setattr(command, "_hear", hear_of_a_claim)
+    return command, heard
+
+
+def test_notices_that_never_cease_do_not_keep_a_scheduler_from_the_rest_of_its_work(
+    real_cast: Cast, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, heard = command_that_always_hears(real_cast, kept, monkeypatch)
+    monkeypatch.setattr(scheduler, "LEAD_SECONDS", 0)
+    command._rounds(command.pictures, in_full=False)
+    assert command.unfinished
+    command._rounds(command.pictures, in_full=False)
+    assert state_of(heard[0]) == "assigned"
+
+
+def test_a_scheduler_that_is_told_to_stop_stops_between_rounds_whatever_happens(
+    real_cast: Cast, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, heard = command_that_always_hears(real_cast, kept, monkeypatch)
+    command.stopping = True
+    command._rounds(command.pictures, in_full=False)
+    assert heard == []
+
+
+def test_a_pool_whose_row_is_gone_ends_no_scheduler(real_cast: Cast, kept: Kept) -> None:
+    kept.hear()
+    Pool.objects.filter(pk=real_cast.pool.pk).delete()
+    kept.hear()
+    assert kept.picture.pool.name == "default"
+
+
 def test_a_leader_whose_session_was_replaced_commits_nothing(real_cast: Cast, kept: Kept) -> None:
     Machine("gpu1", real_cast.pool)
     claim = ask(real_cast)

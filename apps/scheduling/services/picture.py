@@ -248,7 +248,6 @@ class Picture:
 
     def _follow_policy(self) -> None:
         """Place by what the pool says now."""
-        self.pool.refresh_from_db()
         if self.policy != self.pool.placement_policy:
             self.policy = self.pool.placement_policy
             self.begin_record()

@@ -54,9 +54,10 @@ class Command(BaseCommand):
 
     help = "Place waiting claims: runs until it is told to stop; start as many as you like, one leads each pool."
 
+    stopping = unfinished = False
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT; outlive restarts of the database."""
-        self.stopping = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         logger.info("scheduler started")
@@ -73,7 +74,7 @@ class Command(BaseCommand):
         self.stopping = True
 
     def _serve(self) -> None:
-        self.session, self.pictures = Session(), dict[int, Picture]()
+        self.session, self.pictures, self.unfinished = Session(), dict[int, Picture](), False
         lead, silence, compare = (
             Every(LEAD_SECONDS),
             Every(SILENCE_SECONDS),
@@ -87,8 +88,9 @@ class Command(BaseCommand):
                     picture.listen_for_silence()
             if compare.due():
                 self._compare()
-            heard, now = self._hear(seconds=NOTICE_SECONDS), timezone.now().timestamp()
-            if heard or any(picture.somebody_is_due(now=now) for picture in self.pictures.values()):
+            behind = self.unfinished
+            heard, now = self._hear(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
+            if behind or heard or any(picture.somebody_is_due(now=now) for picture in self.pictures.values()):
                 self._rounds(self.pictures, in_full=False)
 
     def _hear(self, *, seconds: float = 0) -> bool:
@@ -121,9 +123,13 @@ class Command(BaseCommand):
         self._rounds(self.pictures, in_full=True)
 
     def _rounds(self, pictures: Iterable[int], *, in_full: bool) -> None:
-        """Each pool in turn, a round at a time, until nothing more is to be done."""
-        going = {key: self._begin(key, in_full=in_full) for key in pictures}
-        while going:
+        """Each pool in turn, a round at a time, until nothing more is to be done.
+
+        Where notices never cease that is never: then `unfinished` says so after a while, and the rest has its turn.
+        """
+        going, since = {key: self._begin(key, in_full=in_full) for key in pictures}, time.monotonic()
+        self.unfinished = False
+        while going and not self.stopping:
             for key, steps in list(going.items()):
                 try:
                     _log(next(steps))
@@ -132,6 +138,9 @@ class Command(BaseCommand):
             # What happened meanwhile counts for the rest of the queue, and may be another pool's. Begun anew, as rounds
             # that were about to end would not look again.
             if self._hear():
+                if time.monotonic() - since >= LEAD_SECONDS:
+                    self.unfinished = True
+                    return
                 going = {key: self._begin(key, in_full=False) for key in self.pictures}
 
     def _begin(self, key: int, *, in_full: bool) -> Iterator[Round | None]:
