@@ -269,6 +269,8 @@ def test_notices_that_never_cease_do_not_keep_a_scheduler_from_the_rest_of_its_w
     monkeypatch.setattr(scheduler, "LEAD_SECONDS", 0)
     command._rounds(command.pictures, in_full=False)
     assert command.unfinished
+    command._lead()  # which begins rounds of nothing
+    assert command.unfinished
     command._rounds(command.pictures, in_full=False)
     assert state_of(heard[0]) == "assigned"
 

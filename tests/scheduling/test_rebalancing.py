@@ -4,6 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Proposal
@@ -81,6 +83,25 @@ def test_no_more_is_borrowed_than_is_free_and_lent(cast: Cast, machine: Machine,
     idle_lender(cast, machine, clock)
     assert borrower(cast).state == "assigned"
     assert borrower(cast).state == "queued"
+
+
+def test_many_who_wait_for_what_is_lent_cost_no_more_queries_than_few(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    idle_lender(cast, machine, clock)
+    borrower(cast)
+
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as asked:
+            assert lending.place_on_lent(cast.pool, fence=lambda: None) == 0
+        return len(asked)
+
+    ask(cast, tenant=cast.globex, core_request=60, best_effort=True)
+    few = queries()
+    for _ in range(5):
+        ask(cast, tenant=cast.globex, core_request=60, best_effort=True)
+    ask(cast, tenant=cast.globex, core_request=70, best_effort=True)
+    assert queries() == few
 
 
 def test_a_borrower_with_room_of_its_own_borrows_nothing(cast: Cast, machine: Machine, clock: Clock) -> None:

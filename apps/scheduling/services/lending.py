@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
@@ -22,7 +23,7 @@ from apps.scheduling.services import loans, states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import WrongState, limits, locked, raise_frames, request_of
 from apps.scheduling.services.fleet import read_fleet, read_nodes
-from apps.scheduling.services.reserved import Guard, Reserved, read_reserved
+from apps.scheduling.services.reserved import Guard, read_reserved
 from gpucloud.errors import Conflict
 
 # Of the waiting best-effort claims, so many in one go.
@@ -89,20 +90,43 @@ def place_on_lent(pool: Pool, *, fence: Callable[[], None]) -> int:
     # Of a group all are placed or none, and what is reserved for a claim is not borrowed.
     waiting = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state__in=WAITING)
     waiting = waiting.filter(best_effort=True, group=None, reservation=None).select_related("tenant", "pool")
-    reserved = read_reserved(pool, now=now)
-    return sum(_place(claim, reserved, fence) for claim in waiting.order_by("-priority", "pk")[:MOST_TRIED])
+    tries = _Tries(pool, now, fence)
+    return sum(tries.place(claim) for claim in waiting.order_by("-priority", "pk")[:MOST_TRIED])
 
 
-def _place(claim: Claim, reserved: Reserved, fence: Callable[[], None]) -> bool:
-    fleet = _lent_fleet(claim.pool)
-    held = reserved.held(claim, lambda: fleet)
-    answer = place(fleet, request_of(claim), nodes=read_nodes(claim.pool), held=held)
-    if not isinstance(answer, Placed):
-        return False
-    try:
-        return _commit(claim, answer, fence)
-    except (_Changed, QuotaExceeded, BudgetExceeded):
-        return False
+class _Tries:
+    """One go at a pool: its GPUs are read again only after something may have changed there."""
+
+    def __init__(self, pool: Pool, now: datetime, fence: Callable[[], None]) -> None:
+        self._pool, self._fence = pool, fence
+        self._reserved, self._nodes = read_reserved(pool, now=now), read_nodes(pool)
+        self._fleet: list[GpuState] | None = None
+        # Room only gets less meanwhile: who asks alike, on the same terms, is refused alike.
+        self._no_room: set[object] = set()
+        self._over_quota: set[object] = set()
+
+    def place(self, claim: Claim) -> bool:
+        """Place one claim; whether there was room for it, and its quotas bear it."""
+        alike = request_of(claim), self._reserved.terms(claim)
+        whose = claim.tenant_id, claim.user_id, alike
+        if alike in self._no_room or whose in self._over_quota:
+            return False
+        if self._fleet is None:
+            self._fleet = _lent_fleet(self._pool)
+        fleet = self._fleet
+        answer = place(fleet, alike[0], nodes=self._nodes, held=self._reserved.held(claim, lambda: fleet))
+        if not isinstance(answer, Placed):
+            self._no_room.add(alike)
+            return False
+        try:
+            placed = _commit(claim, answer, self._fence)
+        except (QuotaExceeded, BudgetExceeded):
+            self._over_quota.add(whose)
+            return False
+        except _Changed:
+            placed = False
+        self._fleet = None
+        return placed
 
 
 class _Changed(Exception):

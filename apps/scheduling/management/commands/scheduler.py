@@ -88,7 +88,7 @@ class Command(BaseCommand):
                     picture.listen_for_silence()
             if compare.due():
                 self._compare()
-            behind = self.unfinished
+            behind, self.unfinished = self.unfinished, False
             heard, now = self._hear(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
             if behind or heard or any(picture.somebody_is_due(now=now) for picture in self.pictures.values()):
                 self._rounds(self.pictures, in_full=False)
@@ -128,7 +128,6 @@ class Command(BaseCommand):
         Where notices never cease that is never: then `unfinished` says so after a while, and the rest has its turn.
         """
         going, since = {key: self._begin(key, in_full=in_full) for key in pictures}, time.monotonic()
-        self.unfinished = False
         while going and not self.stopping:
             for key, steps in list(going.items()):
                 try:
