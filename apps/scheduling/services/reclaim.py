@@ -50,6 +50,10 @@ def asking(pool: Pool, *, now: datetime) -> list[Claim]:
     rows = rows.filter(tenant__cohort__isnull=False, best_effort=False, group=None, reservation=None)
     found = list(rows.select_related("tenant", "pool").order_by("-priority", "pk")[:MOST_ASKING])
     found.sort(key=lambda claim: claim.nominated_gpus is None)
+    # Where nobody borrows nothing is to be had, and the pool need not be read.
+    borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
+    lent = set(borrowed.order_by().values_list("tenant__cohort", flat=True)) if found else set()
+    found = [claim for claim in found if claim.nominated_gpus is not None or claim.tenant.cohort in lent]
     return [claim for claim in found if not any(reason["code"] in NOT_BY_OTHERS for reason in claim.reasons)]
 
 
