@@ -1,5 +1,6 @@
 """Making and releasing claims."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -84,8 +85,10 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     reservation_charges.enter(claim)
     target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
     try:
-        # A new claim is only charged, never refunded, and a charge takes everything or nothing by itself.
-        states.charge_to(claim, target, principal=principal)
+        # A new claim is only charged, and a charge takes everything or nothing by itself; but of a reservation what it
+        # gave back for the claim is its own again where the charge is refused.
+        with nullcontext() if claim.reservation is None else transaction.atomic():
+            states.charge_to(claim, target, principal=principal)
     except QuotaExceeded as error:
         if claim.when_over_quota == OverQuota.REFUSE:
             raise

@@ -27,6 +27,7 @@ from apps.scheduling.services import states
 from apps.scheduling.services.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import limits, raise_frames
 from apps.scheduling.services.records import told
+from apps.scheduling.services.reservation_charges import ReservationFull
 from apps.scheduling.services.reserved import Guard
 
 TIMELINE = ArrayField(ArrayField(models.CharField(max_length=40), size=2))
@@ -81,7 +82,7 @@ def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) 
         batch = _Batch(picks)
         try:
             batch.write()
-        except QuotaExceeded as error:
+        except (QuotaExceeded, ReservationFull) as error:
             transaction.set_rollback(True)
             batch.placed, batch.lost = [], []
             batch.refused = [(pick, refusal(error)) for pick in picks]
@@ -90,7 +91,7 @@ def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) 
     outcome.lost += batch.lost
 
 
-def refusal(error: QuotaExceeded | BudgetExceeded) -> Refused:
+def refusal(error: QuotaExceeded | BudgetExceeded | ReservationFull) -> Refused:
     """In the words of a round."""
     return Refused((Reason(error.code, 0, error.detail),))
 
@@ -105,7 +106,10 @@ class _Batch:
         self._picks = picks
 
     def write(self) -> None:
-        """Everything that still holds; of a group all or nothing. Raises QuotaExceeded, where nothing else is in it."""
+        """Everything that still holds; of a group all or nothing.
+
+        Raises QuotaExceeded or ReservationFull, where nothing else is in it.
+        """
         candidates = self._within_budget(self._unchanged(self._picks))
         charged = {pick.claim.pk: _charge(pick) for pick in candidates if not pick.charged}
         self._choose(candidates)
@@ -186,7 +190,10 @@ class _Batch:
 
 
 def _charge(pick: Pick) -> dict[str, int]:
-    """Charge the claim as it stands, under its lock, and say what it then bears. Raises QuotaExceeded."""
+    """Charge the claim as it stands, under its lock, and say what it then bears.
+
+    Raises QuotaExceeded, ReservationFull.
+    """
     claim = Claim.objects.select_related("tenant", "pool").get(pk=pick.claim.pk)
     states.charge_to(
         claim, states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)

@@ -28,11 +28,12 @@ from apps.scheduling.services.fleet import Device, read_devices, read_nodes
 from apps.scheduling.services.front import Front
 from apps.scheduling.services.notices import Notices
 from apps.scheduling.services.records import Journal, plain
+from apps.scheduling.services.reservation_charges import ReservationFull
 from apps.scheduling.services.reserved import Terms, read_reserved
 
 # What is typically asked for is known from so many claims at the start, and learned from then on.
 MIX_OF = 2000
-OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code)
+OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code, ReservationFull.code)
 NONE: set[int] = set()
 
 

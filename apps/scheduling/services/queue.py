@@ -42,6 +42,7 @@ KEPT_SECONDS = 20.0
 NOT_THE_FLEET = {
     "quota-exceeded": "It waits for room in its tenant's quota; nobody can say when that comes.",
     "member-limit-exceeded": "It waits for room in its member's limit; nobody can say when that comes.",
+    "reservation-full": "It waits for room in its reservation; nobody can say when that comes.",
     "budget-exceeded": "Its tenant's budget is spent: it waits for the next period or a larger budget.",
 }
 

@@ -85,7 +85,7 @@ def _asked_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
 
 
 def _answer(fleet: Fleet, step: Step) -> Placed | Refused:
-    held = {gpu: (core, memory) for gpu, (core, memory) in step.get("held", {}).items()}
+    held = _held(step)
     if "gang" not in step:
         return fleet.place(request_of(step["request"]), held=held)
     requests = [request_of(row) for row in step["gang"]]

@@ -78,14 +78,18 @@ def _begin(seen: Reservation, now: datetime) -> bool:
 
 def _cannot_begin(row: Reservation, error: QuotaExceeded, now: datetime) -> bool:
     """Say so once; give it back when its grace is over, and has been tried before."""
-    if row.reason == error.detail:
-        grace = row.grace_seconds
-        if grace is None or row.start_at + timedelta(seconds=grace) > now:
-            return False
+    if row.reason is None:
+        row.change(reason=error.detail)
+        note(row, principal=SYSTEM, action="wait", why=error.detail)
+        return True
+    grace = row.grace_seconds
+    if grace is not None and row.start_at + timedelta(seconds=grace) <= now:
         release_reservation(principal=SYSTEM, reservation=row, ending=Ending.NO_QUOTA)
         return True
-    row.change(reason=error.detail)
-    note(row, principal=SYSTEM, action="wait", why=error.detail)
+    if row.reason == error.detail:
+        return False
+    # Its numbers change with all that the tenant does: no news to the owner's entity tag, nor to the scheduler.
+    Reservation.objects.filter(pk=row.pk).update(reason=error.detail, updated_at=now)
     return True
 
 

@@ -125,9 +125,13 @@ def change_reservation(
     before = {name: getattr(reservation, name) for name in values}
     for name, value in values.items():
         setattr(reservation, name, value)
+    told: dict[str, Any] = {}
     if {"start_at", "end_at"} & values.keys():
         _rebook(reservation, principal)
-    reservation.change(**values)
+        if reservation.state == ReservationState.BOOKED:
+            # Why it could not begin was said of the window before.
+            told = {"reason": None}
+    reservation.change(**values, **told)
     note(reservation, principal=principal, action="change", before=_plain(before), **_plain(values))
     return reservation
 
