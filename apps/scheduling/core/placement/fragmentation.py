@@ -64,7 +64,9 @@ class Left:
 
 def fragmentation(left: Left, weights: Weights) -> int:
     """Idle core that the mix cannot use, times Q."""
-    return sum(weight * (left.idle - usable(left, kind)) for kind, weight in weights)
+    # Of an empty mix nothing is known to be of use; as if it were one request that fits nowhere.
+    total = sum(weight for _, weight in weights) or 1
+    return left.idle * total - sum(weight * usable(left, kind) for kind, weight in weights)
 
 
 def usable(left: Left, kind: Type) -> int:
