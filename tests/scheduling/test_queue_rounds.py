@@ -10,9 +10,11 @@ from django.utils import timezone
 from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Round
+from apps.scheduling.services import rounds as scheduling_rounds
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.picture import Picture
 from apps.scheduling.services.replays import replay
+from apps.scheduling.services.resize import resize_claim
 from apps.scheduling.services.rounds import rounds, run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
 
@@ -202,6 +204,22 @@ def test_without_time_limits_nothing_is_kept(cast: Cast, machine: Machine) -> No
     head, behind = ask(cast, core_request=80, memory_mib=GIB), ask(cast, core_request=40, memory_mib=GIB)
     run_round(cast.pool)
     assert states(head, behind) == ["queued", "assigned"]
+
+
+def test_whoever_is_behind_many_that_do_not_fit_has_a_turn(
+    cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling_rounds, "BATCH", 2)
+    holder, _ = placed(cast, machine, core_request=60, memory_mib=GIB)
+    large = [ask(cast, core_request=core, memory_mib=GIB) for core in range(60, 90)]
+    last = ask(cast, core_request=50, memory_mib=GIB)
+    run_round(cast.pool)
+    assert set(states(*large, last)) == {"queued"}
+    resize_claim(principal=SYSTEM, claim=holder, core_request=45)
+    machine.obey()
+    go_on(Picture(cast.pool))  # a new leader remembers no refusals
+    assert set(states(*large)) == {"queued"}
+    assert states(last) == ["assigned"]
 
 
 def test_a_more_urgent_claim_passes_by_right(cast: Cast, machine: Machine) -> None:

@@ -42,7 +42,7 @@ def rounds(picture: Picture, *, fence: Callable[[], None], in_full: bool = False
     A claim's reasons are written when they are of another kind than those it shows; in full, also when their numbers
     are others. Of a long queue those change all the time.
     """
-    fruitless = 0
+    fruitless = before = 0
     while fruitless < MOST_FRUITLESS:
         this = _Round(picture, in_full=in_full)
         record = this.run(fence)
@@ -51,7 +51,9 @@ def rounds(picture: Picture, *, fence: Callable[[], None], in_full: bool = False
             if picture.best_effort:
                 place_on_lent(picture.pool, fence=fence)
             return
-        fruitless = 0 if record else fruitless + 1
+        # What was refused is remembered: fewer to ask than before brings the rest of a long queue its turn.
+        fruitless = 0 if record or this.candidates < before else fruitless + 1
+        before = this.candidates
 
 
 class _Round:
@@ -67,6 +69,7 @@ class _Round:
         # Why, by the claim's key, where that is not the same for all of its kind.
         self.whys: dict[int, Refused] = {}
         self.outcome = Outcome()
+        self.candidates = 0
         # Whether another round right after this one may bring more.
         self.unfinished = False
 
@@ -76,6 +79,7 @@ class _Round:
         self.picture.look_at_reservations()
         self.picture.front.look(self.picture.fleet, self.picture.devices, self._reserved, now=self.now)
         candidates = self.picture.candidates(now=self.now)
+        self.candidates = len(candidates)
         if not candidates:
             return None
         if self.picture.journal.full:
