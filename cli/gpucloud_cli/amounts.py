@@ -50,10 +50,16 @@ class Words(click.ParamType):
 
     name = "words"
 
+    def __init__(self, *, none: bool = False) -> None:
+        # Whether an empty text means none; elsewhere it is a variable that was not set.
+        self.none = none
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, str]:
         """Text to a mapping."""
         if isinstance(value, dict):
             return value
+        if self.none and not value:
+            return {}
         pairs = [part.strip().partition("=") for part in value.split(",")]
         if not all(name and equals for name, equals, _ in pairs):
             self.fail(f"{value!r} names no labels: write zone=a, or zone=a,net=ib", param, ctx)

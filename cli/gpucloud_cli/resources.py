@@ -34,6 +34,7 @@ RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
 LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
 ROLES = click.Choice(["admin", "member", "viewer"])
 PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
+REBALANCING = click.Choice(["off", "propose", "apply"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
 
 
@@ -71,6 +72,7 @@ class Resource:
     parent: str | None = None
     # Whether changes can be previewed (`?dry_run=true`).
     previews: bool = False
+    order: str = "newest first"
     # What the API's list and its things are called, for help texts.
     words: str = ""
 
@@ -189,7 +191,7 @@ TABLE = (
         "pool",
         "pools/",
         "name",
-        ("name", "sharing_policy", "core_ceiling", "parts", "description"),
+        ("name", "sharing_policy", "placement_policy", "core_ceiling", "rebalance_mode", "description"),
         fields=(
             Field("name", argument=True, required=True, changes=False),
             Field("description", help="for people"),
@@ -204,6 +206,8 @@ TABLE = (
             Field(
                 "preemption_grace_seconds", OrNull(click.INT), "before borrowers' claims go back to the queue; or none"
             ),
+            Field("rebalance_mode", REBALANCING, "what the rebalancer may do by itself"),
+            Field("rebalance_policy", click.Choice(["feedback", "percentile", "cron"]), "how it judges"),
         ),
         verbs=frozenset({"list", "show", "create", "change"}),
         words="named sets of nodes",
@@ -213,7 +217,9 @@ TABLE = (
         "nodes/",
         "name",
         ("name", "pool", "state", "hostname", "agent_version", "last_seen_at"),
+        fields=(Field("labels", Words(none=True), "what claims select by, all anew, like zone=a,net=ib; '' for none"),),
         filters=(POOL,),
+        verbs=frozenset({"list", "show", "change"}),
         words="machines with an agent",
     ),
     Resource(
@@ -249,6 +255,20 @@ TABLE = (
         filters=(TENANT, POOL, Field("state", help="one state"), Field("series", help="booked at once, a week apart")),
         verbs=frozenset({"list", "show", "change"}),
         words="pieces of GPUs booked for windows of time",
+    ),
+    Resource(
+        "proposal",
+        "proposals/",
+        "uid",
+        ("uid", "tenant", "claim_name", "kind", "state", "explanation"),
+        filters=(
+            TENANT,
+            POOL,
+            Field("claim", help="a claim's uid"),
+            Field("kind", click.Choice(["lend", "give-back", "limit", "resize"]), "of what"),
+            Field("state", help="one state"),
+        ),
+        words="what the rebalancer would change, or has changed",
     ),
     Resource(
         "budget",
@@ -296,7 +316,8 @@ TABLE = (
         filters=(TENANT,),
         verbs=frozenset({"list"}),
         parent="pool",
-        words="what waits in a pool, next first",
+        words="what waits in a pool",
+        order="next first",
     ),
     Resource(
         "audit",

@@ -54,7 +54,7 @@ def _previews(resource: Resource) -> Callable[[Command], Command]:
 
 
 def _list(resource: Resource) -> click.Command:
-    @click.command(help=f"List {resource.words}, newest first.")
+    @click.command(help=f"List {resource.words}, {resource.order}.")
     @takes((*_parents(resource), *resource.filters))
     @click.option("--all", "everything", is_flag=True, help=f"not only the first {PAGE}")
     @answers
