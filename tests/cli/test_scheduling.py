@@ -4,7 +4,6 @@ import pytest
 
 from tests.cli.commands import Shell, new_name
 
-
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 
 

@@ -1,6 +1,10 @@
 """The queue as people see it: its order, who sees whose claims, and what a waiting claim's page says."""
 
+from datetime import timedelta
+from typing import Any
+
 from django.test import Client
+from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
@@ -54,3 +58,33 @@ def test_a_waiting_claims_page_says_its_place_its_start_and_what_would_fit(
     assert "Place 1 of 1 in the" in page
     assert "Expected to start <time" in page
     assert "It would fit now with gpu_count 3." in page
+
+
+def test_a_claims_page_says_what_else_was_asked_for(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    asked: dict[str, Any] = {"group": "train", "group_size": 2, "time_limit_seconds": 5400, "anti_affinity": "web"}
+    machine.node.change(labels={"zone": "b"})
+    claim = ask(cast, core_request=10, node_selector={"zone": "b"}, **asked)
+    run_round(cast.pool)
+    page = text(browser("max"), f"/claims/{claim.uid}/")
+    for words in ("train, of 2", "2 h (5400 s)", "<dt>Anti-affinity</dt><dd>web</dd>", "<dd>zone=b</dd>"):
+        assert words in page
+    # Nothing that is freed brings the rest of a group.
+    assert "It is tried again" not in page
+    plain = ask(cast, core_request=10)
+    assert "What else was asked for" not in text(browser("max"), f"/claims/{plain.uid}/")
+
+
+def test_a_nodes_page_shows_its_labels_and_how_its_pool_places(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    machine.node.change(labels={"zone": "b", "net": "ib"})
+    page = text(browser("olga"), f"/nodes/{machine.node.name}/")
+    assert "<dt>Placement</dt><dd>gpucloud</dd>" in page
+    assert "zone=b" in page
+
+
+def test_who_asked_to_start_later_needs_no_attention(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    ask(cast, name="tonight", core_request=10, start_at=timezone.now() + timedelta(hours=5))
+    ask(cast, name="large", core_request=100, gpu_count=4)
+    placed(cast, machine, core_request=10, priority=9)
+    page = text(browser("olga"), "/")
+    assert "large waits" in page
+    assert "tonight waits" not in page

@@ -105,5 +105,6 @@ def test_the_api_takes_and_shows_labels(cast: Cast, machines: list[Machine]) -> 
     assert {name: made[name] for name in body} == body
     wrong = api.post("claims/", {**body, "affinity": "not a label"})
     assert wrong.status == 400
+    assert wrong.body["errors"]["affinity"][0].startswith("Letters, digits, dots")
     assert api.patch("pools/default/", {"placement_policy": "fgd"}).body["placement_policy"] == "fgd"
     assert api.patch("pools/default/", {"placement_policy": "best"}).status == 400

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
 from apps.scheduling.models import Claim, Round
 from apps.scheduling.services import rounds as scheduling_rounds
 from apps.scheduling.services.claims import release_claim
@@ -82,6 +83,13 @@ def test_a_claim_is_not_placed_before_its_time_and_says_so(cast: Cast, machine: 
     assert picture.somebody_is_due(now=now + 3601)
     picture.candidates(now=now + 3601)
     assert not picture.somebody_is_due(now=now + 3601)
+
+
+def test_what_waits_for_its_own_time_is_not_sent_to_another_pool(cast: Cast, machine: Machine) -> None:
+    Machine("gpu2", tenants.create_pool(principal=SYSTEM, name="other"), gpus=1)
+    claim = ask(cast, **SMALL, start_at=timezone.now() + timedelta(hours=1))
+    run_round(cast.pool)
+    assert cast.max.get(f"claims/{claim.uid}/").body["suggestions"] == []
 
 
 def test_a_claim_whose_time_has_come_is_placed(cast: Cast, machine: Machine) -> None:

@@ -155,6 +155,12 @@ def test_senseless_windows_are_refused(platform: Cast, machine: Machine, start: 
     assert book(platform.max, start, end).code == code
 
 
+def test_a_wrong_window_is_told_what_is_wrong_with_it(platform: Cast, machine: Machine) -> None:
+    backwards, over = book(platform.max, 3, 1).body["detail"], book(platform.max, -3, -2).body["detail"]
+    assert backwards.startswith("It must end after it begins")
+    assert over.startswith("It would be over already")
+
+
 def test_the_end_of_time_is_no_fault_of_ours(platform: Cast, machine: Machine) -> None:
     last = "9999-12-31T23:59:59Z"
     assert book(platform.max, start_at=last, end_at=last, weekly_until=last).code == "window-invalid"

@@ -11,6 +11,7 @@ from gpucloud.api.serializers import Strict
 
 LABEL_NAME = r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?\Z"
 LABEL_VALUE = r"^([a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?\Z"
+LABEL_WRONG = "Letters, digits, dots, dashes and underscores, 63 at most; the first and the last a letter or digit."
 MOST_LABELS = 32
 RESERVED = {"enrol"}  # a route below /nodes/
 
@@ -18,12 +19,16 @@ RESERVED = {"enrol"}  # a route below /nodes/
 class LabelsField(serializers.DictField):
     """Words by name: of a node, or that a claim's node must have."""
 
-    child = serializers.RegexField(LABEL_VALUE, help_text="Letters, digits, dots, dashes, underscores; 63 at most.")
+    child = serializers.RegexField(
+        LABEL_VALUE,
+        help_text="Letters, digits, dots, dashes, underscores; 63 at most.",
+        error_messages={"invalid": LABEL_WRONG},
+    )
 
     def to_internal_value(self, data: Any) -> dict[str, str]:
         labels: dict[str, str] = super().to_internal_value(data)
         if wrong := [name for name in labels if not re.match(LABEL_NAME, name)]:
-            raise serializers.ValidationError(f"{wrong[0][:70]!r} is no name of a label: see the documentation.")
+            raise serializers.ValidationError(f"{wrong[0][:70]!r} is no name of a label. {LABEL_WRONG}")
         if len(labels) > MOST_LABELS:
             raise serializers.ValidationError(f"At most {MOST_LABELS} labels.")
         return labels

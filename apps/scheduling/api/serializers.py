@@ -7,7 +7,7 @@ from typing import Any
 from django.utils import timezone
 from rest_framework import serializers
 
-from apps.nodes.api.serializers import LABEL_NAME, LabelsField
+from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
@@ -99,7 +99,9 @@ class AssignmentSerializer(Strict):
 
 def label_field(help_text: str) -> serializers.RegexField:
     """A label of a claim."""
-    return serializers.RegexField(LABEL_NAME, allow_null=True, default=None, help_text=help_text)
+    return serializers.RegexField(
+        LABEL_NAME, allow_null=True, default=None, help_text=help_text, error_messages={"invalid": LABEL_WRONG}
+    )
 
 
 class ClaimSerializer(Strict):

@@ -89,6 +89,8 @@ def _of_assignment(row: Assignment) -> Notice:
 
 def _queued(principal: Principal) -> list[Notice]:
     waiting = Claim.objects.visible_to(principal).filter(state=ClaimState.QUEUED).select_related("tenant")
+    # Who asked to start later waits as it should.
+    waiting = waiting.exclude(start_at__gt=timezone.now())
     return [
         Notice(
             "warn",

@@ -149,7 +149,7 @@ def taken(row: Reservation, seen: Outlook, principal: Principal) -> WindowTaken:
     """The refusal, with all that helps to choose another window."""
     assert isinstance(seen.answer, Refused)
     why = "; ".join(reason.detail for reason in seen.answer.reasons)
-    length = timedelta(microseconds=window_of(row)[1] - window_of(row)[0])
+    length = timedelta(seconds=round((window_of(row)[1] - window_of(row)[0]) / 1_000_000))
     if seen.windows:
         first = moment(seen.windows[0].begin_us)
         hint = f"The earliest window of this length ({length}) begins {first:%Y-%m-%d %H:%M:%S} UTC."

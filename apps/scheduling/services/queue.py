@@ -173,7 +173,8 @@ def place_of(claim: Claim) -> Place | None:
     if any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
         return Place(position, length, estimate)
     suggestions = seen.suggestions(waiting_of(claim))
-    if claim.state == ClaimState.QUEUED and claim.group is None:
+    # Another pool would let a claim wait for its own time, too.
+    if claim.state == ClaimState.QUEUED and claim.group is None and uid not in seen.early:
         suggestions += pools_with_room(claim)
     return Place(position, length, estimate, suggestions)
 

@@ -27,10 +27,10 @@ WHOLE_GPU = 100
 
 
 class ReservationNotActive(Conflict):
-    """The reservation has not begun, or is over."""
+    """The reservation has not begun, or is over, or is another tenant's or pool's."""
 
     code = "reservation-not-active"
-    title = "The reservation is not active"
+    title = "The reservation is not active for this claim"
 
 
 class ReservationFull(Conflict):
@@ -66,10 +66,10 @@ def enter(claim: Claim) -> None:
         return
     row = Reservation.objects.select_for_update().get(pk=seen.pk)
     if (row.tenant_id, row.pool_id) != (claim.tenant_id, claim.pool_id) or row.state != ReservationState.ACTIVE:
-        begins = f"{row.start_at:%Y-%m-%d %H:%M:%S} UTC"
+        window = f"{row.start_at:%Y-%m-%d %H:%M:%S} to {row.end_at:%Y-%m-%d %H:%M:%S} UTC"
         raise ReservationNotActive(
-            f"Reservation {row.name} is {row.state}; it begins {begins}, and is for tenant {seen.tenant.slug} in pool "
-            f"{seen.pool.name}: name them, and claim within its window.",
+            f"Reservation {row.name!r} is {row.state}. It is for tenant {seen.tenant.slug} in pool {seen.pool.name}, "
+            f"from {window}: claim for this tenant, in this pool, while it is active.",
             reservation=str(row.uid),
             state=row.state,
             start_at=row.start_at,

@@ -176,8 +176,10 @@ def lock(pool: Pool, tenant: Tenant) -> None:
 def refuse_window(start_at: datetime, end_at: datetime) -> None:
     """Raises WindowInvalid."""
     now = timezone.now()
-    if end_at <= start_at or end_at <= now:
-        raise WindowInvalid(f"It ends {end_at:%Y-%m-%d %H:%M:%S} UTC, which is over, or before it begins.")
+    if end_at <= start_at:
+        raise WindowInvalid(f"It must end after it begins, {start_at:%Y-%m-%d %H:%M:%S} UTC.")
+    if end_at <= now:
+        raise WindowInvalid(f"It would be over already: it ends {end_at:%Y-%m-%d %H:%M:%S} UTC.")
     if start_at < now - LATE:
         raise WindowInvalid("It would begin in the past: leave start_at out to begin now.", start_at=start_at)
     if end_at > now + MOST_AHEAD:
