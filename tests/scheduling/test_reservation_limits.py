@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent, User
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import member_limits
+from apps.quotas.services import member_limits, tenants
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.ledger_check import differences
 from apps.scheduling.services.reservation_clock import drive
@@ -107,3 +108,13 @@ def test_another_window_begins_with_nothing_said_yet(stage: Cast, clock: Clock) 
     assert row.reason
     row = change_reservation(principal=SYSTEM, reservation=row, start_at=START + 2 * HOUR, end_at=START + 4 * HOUR)
     assert row.reason is None
+
+
+def test_a_round_sees_what_was_booked_on_a_node_that_came_from_another_pool(stage: Cast, clock: Clock) -> None:
+    row = book(stage)
+    other = tenants.create_pool(principal=SYSTEM, name="other")
+    change_node(principal=SYSTEM, node=row.gpus.get().node, pool=other)
+    claim = ask(stage, tenant=stage.globex, pool=other, core_request=60, memory_mib=100)
+    run_round(other)
+    claim.refresh_from_db()
+    assert [reason["code"] for reason in claim.reasons] == ["reserved"]

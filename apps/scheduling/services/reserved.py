@@ -172,7 +172,8 @@ def until(claim: Claim, pool: Pool, now: datetime) -> int:
 
 def read_reserved(pool: Pool, *, now: datetime) -> Reserved:
     """One query where nothing is reserved."""
-    reserved = Gpu.objects.filter(reservations__in=Reservation.objects.open().filter(pool=pool))
+    # Of the GPUs that are in the pool now: a node may have come with what was booked on it in another.
+    reserved = Gpu.objects.filter(node__pool=pool, reservations__in=Reservation.objects.open())
     keys = list(reserved.values_list("pk", flat=True).distinct())
     return Reserved(pool, now, holds_of(Q(pk__in=keys), now=now) if keys else [], _nominated(pool))
 
