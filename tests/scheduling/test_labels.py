@@ -7,8 +7,9 @@ import pytest
 from apps.nodes.models import Node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims import ImpossibleClaim, release_claim
+from apps.scheduling.services.replays import replay
 from apps.scheduling.services.rounds import run_round
 from tests.cast import Cast, Machine, ask, give_plenty
 
@@ -89,6 +90,15 @@ def test_a_pool_places_by_its_policy(cast: Cast, machines: list[Machine]) -> Non
     cast.pool.change(placement_policy="binpack")
     last = gpus(small(cast))
     assert gpus(small(cast)) == last
+
+
+def test_chance_draws_for_each_claim_anew(cast: Cast, machines: list[Machine]) -> None:
+    cast.pool.change(placement_policy="random")
+    # All on one GPU by chance: once in thousands of runs with two GPUs.
+    assert len({uuid for _ in range(14) for uuid in gpus(ask(cast, core_request=5, memory_mib=64))}) > 1
+    compared = [one for record in Round.objects.filter(pool=cast.pool) for one in replay(record)]
+    assert len(compared) == 14
+    assert all(one.then == one.now for one in compared)
 
 
 def test_the_api_takes_and_shows_labels(cast: Cast, machines: list[Machine]) -> None:

@@ -1,10 +1,12 @@
 """Whose turn it is in a round: the core's order (`core.queue`, `core.gangs`) over claims as a picture keeps them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from django.db.models import Count, Q, Sum
 
 from apps.quotas.models import Pool, Tenant
+from apps.quotas.models.pool import PlacementPolicy
 from apps.scheduling.core import gangs
 from apps.scheduling.core.queue import Amounts, Ask, Queue
 from apps.scheduling.core.queue import Waiting as Waits
@@ -18,7 +20,8 @@ class Turns:
 
     def __init__(self, pool: Pool, candidates: Iterable[Waiting], gpus: Iterable[GpuState], *, now: float) -> None:
         self._of = {str(waiting.claim.uid): waiting for waiting in candidates}
-        asks, early = gangs.ready((waits(waiting) for waiting in self._of.values()), now=now)
+        by_chance = pool.placement_policy == PlacementPolicy.RANDOM
+        asks, early = gangs.ready((waits(waiting, by_chance=by_chance) for waiting in self._of.values()), now=now)
         self.early: list[tuple[Waiting, Refused]] = [(self._of[uid], why) for uid, why in early.items()]
         tenants = {ask.tenant for ask in asks}
         # One tenant's claims have one order, whatever it holds: most rounds are of one new claim.
@@ -32,13 +35,14 @@ class Turns:
         return [self._of[claim.id] for claim in ask.members]
 
 
-def waits(waiting: Waiting) -> Waits:
-    """The claim as the core's queue has it; a tenant is known by its key."""
+def waits(waiting: Waiting, *, by_chance: bool = False) -> Waits:
+    """The claim as the core's queue has it; a tenant is known by its key. Where chance places, each draws a number."""
     claim = waiting.claim
+    request = replace(waiting.request, key=str(claim.uid)) if by_chance else waiting.request
     return Waits(
         id=str(claim.uid),
         tenant=str(claim.tenant_id),
-        request=waiting.request,
+        request=request,
         since=claim.pk,
         priority=claim.priority,
         time_limit_seconds=claim.time_limit_seconds,

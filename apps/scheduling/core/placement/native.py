@@ -1,6 +1,7 @@
 """The C kernel, where it was built: `kernel/kernel.h` says what it does. It works on the board's own arrays."""
 
 import ctypes
+import hashlib
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 from apps.scheduling.core.placement.board import Board, Tables
 from apps.scheduling.core.placement.rows import MOST_ROWS, Answer, Answers, Shape, Special
 
-BUILT = Path(__file__).parent / "kernel" / "build" / "libplacement.so"
+SOURCES = Path(__file__).parent / "kernel"
+BUILT = SOURCES / "build" / "libplacement.so"
 FILTERS = 12
 
 
@@ -67,11 +69,21 @@ class _Answer(Structure):
 ANSWER = np.dtype([("node", np.int32), ("most", np.int32), ("removed", np.int64, FILTERS)])
 
 
-def load(file: Path = BUILT) -> ctypes.CDLL | None:
-    """The library; None where it was not built, or not for this machine."""
+def digest(sources: Path) -> int:
+    """Of all the sources, as the kernel's Makefile takes it when it builds them."""
+    files = sorted([*sources.glob("*.c"), *sources.glob("*.h")], key=lambda file: file.name)
+    return int(hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16], 16)
+
+
+def load(file: Path = BUILT, sources: Path = SOURCES) -> ctypes.CDLL | None:
+    """The library; None where it was not built, not for this machine, or of other sources than these."""
     try:
         library = ctypes.CDLL(str(file))
-    except OSError:
+        library.kernel_sources.restype = c_uint64
+        same = library.kernel_sources() == digest(sources)
+    except (OSError, AttributeError):
+        return None
+    if not same:
         return None
     library.kernel_open.restype = c_void_p
     library.kernel_open.argtypes = [POINTER(_Board)]

@@ -16,12 +16,19 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from apps.quotas.models import Pool
+from apps.scheduling.core.placement import native
+from apps.scheduling.core.placement.backends import chosen
 from apps.scheduling.models import Round
 from apps.scheduling.services.notices import NoLongerLeader, Session
 from apps.scheduling.services.picture import Picture
 from apps.scheduling.services.rounds import rounds
 
 logger = logging.getLogger(__name__)
+
+BACK_ENDS = {
+    "c": "the C kernel",
+    "numpy": f"numpy, more slowly: the C kernel is not built, or of other sources (make -C {native.SOURCES})",
+}
 
 # How long a stop signal may go unnoticed.
 NOTICE_SECONDS = 0.5
@@ -60,7 +67,7 @@ class Command(BaseCommand):
         """Serve until SIGTERM or SIGINT; outlive restarts of the database."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        logger.info("scheduler started")
+        logger.info("scheduler started; placement by %s", BACK_ENDS[chosen("auto")])
         while not self.stopping:
             try:
                 self._serve()

@@ -123,6 +123,7 @@ struct kernel {
 
 struct kernel *kernel_open(const struct board *board);
 void kernel_close(struct kernel *k);
+uint64_t kernel_sources(void);
 void kernel_set_mix(struct kernel *k, const struct mix *mix);
 int32_t kernel_add_row(struct kernel *k, const struct shape *shape);
 void kernel_drop_row(struct kernel *k, int32_t row);
