@@ -247,3 +247,13 @@ def test_a_preview_of_a_claim_that_would_not_be_asked_says_why(cast: Cast, machi
     assert (shown["state"], shown["reasons"][0]["code"]) == ("queued", "group-incomplete")
     ask(cast, **SMALL, group="train", group_size=2)
     assert cast.max.post("claims/?dry_run=true", body).body["state"] == "assigned"
+
+
+def test_two_sizes_of_one_group_are_refused(cast: Cast, machine: Machine) -> None:
+    body = {"tenant": "acme", **SMALL, "group": "train"}
+    assert cast.max.post("claims/", {**body, "name": "one", "group_size": 3}).status == 201
+    refused = cast.max.post("claims/", {**body, "name": "two", "group_size": 4})
+    assert (refused.code, refused.body["group_size"], refused.body["requested"]) == ("group-of-other-size", 3, 4)
+    # Another tenant's group of that name is another group.
+    other = {**body, "tenant": "globex", "name": "three", "group_size": 4}
+    assert cast.olga.post("claims/", other).status == 201

@@ -43,6 +43,13 @@ class TooManyWaiting(Conflict):
     title = "Too many claims wait for quota"
 
 
+class GroupOfOtherSize(Conflict):
+    """Claims of the tenant wait in a group of this name for another number of members."""
+
+    code = "group-of-other-size"
+    title = "The group has another size"
+
+
 class WrongState(Conflict):
     """The claim's state does not allow this."""
 
@@ -72,7 +79,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     """Charge the quota, write the claim as pending, wake the scheduler.
 
     Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
-    LimitBelowRequest, RoleMissing, ReservationNotActive, ReservationFull.
+    LimitBelowRequest, GroupOfOtherSize, RoleMissing, ReservationNotActive, ReservationFull.
     """
     principal.require_role(tenant, "member")
     filled = limit_ranges.fill(tenant, pool, asked)
@@ -81,6 +88,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     if claim.lease_seconds is not None:
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     refuse_impossible(claim)
+    _refuse_other_size(claim)
     refuse_spent(tenant)
     reservation_charges.enter(claim)
     target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
@@ -112,6 +120,22 @@ def _refuse_endless_queue(tenant: Tenant) -> None:
     waiting = Claim.objects.filter(tenant=tenant, state__in=WAITING, charged_vgpus=0).count()
     if waiting >= MOST_UNCHARGED:
         raise TooManyWaiting(f"{waiting} claims of {tenant.slug} wait for quota already.", waiting=waiting)
+
+
+def _refuse_other_size(claim: Claim) -> None:
+    """Two sizes of one group are two groups, of which one would wait for members that never come."""
+    if claim.group is None:
+        return
+    others = Claim.objects.filter(tenant=claim.tenant, pool=claim.pool, group=claim.group, state__in=WAITING)
+    other = others.exclude(group_size=claim.group_size).first()
+    if other is not None:
+        raise GroupOfOtherSize(
+            f"Group {claim.group} waits for {other.group_size} claims already, this one says {claim.group_size}: "
+            f"give group_size {other.group_size}, or another group.",
+            group=claim.group,
+            group_size=other.group_size,
+            requested=claim.group_size,
+        )
 
 
 def refuse_impossible(claim: Claim) -> None:
