@@ -18,7 +18,7 @@ NAMELESS = {"utils", "util", "helpers", "common", "manager", "misc"}
 NOT_OURS = ("static/vendor/", "docs/openapi.yaml")
 CORE = ROOT / "apps" / "scheduling" / "core"
 # Values and arithmetic; no clock, randomness, files, network or processes. The placement kernel is arithmetic in C.
-KERNEL = {CORE / "placement" / "native.py": {"ctypes", "pathlib"}}
+KERNEL = {CORE / "placement" / "native.py": {"ctypes", "hashlib", "pathlib"}}
 PURE = {
     "bisect", "collections", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq", "itertools", "math",
     "numpy", "operator", "statistics", "types", "typing", "typing_extensions", "__future__",

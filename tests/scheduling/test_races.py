@@ -51,7 +51,7 @@ def no_constraint(real_cast: Cast) -> Iterator[None]:
         yield
 
 
-def naive_take(quota: ResourceQuota, amount: int) -> bool:
+def naive_take(quota: ResourceQuota, amount: int, _whose: object) -> bool:
     """Read, check, write: what `charging` does not do."""
     quota.refresh_from_db()
     if quota.hard is not None and quota.used + amount > quota.hard:
