@@ -41,9 +41,9 @@ class Visitor:
         self.page.get_by_role("heading", name="Overview").wait_for()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chrome(chromium_path: str) -> Iterator[Browser]:
-    """The browser, without a window."""
+    """The browser, without a window; gone with its file, and with it the loop that would be in others' way."""
     # Its driver runs an event loop in this thread, which Django would take for an asynchronous caller.
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
