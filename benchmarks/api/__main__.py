@@ -29,14 +29,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each row (10)")
     parser.add_argument("--runs", type=int, default=3, help="of each row (3)")
     parser.add_argument("--history", type=int, default=100_000, help="claims in the database before (100,000)")
+    parser.add_argument(
+        "--clients", type=int, default=CLIENTS, help="connections, each with one request at a time (16)"
+    )
     parser.add_argument("--only", default="", help="rows whose name holds this word")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
         print(f"starting the server over {arguments.history:,} released claims …", flush=True)
-        with stage(Path(directory), clients=CLIENTS, tenants=TENANTS, history=arguments.history) as ready:
+        with stage(Path(directory), clients=arguments.clients, tenants=TENANTS, history=arguments.history) as ready:
             kinds = {name: kind for name, kind in requests(ready).items() if arguments.only in name}
             rows = [
-                measure(ready, name, kind, arguments.seconds)
+                measure(ready, name, kind, clients=arguments.clients, seconds=arguments.seconds)
                 for name, kind in kinds.items()
                 for _ in range(arguments.runs)
             ]
@@ -74,10 +77,10 @@ def request(method: str, path: str, token: str, body: str = "", extra: str = "")
     return f"{head}{kind}{extra}\r\n{body}".encode()
 
 
-def measure(ready: Stage, name: str, kind: Callable[[int], bytes], seconds: float) -> Row:
+def measure(ready: Stage, name: str, kind: Callable[[int], bytes], *, clients: int, seconds: float) -> Row:
     """One run. Raises AssertionError where anything but success was answered."""
     before = spent(ready)
-    measured = drive(ready.port, kind, clients=CLIENTS, seconds=seconds)
+    measured = drive(ready.port, kind, clients=clients, seconds=seconds)
     after = spent(ready)
     assert set(measured.statuses) <= {200, 201}, measured.statuses
     cpu_ms = {who: (after[who] - before[who]) * 1000 / measured.asked for who in after}
