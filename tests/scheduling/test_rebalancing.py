@@ -6,16 +6,19 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
+from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services import lending, loans, rebalancing
 from apps.scheduling.services.claims import release_claim
 from apps.scheduling.services.desired import desired_state
 from apps.scheduling.services.forgetting import forget_node
+from apps.scheduling.services.reservations import create_reservation
 from apps.scheduling.services.rounds import run_round
 from apps.scheduling.services.sharing import change_pool
-from tests.cast import Cast, Machine, ask, assert_books_agree, lose, placed, used
+from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, lose, placed, used
 from tests.scheduling.clock import Clock
 from tests.scheduling.idling import borrower, idle_lender, machine, measured, run, usage
 
@@ -268,3 +271,27 @@ def test_a_throttled_claim_gets_a_higher_limit_and_later_its_own_again(
     assert (found.kind, found.after) == ("limit", {"core_limit": 40})
     claim.refresh_from_db()
     assert (claim.core_limit, claim.asked_core_limit) == (40, None)
+
+
+def test_a_borrower_gets_nothing_of_its_own_that_was_booked_at_the_last_moment(
+    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender = idle_lender(cast, machine, clock)
+    claim = borrower(cast)
+    machine.obey()
+    release_claim(principal=SYSTEM, claim=lender)
+    machine.obey()
+    promise = capacity.promise_borrowed
+
+    def booked_before(**values: Any) -> bool:
+        soon = timezone.now() + timedelta(hours=1)
+        asked: dict[str, Any] = {"name": "exam", "core_request": 60, "memory_mib": GIB}
+        asked |= {"start_at": soon, "end_at": soon + timedelta(hours=1)}
+        create_reservation(principal=SYSTEM, tenant=cast.acme, pool=cast.pool, **asked)
+        return promise(**values)
+
+    monkeypatch.setattr(capacity, "promise_borrowed", booked_before)
+    assert lending.own_what_is_free() == 0
+    claim.refresh_from_db()
+    assert (claim.borrowed_core, machine.gpu().core_used) == (60, 0)
+    assert_books_agree()

@@ -97,9 +97,9 @@ def return_borrowed(*, gpu_id: int, core: int) -> None:
     )
 
 
-def promise_borrowed(*, gpu_id: int, core: int, but: int = 0) -> bool:
-    """Promise what was borrowed, of free core beside `but` of it; False where there is not so much."""
-    room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core - but)
+def promise_borrowed(*, gpu_id: int, core: int) -> bool:
+    """Promise what was borrowed, of free core; False where there is not so much."""
+    room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core)
     return bool(
         room.update(
             core_used=F("core_used") + core,

@@ -197,13 +197,15 @@ def _own(seen: Claim) -> None:
     claim = locked(seen)
     if claim.state != ClaimState.ACTIVE or not claim.borrowed_core:
         raise _Changed
-    reserved = read_reserved(claim.pool, now=timezone.now()).held(claim, lambda: read_fleet(claim.pool))
     assignments = list(claim.assignments.filter(borrowed_core__gt=0).select_related("gpu").order_by("gpu_id"))
     for assignment in assignments:
-        core, (kept, _) = assignment.borrowed_core, reserved.get(assignment.gpu.uuid, (0, 0))
-        if not capacity.promise_borrowed(gpu_id=assignment.gpu_id, core=core, but=kept):
+        core = assignment.borrowed_core
+        if not capacity.promise_borrowed(gpu_id=assignment.gpu_id, core=core):
             raise _Changed
         assignment.change(held_core=core, borrowed_core=0, generation=assignment.generation + 1)
+    # After the GPUs are locked: a booking that came before is seen now, and a later one sees this.
+    if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).promised(claim):
+        raise _Changed
     claim.borrowed_core = 0
     states.move(claim, claim.state, generation=claim.generation + 1)
     raise_frames({assignment.gpu.node_id for assignment in assignments})

@@ -72,7 +72,9 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
     if not _lead(pool, "pg_try_advisory_lock"):
         return Found(pool, 0, [])
     try:
-        found = _plan(pool, now)
+        # In a savepoint: an error of the database would else keep the lock from being let go.
+        with transaction.atomic():
+            found = _plan(pool, now)
         return Found(pool, found.considered, [_take(proposal) for proposal in found.proposals])
     finally:
         _lead(pool, "pg_advisory_unlock")
