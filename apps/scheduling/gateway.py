@@ -13,9 +13,9 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim
-from apps.scheduling.services import waking
-from apps.scheduling.services.desired import desired_state
-from apps.scheduling.services.observation import take_observed
+from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.claims.observation import take_observed
+from apps.scheduling.services.rebalancing import waking
 
 logger = logging.getLogger(__name__)
 

@@ -16,15 +16,16 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services import budgets, preemption
-from apps.scheduling.services.claims import release_claim
-from apps.scheduling.services.desired import desired_state
-from apps.scheduling.services.leases import release_lapsed
-from apps.scheduling.services.ledger_check import differences
-from apps.scheduling.services.lending import own_what_is_free
-from apps.scheduling.services.rebalancing import REBALANCER, end_loans, rebalance
-from apps.scheduling.services.reservation_clock import drive
-from apps.scheduling.services.rollups import roll_up
+from apps.scheduling.services.accounting import budgets
+from apps.scheduling.services.accounting.ledger_check import differences
+from apps.scheduling.services.accounting.rollups import roll_up
+from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.claims.leases import release_lapsed
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.lending import preemption
+from apps.scheduling.services.lending.guarantees import own_what_is_free
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_loans, rebalance
+from apps.scheduling.services.reserving.clock import drive
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from apps.nodes.models import Gpu, Node, Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.resize import resize_claim
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
 from tests.nodes.agents import Agent, enrol_with, in_database, said
 from tests.scheduling.routes import stored

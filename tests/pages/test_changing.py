@@ -6,8 +6,8 @@ from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.desired import claim_secret
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims.desired import claim_secret
+from apps.scheduling.services.claims.sharing import change_pool
 from tests.cast import GIB, Cast, Machine, give, placed
 from tests.pages.conftest import SignIn
 

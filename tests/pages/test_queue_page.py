@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 

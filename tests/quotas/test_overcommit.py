@@ -11,7 +11,7 @@ from apps.quotas.models import Pool, ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
 from apps.quotas.services.overcommit import Overcommitted
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims.sharing import change_pool
 from tests.cast import GIB, Cast, Machine, give
 from tests.racing import outcomes, race
 

@@ -11,9 +11,9 @@ from apps.nodes.models import Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim, Proposal
-from apps.scheduling.services import rebalancing
-from apps.scheduling.services.rounds import run_round
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.rebalancing import proposals
 from tests.cast import MIB_BYTES, Cast, Machine, ask, give_plenty, placed
 from tests.scheduling.clock import Clock
 
@@ -48,7 +48,7 @@ def measured(claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: 
 
 def run(cast: Cast) -> list[Proposal]:
     cast.pool.refresh_from_db()
-    return rebalancing.rebalance(principal=SYSTEM, pool=cast.pool).proposals
+    return proposals.rebalance(principal=SYSTEM, pool=cast.pool).proposals
 
 
 def idle_lender(cast: Cast, machine: Machine, clock: Clock, **asked: Any) -> Claim:

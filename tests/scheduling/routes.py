@@ -34,8 +34,8 @@ from apps.quotas.models import (
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, limit_ranges, member_limits, prices, requests, tokens
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
-from apps.scheduling.services.reservations import create_reservation
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.reserving.reservations import create_reservation
 from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
 
 # Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.

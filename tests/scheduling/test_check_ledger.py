@@ -10,7 +10,7 @@ from apps.quotas.models import AuditEvent, CohortShare, LedgerEntry, ResourceQuo
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
-from apps.scheduling.services.ledger_check import differences
+from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.tasks import check_ledger as nightly
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, placed
 

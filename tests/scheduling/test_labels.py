@@ -8,9 +8,9 @@ from apps.nodes.models import Node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.claims import ImpossibleClaim, release_claim
-from apps.scheduling.services.replays import replay
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.claims.life import ImpossibleClaim, release_claim
+from apps.scheduling.services.placing.replays import replay
+from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, give_plenty
 
 

@@ -20,12 +20,12 @@ from apps.scheduling.core.values import Placed, Refused, Request
 from apps.scheduling.management.commands import scheduler
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.claims import release_claim
-from apps.scheduling.services.fleet import read_devices
-from apps.scheduling.services.notices import NoLongerLeader
-from apps.scheduling.services.picture import Picture
-from apps.scheduling.services.resize import resize_claim
-from apps.scheduling.services.rounds import rounds
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.placing.fleet import read_devices
+from apps.scheduling.services.placing.notices import NoLongerLeader
+from apps.scheduling.services.placing.picture import Picture
+from apps.scheduling.services.placing.rounds import rounds
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, lose
 from tests.scheduling.life import Kept, Life
 

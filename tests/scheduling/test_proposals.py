@@ -7,10 +7,10 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.core.rebalancing.values import Bounds
 from apps.scheduling.models import Proposal
-from apps.scheduling.services import rebalancing
-from apps.scheduling.services.observing import bounds_of
-from apps.scheduling.services.resize import resize_claim
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.rebalancing import proposals
+from apps.scheduling.services.rebalancing.observing import bounds_of
 from tests.cast import GIB, Cast, Machine, placed, used
 from tests.scheduling.clock import Clock
 from tests.scheduling.idling import machine, measured, run
@@ -103,7 +103,7 @@ def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock)
     other = connection.copy()
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [rebalancing.lock_number(cast.pool)])
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [proposals.lock_number(cast.pool)])
         assert run(cast) == []
     finally:
         other.close()

@@ -11,9 +11,9 @@ from django.utils import timezone
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
-from apps.scheduling.services import queue
-from apps.scheduling.services.claims import release_claim
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.placing import queue
+from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, everything, give, give_plenty, placed, uids
 
 

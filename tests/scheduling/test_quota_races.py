@@ -18,10 +18,10 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, cohorts, member_limits, quotas, tenants
 from apps.quotas.services.charging import Whose
 from apps.scheduling.models import Claim
-from apps.scheduling.services import resize
-from apps.scheduling.services.claims import release_claim
-from apps.scheduling.services.ledger_check import differences
-from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.accounting.ledger_check import differences
+from apps.scheduling.services.claims import resize
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.resize import resize_claim
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, placed, used
 from tests.racing import outcomes, race, without_constraint
 

@@ -11,13 +11,15 @@ from django.utils import timezone
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Proposal
-from apps.scheduling.services import lending, loans, rebalancing
-from apps.scheduling.services.claims import release_claim
-from apps.scheduling.services.desired import desired_state
-from apps.scheduling.services.forgetting import forget_node
-from apps.scheduling.services.reservations import create_reservation
-from apps.scheduling.services.rounds import run_round
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims import loans
+from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.claims.forgetting import forget_node
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.lending import guarantees
+from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.rebalancing import proposals
+from apps.scheduling.services.reserving.reservations import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, lose, placed, used
 from tests.scheduling.clock import Clock
 from tests.scheduling.idling import borrower, idle_lender, machine, measured, run, usage
@@ -96,7 +98,7 @@ def test_many_who_wait_for_what_is_lent_cost_no_more_queries_than_few(
 
     def queries() -> int:
         with CaptureQueriesContext(connection) as asked:
-            assert lending.place_on_lent(cast.pool, fence=lambda: None) == 0
+            assert guarantees.place_on_lent(cast.pool, fence=lambda: None) == 0
         return len(asked)
 
     ask(cast, tenant=cast.globex, core_request=60, best_effort=True)
@@ -216,10 +218,10 @@ def test_a_borrower_has_its_own_where_there_is_room_again(cast: Cast, machine: M
     lender = idle_lender(cast, machine, clock)
     claim = borrower(cast)
     machine.obey()
-    assert lending.own_what_is_free() == 0
+    assert guarantees.own_what_is_free() == 0
     release_claim(principal=SYSTEM, claim=lender)
     machine.obey()
-    assert lending.own_what_is_free() == 1
+    assert guarantees.own_what_is_free() == 1
     assert [item.core_request for item in desired_state(machine.node).assignments] == [60]
     machine.obey()
     claim.refresh_from_db()
@@ -237,8 +239,8 @@ def test_where_idle_core_is_of_no_use_to_others_nothing_is_lent(
     claim, _ = placed(cast, machine, core_request=80)
     measured(claim, clock)
     assert run(cast) == []
-    with pytest.raises(lending.NothingLent):
-        lending.lend(principal=SYSTEM, claim=claim, core=10, why="a test")
+    with pytest.raises(guarantees.NothingLent):
+        guarantees.lend(principal=SYSTEM, claim=claim, core=10, why="a test")
     assert not loans.lends(claim.pool)
 
 
@@ -247,9 +249,9 @@ def test_a_pool_that_lends_no_longer_gives_everything_back(
     cast: Cast, machine: Machine, clock: Clock, values: dict[str, Any]
 ) -> None:
     idle_lender(cast, machine, clock)
-    assert rebalancing.end_loans() == 0
+    assert proposals.end_loans() == 0
     change_pool(principal=SYSTEM, pool=cast.pool, **values)
-    assert rebalancing.end_loans() == 1
+    assert proposals.end_loans() == 1
     assert machine.gpu().core_lent == 0
     assert_books_agree()
 
@@ -291,7 +293,7 @@ def test_a_borrower_gets_nothing_of_its_own_that_was_booked_at_the_last_moment(
         return promise(**values)
 
     monkeypatch.setattr(capacity, "promise_borrowed", booked_before)
-    assert lending.own_what_is_free() == 0
+    assert guarantees.own_what_is_free() == 0
     claim.refresh_from_db()
     assert (claim.borrowed_core, machine.gpu().core_used) == (60, 0)
     assert_books_agree()

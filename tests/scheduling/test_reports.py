@@ -5,8 +5,8 @@ import pytest
 from agent import wire
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.claims import release_claim
-from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.resize import resize_claim
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, placed, seen
 from tests.scheduling.routes import stored
 

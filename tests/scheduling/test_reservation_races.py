@@ -15,12 +15,13 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core import calendar
 from apps.scheduling.models import Claim, Reservation
-from apps.scheduling.services import booking, commits, reservation_clock, reservations, rounds
-from apps.scheduling.services.ledger_check import differences
-from apps.scheduling.services.reservation_clock import drive
-from apps.scheduling.services.reservations import create_reservation
-from apps.scheduling.services.reserved import Guard, holds_of, microseconds
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.accounting.ledger_check import differences
+from apps.scheduling.services.placing import commits, rounds
+from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.reserving import booking, clock, reservations
+from apps.scheduling.services.reserving.clock import drive
+from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reserving.reserved import Guard, holds_of, microseconds
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, used
 from tests.racing import outcomes, race
 
@@ -208,5 +209,5 @@ def test_control_without_the_rows_lock_it_begins_several_times(
         time.sleep(A_MOMENT_SECONDS)
         return read
 
-    monkeypatch.setattr(reservation_clock, "locked", unlocked)
+    monkeypatch.setattr(clock, "locked", unlocked)
     assert begun(real_cast, 8) > 1

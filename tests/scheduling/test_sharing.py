@@ -14,8 +14,8 @@ from apps.quotas.services import tenants
 from apps.scheduling import tasks
 from apps.scheduling.core.sharing import Policy
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.desired import desired_state
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.claims.sharing import change_pool
 from tests.cast import GIB, Cast, Machine, give_plenty, placed
 
 ASKED = {"tenant": "acme", "core_request": 30, "memory_mib": GIB}

@@ -15,9 +15,9 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.prices import set_price
 from apps.scheduling import tasks
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.claims import release_claim
-from apps.scheduling.services.resize import resize_claim
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import MODEL, Api, Cast, Machine, ask, give, give_plenty, placed
 from tests.scheduling.clock import START, Clock
 

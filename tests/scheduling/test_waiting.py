@@ -11,7 +11,7 @@ import pytest
 from channels.layers import get_channel_layer
 
 from apps.scheduling.models import Claim
-from apps.scheduling.services.rounds import run_round
+from apps.scheduling.services.placing.rounds import run_round
 from apps.scheduling.waiting import WaitingDoor
 from gpucloud.asgi import application
 from tests.cast import Answer, Cast, Machine, give_plenty

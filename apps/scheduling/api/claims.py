@@ -20,11 +20,11 @@ from apps.quotas.models.pool import DEFAULT
 from apps.scheduling.api import serializers
 from apps.scheduling.api.queue import ClaimDocumentSerializer
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.claims import create_claim, release_claim
-from apps.scheduling.services.environment import claim_environment, shell_lines
-from apps.scheduling.services.leases import renew_claim
-from apps.scheduling.services.rehearsal import rehearse
-from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.claims.environment import claim_environment, shell_lines
+from apps.scheduling.services.claims.leases import renew_claim
+from apps.scheduling.services.claims.life import create_claim, release_claim
+from apps.scheduling.services.claims.rehearsal import rehearse
+from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool
 from apps.scheduling.core.consolidation import MoveBounds
-from apps.scheduling.services.consolidation import Proposed, proposals
+from apps.scheduling.services.rebalancing.consolidation import Proposed, proposals
 from gpucloud.api.serializers import Strict
 
 

@@ -6,7 +6,7 @@ from rest_framework.response import Response
 
 from apps.nodes.api.views import NodeView
 from apps.quotas.idempotency import idempotent
-from apps.scheduling.services.forgetting import forget_node
+from apps.scheduling.services.claims.forgetting import forget_node
 from gpucloud.api import etags
 
 

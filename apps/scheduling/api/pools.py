@@ -8,7 +8,7 @@ from rest_framework.response import Response
 from apps.quotas.api import serializers
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool
-from apps.scheduling.services.sharing import change_pool
+from apps.scheduling.services.claims.sharing import change_pool
 from gpucloud.api import etags
 
 

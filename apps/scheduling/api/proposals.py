@@ -15,7 +15,7 @@ from apps.quotas.models.pool import RebalanceMode, RebalancePolicy
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
-from apps.scheduling.services import rebalancing
+from apps.scheduling.services.rebalancing import proposals
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named
 from gpucloud.api.serializers import Strict
@@ -105,7 +105,7 @@ class ProposalAccept(ProposalView):
         """Carry it out now, as a PATCH of the claim would (members, operators)."""
         self.without_body(request)
         versions = etags.if_match(request)
-        return self.shown(rebalancing.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
+        return self.shown(proposals.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
 
 
 class DismissalSerializer(Strict):
@@ -124,7 +124,7 @@ class ProposalDismiss(ProposalView):
     def post(self, request: Request, uid: str) -> Response:
         """Leave the claim as it is, for the cool-down at least (members, operators)."""
         proposal, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
-        return self.shown(rebalancing.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
+        return self.shown(proposals.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
 
 
 class RunSerializer(Strict):
@@ -154,5 +154,5 @@ class PoolRebalance(ApiView):
         """Run it over a pool, or say what it would change and why (operators)."""
         self.without_body(request)
         pool = self.find(name)
-        found = rebalancing.rebalance(principal=self.principal, pool=pool, dry_run=dry_run(request))
+        found = proposals.rebalance(principal=self.principal, pool=pool, dry_run=dry_run(request))
         return Response(RunSerializer(found).data)

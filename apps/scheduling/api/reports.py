@@ -18,7 +18,7 @@ from rest_framework.response import Response
 
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Tenant
-from apps.scheduling.services.reports import usage_report
+from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.api.serializers import Strict
 
 

@@ -16,7 +16,7 @@ from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.models import Tenant
 from apps.scheduling.api import serializers
 from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
-from apps.scheduling.services import utilization
+from apps.scheduling.services.accounting import utilization
 from gpucloud.api.serializers import Strict
 
 

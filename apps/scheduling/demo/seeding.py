@@ -16,8 +16,8 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.demo.platform import CLAIMS, POOLS, TENANTS
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.services.claims import create_claim
-from apps.scheduling.services.environment import claim_environment
+from apps.scheduling.services.claims.environment import claim_environment
+from apps.scheduling.services.claims.life import create_claim
 
 OPERATOR = "operator"
 WORKLOADS_SECONDS = 30.0

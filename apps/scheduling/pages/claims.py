@@ -20,8 +20,8 @@ from apps.scheduling.pages.forms import ClaimForm, FilterForm, ResizeForm
 from apps.scheduling.pages.measured import NOTHING, chart_of_claim, difference, use_of_assignments
 from apps.scheduling.pages.overview import with_use
 from apps.scheduling.pages.snippets import snippets
-from apps.scheduling.services.claims import create_claim, limits
-from apps.scheduling.services.queue import place_of
+from apps.scheduling.services.claims.life import create_claim, limits
+from apps.scheduling.services.placing.queue import place_of
 from gpucloud.errors import GpucloudError
 
 PER_PAGE = 50

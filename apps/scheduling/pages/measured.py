@@ -10,7 +10,7 @@ from django.utils import timezone
 from apps.nodes.models import Gpu
 from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services import utilization
+from apps.scheduling.services.accounting import utilization
 
 # An agent reports once a second; what is older than this says nothing about now.
 LATEST: Final = timedelta(seconds=15)

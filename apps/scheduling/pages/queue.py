@@ -10,7 +10,7 @@ from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.access import page, wants_fragment
-from apps.scheduling.services import queue
+from apps.scheduling.services.placing import queue
 
 PER_PAGE = 50
 

@@ -12,8 +12,8 @@ from apps.scheduling.models import Claim
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.claims import claim_shown, find, resize_form, room
 from apps.scheduling.pages.forms import ResizeForm
-from apps.scheduling.services.claims import limits, release_claim
-from apps.scheduling.services.resize import resize_claim
+from apps.scheduling.services.claims.life import limits, release_claim
+from apps.scheduling.services.claims.resize import resize_claim
 from gpucloud.errors import GpucloudError
 
 

@@ -5,8 +5,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.services import ledger_check
-from apps.scheduling.services.ledger_check import Difference
+from apps.scheduling.services.accounting import ledger_check
+from apps.scheduling.services.accounting.ledger_check import Difference
 
 
 def table(found: list[Difference]) -> str:

@@ -19,9 +19,9 @@ from apps.quotas.models import Pool
 from apps.scheduling.core.placement import native
 from apps.scheduling.core.placement.backends import chosen
 from apps.scheduling.models import Round
-from apps.scheduling.services.notices import NoLongerLeader, Session
-from apps.scheduling.services.picture import Picture
-from apps.scheduling.services.rounds import rounds
+from apps.scheduling.services.placing.notices import NoLongerLeader, Session
+from apps.scheduling.services.placing.picture import Picture
+from apps.scheduling.services.placing.rounds import rounds
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,41 @@
+"""What a process needs to run under a claim."""
+
+import shlex
+from typing import Any
+
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.claims.desired import claim_secret
+from apps.scheduling.services.claims.life import WrongState
+
+
+def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:
+    """Node, socket, secret and variables. Raises WrongState before the claim is placed, RoleMissing."""
+    principal.require_role(claim.tenant, "member")
+    assignments = [item for item in claim.assignments.all() if item.state != "released"]
+    if claim.state not in PLACED or not assignments:
+        raise WrongState(f"The claim is {claim.state}: it has no GPU to run on.", state=claim.state)
+    node = assignments[0].gpu.node
+    socket = f"{node.run_dir}/agent.sock"
+    secret = claim_secret(claim.uid)
+    return {
+        "claim": claim.uid,
+        "node": node.name,
+        "agent_socket": socket,
+        "secret": secret,
+        "env": {
+            "GPUCLOUD_CLAIM": str(claim.uid),
+            "GPUCLOUD_CLAIM_SECRET": secret,
+            "GPUCLOUD_AGENT_SOCKET": socket,
+            "LD_PRELOAD": node.library,
+            "NVIDIA_VISIBLE_DEVICES": ",".join(item.gpu.uuid for item in assignments),
+        },
+        "command": f"python -m agent exec {claim.uid} -- COMMAND",
+    }
+
+
+def shell_lines(facts: dict[str, Any]) -> str:
+    """`export` lines for a shell: what `agent exec` needs, and nothing that preloads the library into the shell."""
+    names = ("GPUCLOUD_CLAIM", "GPUCLOUD_CLAIM_SECRET", "GPUCLOUD_AGENT_SOCKET")
+    return "".join(f"export {name}={shlex.quote(facts['env'][name])}\n" for name in names)

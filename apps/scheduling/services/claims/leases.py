@@ -1,0 +1,55 @@
+"""Leases: a claim whose holder may be killed ends by itself.
+
+The holder renews; who was killed does not, and the claim is released when its lease has run out, whether it is placed
+or still waits. A renewal is a heartbeat: it raises the version like any change and writes no audit row of its own (the
+decision on leases says why); that a lease ran out stands in the release's.
+"""
+
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.utils import timezone
+
+from apps.quotas.principals import SYSTEM, Principal
+from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.services.claims.life import WrongState, locked, release_claim
+from gpucloud.api import etags
+from gpucloud.errors import Conflict, PreconditionFailed
+
+ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
+
+
+class NoLease(Conflict):
+    """The claim has none, so there is nothing to renew."""
+
+    code = "no-lease"
+    title = "The claim has no lease"
+
+
+@transaction.atomic
+def renew_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None) -> Claim:
+    """Let the lease run anew from now. Raises NoLease, WrongState once the claim is released, RoleMissing."""
+    principal.require_role(claim.tenant, "member")
+    claim = locked(claim, versions)
+    if claim.state in ENDED:
+        raise WrongState(f"The claim is {claim.state}: make a new one.", state=claim.state)
+    if claim.lease_seconds is None:
+        raise NoLease("It was made without lease_seconds and stays until it is released or its time limit passes.")
+    claim.change(lease_until=timezone.now() + timedelta(seconds=claim.lease_seconds))
+    return claim
+
+
+def release_lapsed(*, now: datetime) -> int:
+    """Release every claim whose lease has run out; returns how many."""
+    lapsed = Claim.objects.exclude(state__in=ENDED).filter(lease_until__lt=now).select_related("tenant")
+    return sum(map(_released, lapsed))
+
+
+def _released(claim: Claim) -> bool:
+    why = f"its lease of {claim.lease_seconds} s was not renewed"
+    try:
+        # At this version only: a renewal that comes in between wins.
+        release_claim(principal=SYSTEM, claim=claim, versions=frozenset({claim.version}), why=why)
+    except PreconditionFailed:
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""Taking what an agent says is in force: the only place where confirmed shrinking and release give anything back."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from django.db import transaction
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.models import Node
+from apps.nodes.services import capacity
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.services.claims import states
+from apps.scheduling.services.claims.life import locked
+
+MIB = 1 << 20
+
+
+def take_observed(*, node: Node, frame: wire.Observed) -> None:
+    """Bring assignments, claims, GPUs and quotas in step with what is in force. Old and foreign uids change nothing."""
+    said = {observation.uid: observation for observation in frame.assignments}
+    rows = Assignment.objects.filter(gpu__node=node, uid__in=said).exclude(state=AssignmentState.RELEASED)
+    by_claim: dict[int, list[Assignment]] = defaultdict(list)
+    for row in rows.select_related("claim"):
+        if _is_news(row, said[str(row.uid)]):
+            by_claim[row.claim_id].append(row)
+    for changed in by_claim.values():
+        _take_for_claim(changed[0].claim, said)
+    Node.objects.filter(pk=node.pk, observed_frame__lt=frame.frame).update(observed_frame=frame.frame)
+
+
+def _is_news(row: Assignment, said: wire.Observation) -> bool:
+    if not row.observed_generation <= said.generation <= row.generation:
+        return False  # older than what was said before, or nothing that was ever wanted
+    shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib
+    same = (row.observed_generation, row.state, row.reason) == (said.generation, said.state, said.reason)
+    return not same or shrunk
+
+
+@transaction.atomic
+def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
+    claim = locked(claim)
+    # Without those of before it was preempted.
+    live = claim.assignments.exclude(state=AssignmentState.RELEASED)
+    assignments = list(live.select_related("gpu").order_by("gpu_id"))
+    changed = [item for item in assignments if str(item.uid) in said and _take_one(item, said[str(item.uid)])]
+    if not changed:
+        return
+    # Quotas before GPUs: the order of locks.
+    states.charge_to(claim, states.amounts_held(assignments))
+    for item in changed:
+        _write(item)
+    state = _state_of(claim, assignments)
+    if state == ClaimState.RELEASED and claim.preempt_at is not None:
+        states.move(claim, ClaimState.QUEUED, assigned_at=None, **states.NOT_PREEMPTED)
+    else:
+        states.move(claim, state)
+
+
+FIELDS = ("state", "held_core", "held_memory_mib", "observed_generation", "in_force_at", "reason")
+
+
+IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
+
+
+def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
+    """Bring the row, not yet saved, in step with what was said under the claim's lock; True where that changed it."""
+    if not _is_news(assignment, said):
+        return False
+    before = [getattr(assignment, name) for name in FIELDS]
+    current = said.generation == assignment.generation
+    if assignment.state == AssignmentState.RELEASING:
+        if current and said.state == "released":
+            assignment.state, assignment.held_core, assignment.held_memory_mib = AssignmentState.RELEASED, 0, 0
+    elif said.state in ("in_force", "over_limit", "failed"):
+        comes_into_force = assignment.state not in IN_FORCE or assignment.observed_generation < said.generation
+        assignment.state = said.state
+        if current and said.state != "failed":
+            _shrink(assignment, said.memory_bytes)
+            if comes_into_force:
+                assignment.in_force_at = timezone.now()
+    else:
+        return False  # it is wanted, so its end is not what it comes to: the next push says so
+    assignment.observed_generation = said.generation
+    assignment.reason = said.reason
+    return before != [getattr(assignment, name) for name in FIELDS]
+
+
+def _write(assignment: Assignment) -> None:
+    """Save the row and free what it no longer holds of its GPU."""
+    held = Assignment.objects.values_list("held_core", "held_memory_mib").get(pk=assignment.pk)
+    core, memory_mib = held[0] - assignment.held_core, held[1] - assignment.held_memory_mib
+    assignment.change(**{name: getattr(assignment, name) for name in FIELDS})
+    if core or memory_mib:
+        capacity.give_back(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib)
+
+
+def _shrink(assignment: Assignment, memory_bytes: int) -> None:
+    """Core is free as soon as the smaller share is in force; memory when it is measured to be free."""
+    # What it borrows it does not hold.
+    assignment.held_core = min(assignment.held_core, assignment.core_request)
+    if memory_bytes <= assignment.memory_mib * MIB:
+        assignment.held_memory_mib = assignment.memory_mib
+
+
+def _state_of(claim: Claim, assignments: list[Assignment]) -> str:
+    of = {assignment.state for assignment in assignments}
+    if of == {AssignmentState.RELEASED}:
+        return ClaimState.RELEASED
+    if claim.state == ClaimState.RELEASING:
+        return ClaimState.RELEASING
+    if AssignmentState.FAILED in of:
+        return ClaimState.FAILED
+    if of <= {AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT}:
+        return ClaimState.ACTIVE
+    return claim.state

@@ -1,0 +1,157 @@
+"""Live reallocation: new limits for a claim, in the same process, without a restart.
+
+Growing charges quota and GPUs in this transaction or changes nothing. Shrinking is wanted at once and given back when
+the agent has confirmed it (`observation`): until then somebody else's memory would not be there yet.
+"""
+
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from apps.nodes.services import capacity
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit, limit_ranges
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.accounting.budgets import refuse_spent
+from apps.scheduling.services.claims import loans, states
+from apps.scheduling.services.claims.life import (
+    WrongState,
+    limits,
+    locked,
+    raise_frames,
+    refuse_impossible,
+    refuse_low_limit,
+)
+from apps.scheduling.services.reserving.reserved import Guard
+from gpucloud.api import etags
+from gpucloud.errors import Conflict
+
+# What can be changed live beside the limits.
+UNCHARGED = ("weight", "best_effort", "rebalance")
+
+
+class NoRoom(Conflict):
+    """The GPU that carries the claim has no room for more."""
+
+    code = "no-room"
+    title = "The GPU has no room for this"
+
+
+@transaction.atomic
+def resize_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None, **values: Any) -> Claim:
+    """Change what is given of the limits and of UNCHARGED. Raises WrongState, NoRoom, QuotaExceeded, …"""
+    principal.require_role(claim.tenant, "member")
+    claim = locked(claim, versions)
+    if not claim.waiting and claim.state not in PLACED:
+        raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
+    before = {name: getattr(claim, name) for name in (*limits(claim), *UNCHARGED)}
+    after = _wanted(claim, before, values)
+    if after == before:
+        return claim
+    # What stays as it was may be outside of a range that was set later.
+    limit_ranges.check(claim.tenant, claim.pool, {name: after[name] for name in after if after[name] != before[name]})
+    for name, value in after.items():
+        setattr(claim, name, value)
+    if after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]:
+        refuse_impossible(claim)
+    if after["core_request"] > before["core_request"]:
+        refuse_spent(claim.tenant)
+    if claim.waiting:
+        _charge_waiting(claim, principal)
+    else:
+        _resize_assignments(claim, principal, becomes_firm=before["best_effort"] > after["best_effort"])
+    # A limit that is set here is what was asked for, whatever the rebalancer made of another.
+    asked = claim.asked_core_limit if after["core_limit"] == before["core_limit"] else None
+    states.move(claim, claim.state, generation=claim.generation + 1, asked_core_limit=asked, **after)
+    audit.record(
+        principal=principal,
+        action="claim.resize",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        before=before,
+        after=after,
+    )
+    return claim
+
+
+def _wanted(claim: Claim, before: dict[str, int], values: dict[str, int]) -> dict[str, int]:
+    assert values.keys() <= before.keys(), values
+    wanted = {**before, **values}
+    if "core_limit" not in values and claim.core_limit == claim.core_request:
+        # A limit that was the request follows it; one that was set stays.
+        wanted["core_limit"] = wanted["core_request"]
+    refuse_low_limit(wanted["core_request"], wanted["core_limit"])
+    return wanted
+
+
+def _charge_waiting(claim: Claim, principal: Principal) -> None:
+    if any(claim.charged.values()):
+        target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        states.charge_to(claim, target, principal=principal)
+
+
+def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: bool) -> None:
+    live = claim.assignments.exclude(state="released")
+    assignments = list(live.select_related("gpu").order_by("gpu_id"))
+    resized = any(assignment.core_request != claim.core_request for assignment in assignments)
+    grown = [_grown(assignment, claim) for assignment in assignments]
+    # Quotas before GPUs: the order of locks.
+    states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
+    _resize_loans(claim, resized=resized)
+    for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
+        grows = core or memory_mib
+        if grows and not capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
+            assignment.gpu.refresh_from_db()
+            gpu = assignment.gpu
+            raise NoRoom(
+                f"GPU {gpu.uuid} has {gpu.core_free} percent of core and {gpu.memory_free_mib} MiB free; "
+                f"{core} percent and {memory_mib} MiB more were asked for.",
+                gpu_uuid=gpu.uuid,
+                core_free=gpu.core_free,
+                memory_free_mib=gpu.memory_free_mib,
+            )
+        assignment.change(
+            **limits(claim),
+            held_core=assignment.held_core,
+            held_memory_mib=assignment.held_memory_mib,
+            generation=assignment.generation + 1,
+        )
+    if any(core or memory_mib for core, memory_mib in grown) or becomes_firm:
+        _refuse_reserved(claim, assignments)
+    raise_frames({assignment.gpu.node_id for assignment in assignments})
+
+
+def _resize_loans(claim: Claim, *, resized: bool) -> None:
+    if claim.lent_core and (resized or not claim.rebalance):
+        loans.lend(claim, 0)
+    if claim.borrowed_core and resized and not loans.borrow_other(claim, claim.core_request):
+        raise NoRoom(
+            f"The claim runs on core that others lend, and of that {claim.core_request} percent are not there.",
+            core_request=claim.core_request,
+        )
+
+
+def _refuse_reserved(claim: Claim, assignments: list[Assignment]) -> None:
+    """Raises NoRoom where the claim would take what a reservation will need before it ends."""
+    keys = [assignment.gpu_id for assignment in assignments]
+    if reserved := Guard(keys, now=timezone.now()).promised(claim):
+        raise NoRoom(f"What is free on GPU {reserved[0]} is reserved.", gpu_uuid=reserved[0], reserved=True)
+
+
+def _grown(assignment: Assignment, claim: Claim) -> tuple[int, int]:
+    """Raise what the assignment holds to what is wanted, and say by how much."""
+    if assignment.borrowed_core:
+        assignment.borrowed_core = claim.core_request
+    core = 0 if assignment.borrowed_core else max(0, claim.core_request - assignment.held_core)
+    memory_mib = max(0, claim.memory_mib - assignment.held_memory_mib)
+    assignment.held_core += core
+    assignment.held_memory_mib += memory_mib
+    return core, memory_mib
+
+
+def _at_least(target: dict[str, int], charged: dict[str, int]) -> dict[str, int]:
+    """Nothing is given back before the agent has confirmed."""
+    return {resource: max(amount, charged[resource]) for resource, amount in target.items()}

@@ -1,0 +1,40 @@
+"""How the claims of a GPU share its compute: the pool's policy, changed while they run."""
+
+from typing import Any
+
+from django.db import transaction
+
+from apps.nodes.models import Node
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit, overcommit
+from apps.quotas.services.tenants import require_parts
+from apps.scheduling.services.claims.life import raise_frames
+from gpucloud.api import etags
+
+SHARING = frozenset({"sharing_policy", "core_ceiling", "parts"})
+
+
+@transaction.atomic
+def change_pool(*, principal: Principal, pool: Pool, versions: etags.Versions = None, **values: Any) -> Pool:
+    """Change a pool's description and how its GPUs are shared. Raises PartsMissing, Overcommitted,
+    PreconditionFailed.
+
+    What is shared anew is pushed to every node of the pool. No claim's generation changes: nobody's own limits did.
+    """
+    principal.require_operator()
+    # Not FOR UPDATE: claims that are made meanwhile refer to the pool and must not wait.
+    pool = Pool.objects.select_for_update(no_key=True).get(pk=pool.pk)
+    etags.check(pool.version, versions)
+    before = {name: getattr(pool, name) for name in values}
+    if before == values:
+        return pool
+    pool.change(**values)
+    require_parts(pool)
+    overcommit.refuse(pool, (name for name, ratio in overcommit.RATIOS.items() if ratio in values))
+    audit.record(
+        principal=principal, action="pool.change", object_type="pool", object_id=pool.name, before=before, after=values
+    )
+    if any(values[name] != before[name] for name in SHARING & values.keys()):
+        raise_frames(set(Node.objects.filter(pool=pool).values_list("pk", flat=True)))
+    return pool

@@ -1,0 +1,211 @@
+"""Lending idle guarantees to best-effort claims, giving them back, and placing claims on what is lent."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import capacity
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
+from apps.scheduling.core.placement import place
+from apps.scheduling.core.values import GpuState, Placed
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims import loans, states
+from apps.scheduling.services.claims.life import WrongState, limits, locked, raise_frames, request_of
+from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
+from apps.scheduling.services.reserving.reserved import Guard, read_reserved
+from gpucloud.errors import Conflict
+
+# Of the waiting best-effort claims, so many in one go.
+MOST_TRIED = 500
+
+
+class NothingLent(Conflict):
+    """The pool's sharing policy does not let others use what is idle."""
+
+    code = "nothing-lent"
+    title = "Idle core is of no use to others here"
+
+
+@transaction.atomic
+def lend(*, principal: Principal, claim: Claim, core: int, why: str) -> Claim:
+    """Lend `core` points of the claim's guarantee on each of its GPUs, instead of what it lends now; 0 gives all back.
+
+    Its guarantee, its charges and its page stay as they are (`loans` says why). Raises WrongState, NothingLent.
+    """
+    claim = locked(claim)
+    principal.require_role(claim.tenant, "member")
+    before = claim.lent_core
+    if core == before:
+        return claim
+    if core > before:
+        _refuse_unlendable(claim, core)
+    loans.lend(claim, core)
+    states.move(claim, claim.state, rebalanced_at=timezone.now())
+    audit.record(
+        principal=principal,
+        action="claim.lend" if core > before else "claim.give-back",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        before={"lent_core": before},
+        after={"lent_core": core, "why": why},
+    )
+    if core > before:
+        events.wake_scheduler(claim.pool)
+    return claim
+
+
+def _refuse_unlendable(claim: Claim, core: int) -> None:
+    if claim.state != ClaimState.ACTIVE or claim.borrowed_core or core > claim.core_request:
+        raise WrongState(
+            f"The claim is {claim.state}: only an active claim lends, and of its own guarantee.", state=claim.state
+        )
+    if not loans.lends(claim.pool):
+        raise NothingLent(
+            f"Pool {claim.pool.name} shares by {claim.pool.sharing_policy}: lending needs burst or preempt.",
+            sharing_policy=claim.pool.sharing_policy,
+        )
+
+
+def place_on_lent(pool: Pool, *, fence: Callable[[], None]) -> int:
+    """Place the pool's waiting best-effort claims, in the queue's order, on what others lend; how many.
+
+    After a round, which found no room of their own for them: what they get is not theirs, so it is no round's decision.
+    `fence` raises, within a transaction, where this may commit no longer.
+    """
+    if not loans.lends(pool) or not _lending(pool).exists():
+        return 0
+    now = timezone.now()
+    # Of a group all are placed or none, and what is reserved for a claim is not borrowed.
+    waiting = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state__in=WAITING)
+    waiting = waiting.filter(best_effort=True, group=None, reservation=None).select_related("tenant", "pool")
+    tries = _Tries(pool, now, fence)
+    return sum(tries.place(claim) for claim in waiting.order_by("-priority", "pk")[:MOST_TRIED])
+
+
+class _Tries:
+    """One go at a pool: its GPUs are read again only after something may have changed there."""
+
+    def __init__(self, pool: Pool, now: datetime, fence: Callable[[], None]) -> None:
+        self._pool, self._fence = pool, fence
+        self._reserved, self._nodes = read_reserved(pool, now=now), read_nodes(pool)
+        self._fleet: list[GpuState] | None = None
+        # Room only gets less meanwhile: who asks alike, on the same terms, is refused alike.
+        self._no_room: set[object] = set()
+        self._over_quota: set[object] = set()
+
+    def place(self, claim: Claim) -> bool:
+        """Place one claim; whether there was room for it, and its quotas bear it."""
+        alike = request_of(claim), self._reserved.terms(claim)
+        whose = claim.tenant_id, claim.user_id, alike
+        if alike in self._no_room or whose in self._over_quota:
+            return False
+        if self._fleet is None:
+            self._fleet = _lent_fleet(self._pool)
+        fleet = self._fleet
+        answer = place(fleet, alike[0], nodes=self._nodes, held=self._reserved.held(claim, lambda: fleet))
+        if not isinstance(answer, Placed):
+            self._no_room.add(alike)
+            return False
+        try:
+            placed = _commit(claim, answer, self._fence)
+        except (QuotaExceeded, BudgetExceeded):
+            self._over_quota.add(whose)
+            return False
+        except _Changed:
+            placed = False
+        self._fleet = None
+        return placed
+
+
+class _Changed(Exception):
+    """A GPU is no longer as it was read."""
+
+
+def _lending(pool: Pool) -> QuerySet[Gpu]:
+    return Gpu.objects.filter(node__pool=pool, core_lent__gt=F("core_borrowed"))
+
+
+def _lent_fleet(pool: Pool) -> list[GpuState]:
+    """The pool's GPUs with what is lent as if it were free, and what is borrowed as if it were not."""
+    lent = {gpu.uuid: gpu.core_lent - gpu.core_borrowed for gpu in _lending(pool)}
+    return [replace(gpu, core_free=gpu.core_free + lent.get(gpu.uuid, 0)) for gpu in read_fleet(pool)]
+
+
+@transaction.atomic
+def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
+    """As a round commits, but for the core: that is borrowed. False where the claim changed meanwhile."""
+    fence()
+    claim = locked(seen)
+    if claim.version != seen.version or claim.state not in WAITING:
+        return False
+    refuse_spent(claim.tenant)
+    if not any(claim.charged.values()):
+        target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        states.charge_to(claim, target)
+    gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
+    for gpu in gpus:
+        if not capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib):
+            raise _Changed
+        Assignment.objects.create(
+            claim=claim,
+            gpu=gpu,
+            **limits(claim),
+            held_core=0,
+            held_memory_mib=claim.memory_mib,
+            borrowed_core=claim.core_request,
+            generation=claim.generation,
+        )
+    if Guard([gpu.pk for gpu in gpus], now=timezone.now()).promised(claim):
+        raise _Changed
+    claim.borrowed_core = claim.core_request
+    states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
+    node_ids = {gpu.node_id for gpu in gpus}
+    raise_frames(node_ids)
+    if any(node.pool_id != claim.pool_id or node.state != "ready" for node in Node.objects.filter(pk__in=node_ids)):
+        raise _Changed
+    return True
+
+
+def own_what_is_free() -> int:
+    """Claims that borrow, where their GPUs have become free enough, get a guarantee of their own there; how many."""
+    borrowing = Claim.objects.filter(borrowed_core__gt=0, state=ClaimState.ACTIVE).select_related("tenant", "pool")
+    return sum(map(_owned, borrowing.order_by("-priority", "pk")))
+
+
+def _owned(seen: Claim) -> bool:
+    try:
+        _own(seen)
+    except _Changed:
+        return False
+    return True
+
+
+@transaction.atomic
+def _own(seen: Claim) -> None:
+    claim = locked(seen)
+    if claim.state != ClaimState.ACTIVE or not claim.borrowed_core:
+        raise _Changed
+    assignments = list(claim.assignments.filter(borrowed_core__gt=0).select_related("gpu").order_by("gpu_id"))
+    for assignment in assignments:
+        core = assignment.borrowed_core
+        if not capacity.promise_borrowed(gpu_id=assignment.gpu_id, core=core):
+            raise _Changed
+        assignment.change(held_core=core, borrowed_core=0, generation=assignment.generation + 1)
+    # After the GPUs are locked: a booking that came before is seen now, and a later one sees this.
+    if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).promised(claim):
+        raise _Changed
+    claim.borrowed_core = 0
+    states.move(claim, claim.state, generation=claim.generation + 1)
+    raise_frames({assignment.gpu.node_id for assignment in assignments})

@@ -1,0 +1,237 @@
+"""Who would have to go so that tenants get back what they lent: reads a pool and its cohorts, and asks the core.
+
+Only claims whose tenant stays within `hard` with them, that a round has refused, and that no other rule holds back.
+What is being released already counts as free, so nobody goes for room that comes anyway.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models.node import FRESH
+from apps.quotas.models import Pool, ResourceQuota, Tenant
+from apps.quotas.models.resource import ZERO_WITHOUT_ROW
+from apps.quotas.principals import Principal
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.reclaim import Account, Books, Living, Scene, Victims, Wanting, reclaim
+from apps.scheduling.core.values import Request
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import PLACED, WAITING
+from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims import states
+from apps.scheduling.services.claims.life import request_of
+from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
+from apps.scheduling.services.reserving.reserved import Reserved, read_reserved
+
+# Of the queue, so many in one turn: each may be an end to somebody's work.
+MOST_ASKING = 32
+# What no other claim's end would change.
+NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """For one waiting claim: whose claims would go, and which shares it is still to be charged to."""
+
+    claim: Claim
+    found: Victims
+    victims: tuple[Claim, ...]
+    share_ids: frozenset[int]
+
+
+def asking(pool: Pool, *, now: datetime) -> list[Claim]:
+    """Refused claims that may reclaim something: those for whom room is being made first, then in the queue's order."""
+    rows = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state=ClaimState.QUEUED)
+    rows = rows.filter(tenant__cohort__isnull=False, best_effort=False, group=None, reservation=None)
+    found = list(rows.select_related("tenant", "pool").order_by("-priority", "pk")[:MOST_ASKING])
+    found.sort(key=lambda claim: claim.nominated_gpus is None)
+    # Where nobody borrows nothing is to be had, and the pool need not be read.
+    borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
+    lent = set(borrowed.order_by().values_list("tenant__cohort", flat=True)) if found else set()
+    found = [claim for claim in found if claim.nominated_gpus is not None or claim.tenant.cohort in lent]
+    return [claim for claim in found if not any(reason["code"] in NOT_BY_OTHERS for reason in claim.reasons)]
+
+
+def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | None:
+    """Who would have to go for a claim that is not made: numbers, and those that the caller may see.
+
+    None where nobody would: it fits, or nobody may be asked to go for it.
+    """
+    waits = claim.start_at is not None and claim.start_at > timezone.now()
+    own_way = claim.best_effort or claim.group is not None or claim.reservation_id is not None
+    if claim.tenant.cohort is None or own_way or waits or claim.pool.preemption_grace_seconds is None:
+        return None
+    for name in states.CHARGED_FIELDS:
+        setattr(claim, name, 0)
+    found = plans(claim.pool, [claim])
+    if not found or not found[0].victims:
+        return None
+    victims = found[0].victims
+    return {
+        "claims": len(victims),
+        "tenants": len({victim.tenant_id for victim in victims}),
+        "core_percent": sum(victim.gpu_count * victim.core_request for victim in victims),
+        "memory_mib": sum(victim.gpu_count * victim.memory_mib for victim in victims),
+        "grace_seconds": claim.pool.preemption_grace_seconds,
+        "explanation": found[0].found.explanation,
+        "victims": [
+            {"uid": str(victim.uid), "tenant": victim.tenant.slug, "name": victim.name}
+            for victim in victims
+            if principal.sees(victim.tenant)
+        ],
+    }
+
+
+def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -> list[Plan]:
+    """What each would need, in turn, those before it having what they need. Without those for whom nothing would do."""
+    if not claims:
+        return []
+    view = _View(pool, claims, now or timezone.now())
+    return [plan for claim in claims if (plan := view.plan(claim))]
+
+
+class _View:
+    """A pool, and the cohorts of who asks, at one moment."""
+
+    def __init__(self, pool: Pool, claims: Sequence[Claim], now: datetime) -> None:
+        self.pool, self.now = pool, now
+        self.cohorts = {claim.tenant.cohort for claim in claims}
+        self.quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
+        for quota in _quotas(pool).filter(tenant__cohort__in=self.cohorts):
+            self.quotas[quota.tenant_id].append(quota)
+        # Nominations are decided anew here, so they hold nothing.
+        self.reserved: Reserved = replace(read_reserved(pool, now=now), nominated={})
+        fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
+        books = self._books()
+        self.members: dict[str, list[Claim]] = defaultdict(list)
+        borrowers = [
+            key for key, accounts in books.accounts.items() if any(item.borrowed for item in accounts.values())
+        ]
+        self.scene = Scene(fleet, books, self._living(borrowers))
+        for gone in self._leaving():
+            self.scene.leave(gone)
+
+    def plan(self, claim: Claim) -> Plan | None:
+        """For one claim; what is found counts for the next."""
+        amounts = self._entitled(claim)
+        if amounts is None:
+            return None
+        wanting = Wanting(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
+        self.scene.held = self.reserved.held(claim, self.scene.fleet.gpus)
+        if (found := reclaim(self.scene, wanting)) is None:
+            return None
+        self.scene.settle(wanting, found)
+        victims = tuple(member for item in found.claims for member in self.members[item.claim])
+        shares = {_name(quota): quota.share_id for quota in self.quotas[claim.tenant_id] if quota.share_id}
+        return Plan(claim, found, victims, frozenset(shares[key] for key in amounts if key in shares))
+
+    def _entitled(self, claim: Claim) -> dict[str, int] | None:
+        """What is still to be charged for it; None where its tenant has no right to that, or to anybody's."""
+        quotas = self.quotas[claim.tenant_id]
+        total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        due = {resource: amount - claim.charged[resource] for resource, amount in total.items()}
+        covered = {quota.resource for quota in quotas}
+        if any(due[resource] > 0 and resource not in covered for resource in ZERO_WITHOUT_ROW):
+            return None
+        amounts = _amounts(quotas, due)
+        if not any(quota.share_id and quota.hard for quota in quotas):
+            return None
+        if not self.scene.books.within_nominal(str(claim.tenant_id), dict.fromkeys(self._keys(quotas), 0) | amounts):
+            return None
+        try:
+            refuse_spent(claim.tenant)
+        except BudgetExceeded:
+            return None
+        return amounts
+
+    def _keys(self, quotas: Iterable[ResourceQuota]) -> list[str]:
+        return [_name(quota) for quota in quotas if quota.hard is not None]
+
+    def _books(self) -> Books:
+        lendable: dict[str, int] = {}
+        accounts: dict[str, dict[str, Account]] = {}
+        for key, quotas in self.quotas.items():
+            mine = accounts.setdefault(str(key), {})
+            for quota in quotas:
+                if quota.hard is not None and quota.share is not None:
+                    lendable[_name(quota)] = quota.share.lendable
+                    mine[_name(quota)] = Account(quota.hard, quota.hard - quota.lendable, quota.most, quota.used)
+        weights = Tenant.objects.filter(cohort__in=self.cohorts).values_list("pk", "weight")
+        return Books(lendable, accounts, {str(key): weight for key, weight in weights})
+
+    def _living(self, tenants: Iterable[str]) -> list[Living]:
+        """What these tenants' claims hold: claims that run in reserved room go with that, and by nothing else."""
+        rows = Claim.objects.filter(tenant__in=map(int, tenants), reservation=None).select_related("tenant", "pool")
+        rows = rows.filter(Q(state__in=PLACED) | Q(state__in=WAITING, charged_vgpus__gt=0)).order_by("pk")
+        parts = self._parts(rows)
+        for claim in rows:
+            self.members[_unit(claim)].append(claim)
+        return [self._one(unit, members, parts) for unit, members in self.members.items()]
+
+    def _one(self, unit: str, members: Sequence[Claim], parts: dict[int, list[tuple[str, Request]]]) -> Living:
+        first = members[0]
+        amounts: dict[str, int] = defaultdict(int)
+        for claim in members:
+            for key, amount in _amounts(self.quotas[claim.tenant_id], claim.charged, pool_id=claim.pool_id).items():
+                amounts[key] += amount
+        return Living(
+            unit,
+            str(first.tenant_id),
+            amounts,
+            tuple(part for claim in members for part in parts.get(claim.pk, ())),
+            since=max((claim.assigned_at or claim.created_at).timestamp() for claim in members),
+            priority=max(claim.priority for claim in members),
+            best_effort=all(claim.best_effort for claim in members),
+            placed=any(not claim.waiting for claim in members),
+            noticed=any(claim.preempt_at is not None for claim in members),
+        )
+
+    def _leaving(self) -> list[Living]:
+        """What is being released on nodes that can say so, whoever's it is."""
+        rows = Claim.objects.filter(Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts), state=ClaimState.RELEASING)
+        away = Assignment.objects.filter(gpu__node__last_seen_at__lt=self.now - FRESH, claim__in=rows)
+        rows = rows.exclude(pk__in=away.values("claim")).order_by("pk")
+        parts = self._parts(rows)
+        return [self._one(_unit(claim), [claim], parts) for claim in rows]
+
+    def _parts(self, claims: QuerySet[Claim]) -> dict[int, list[tuple[str, Request]]]:
+        """What each of them has of which GPU of the pool."""
+        live = Assignment.objects.filter(claim__in=claims, gpu__node__pool=self.pool)
+        found: dict[int, list[tuple[str, Request]]] = defaultdict(list)
+        for row in live.exclude(state=AssignmentState.RELEASED).select_related("claim", "gpu").order_by("pk"):
+            held = replace(
+                request_of(row.claim), gpu_count=1, core_request=row.held_core, memory_mib=row.held_memory_mib
+            )
+            found[row.claim_id].append((row.gpu.uuid, held))
+        return found
+
+
+def _quotas(pool: Pool) -> QuerySet[ResourceQuota]:
+    rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None))
+    return rows.select_related("share", "tenant", "pool").order_by("pk")
+
+
+def _name(quota: ResourceQuota) -> str:
+    """Of the quota's share; shown."""
+    where = f"in pool {quota.pool.name}" if quota.pool else "over all pools"
+    return f"{quota.resource} of cohort {quota.tenant.cohort} {where}"
+
+
+def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: int | None = None) -> dict[str, int]:
+    """By share, of the limited quotas that cover it; `pool_id`: where the claim is, unless it is in this pool."""
+    covering = (quota for quota in quotas if quota.hard is not None and quota.share_id)
+    return {
+        _name(quota): due[quota.resource]
+        for quota in covering
+        if due[quota.resource] and (pool_id is None or quota.pool_id in (None, pool_id))
+    }
+
+
+def _unit(claim: Claim) -> str:
+    """A group goes as a whole."""
+    return str(claim.uid) if claim.group is None else f"group {claim.tenant_id} {claim.group}"

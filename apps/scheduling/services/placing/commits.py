@@ -1,0 +1,270 @@
+"""Making a round's decisions true, or dropping them: many placements in one transaction.
+
+Every row that a decision rests on is locked and looked at again: the claim as the round saw it, room on the GPUs, nodes
+that are ready. What no longer holds loses and is decided anew; the rest is written in a few statements, whatever their
+number. Claims that are still to be charged go one by one: in the order of locks, quotas of one come before GPUs of any.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models, transaction
+from django.db.models import F, Func, Value
+from django.utils import timezone
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import capacity
+from apps.quotas.models import Budget, Tenant
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
+from apps.scheduling.core.values import Reason, Refused
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims import states
+from apps.scheduling.services.claims.life import limits, raise_frames
+from apps.scheduling.services.placing.records import told
+from apps.scheduling.services.reserving.charges import ReservationFull
+from apps.scheduling.services.reserving.reserved import Guard
+
+TIMELINE = ArrayField(ArrayField(models.CharField(max_length=40), size=2))
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A claim as the round saw it, and the GPUs, by key, that the core chose."""
+
+    claim: Claim
+    gpus: tuple[int, ...]
+    # Picks of one group are placed all or none.
+    group: tuple[int, str, int] | None = None
+
+    @property
+    def charged(self) -> bool:
+        """Whether its quotas bear it already."""
+        return self.claim.charged_vgpus > 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the picks: placed, refused by quota or budget, or lost because something had changed."""
+
+    placed: list[Pick] = field(default_factory=list)
+    refused: list[tuple[Pick, Refused]] = field(default_factory=list)
+    lost: list[Pick] = field(default_factory=list)
+
+
+def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
+    """Write the picks. `fence` raises, within each transaction, where the caller may commit no longer."""
+    outcome = Outcome()
+    alone = [pick for pick in picks if pick.group is None]
+    groups: dict[tuple[int, str, int], list[Pick]] = defaultdict(list)
+    for pick in picks:
+        if pick.group is not None:
+            groups[pick.group].append(pick)
+    together = [pick for pick in alone if pick.charged]
+    for batch in [together, *([pick] for pick in alone if not pick.charged)]:
+        if batch:
+            _commit(batch, outcome, fence)
+    for gang in groups.values():
+        size = gang[0].claim.group_size or 1
+        for first in range(0, len(gang), size):
+            _commit(gang[first : first + size], outcome, fence)
+    return outcome
+
+
+def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) -> None:
+    with transaction.atomic():
+        fence()
+        batch = _Batch(picks)
+        try:
+            batch.write()
+        except (QuotaExceeded, ReservationFull) as error:
+            transaction.set_rollback(True)
+            batch.placed, batch.lost = [], []
+            batch.refused = [(pick, refusal(error)) for pick in picks]
+    outcome.placed += batch.placed
+    outcome.refused += batch.refused
+    outcome.lost += batch.lost
+
+
+def refusal(error: QuotaExceeded | BudgetExceeded | ReservationFull) -> Refused:
+    """In the words of a round."""
+    return Refused((Reason(error.code, 0, error.detail),))
+
+
+class _Batch:
+    """One transaction's picks. Locks in the order of all: claims, quotas, GPUs, nodes."""
+
+    def __init__(self, picks: Sequence[Pick]) -> None:
+        self.placed: list[Pick] = []
+        self.refused: list[tuple[Pick, Refused]] = []
+        self.lost: list[Pick] = []
+        self._picks = picks
+
+    def write(self) -> None:
+        """Everything that still holds; of a group all or nothing.
+
+        Raises QuotaExceeded or ReservationFull, where nothing else is in it.
+        """
+        candidates = self._within_budget(self._unchanged(self._picks))
+        charged = {pick.claim.pk: _charge(pick) for pick in candidates if not pick.charged}
+        self._choose(candidates)
+        if self._picks[0].group is not None and len(self.placed) < len(self._picks):
+            self._drop_group()
+            return
+        if not self.placed:
+            transaction.set_rollback(bool(charged))
+            return
+        _write_assignments(self.placed)
+        _write_claims(self.placed, charged)
+        raise_frames(self._node_ids)
+        events.claims_changed_on_commit([pick.claim for pick in self.placed])
+
+    def _drop_group(self) -> None:
+        """One of it cannot be placed, so none is."""
+        transaction.set_rollback(True)
+        if self.refused:
+            _, why = self.refused[0]
+            self.refused, self.lost = [(pick, why) for pick in self._picks], []
+        else:
+            self.lost = list(self._picks)
+        self.placed = []
+
+    def _unchanged(self, picks: Iterable[Pick]) -> list[Pick]:
+        rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=[pick.claim.pk for pick in picks])
+        versions = dict(rows.order_by("pk").values_list("pk", "version"))
+        return self._keep(picks, lambda pick: versions.get(pick.claim.pk) == pick.claim.version)
+
+    def _within_budget(self, picks: Iterable[Pick]) -> list[Pick]:
+        """What was in the queue when the budget was spent reserves nothing before."""
+        picks, spent = list(picks), {}
+        tenants = {pick.claim.tenant_id for pick in picks}
+        for tenant in Tenant.objects.filter(pk__in=Budget.objects.filter(tenant__in=tenants).values("tenant")):
+            try:
+                refuse_spent(tenant)
+            except BudgetExceeded as error:
+                spent[tenant.pk] = refusal(error)
+        self.refused += [(pick, spent[pick.claim.tenant_id]) for pick in picks if pick.claim.tenant_id in spent]
+        return [pick for pick in picks if pick.claim.tenant_id not in spent]
+
+    def _choose(self, picks: Iterable[Pick]) -> None:
+        """Lock GPUs and nodes, keep the picks for which there is room, in their order, and take it."""
+        rows = Gpu.objects.select_for_update(no_key=True).filter(pk__in={key for pick in picks for key in pick.gpus})
+        gpus = {gpu.pk: gpu for gpu in rows.order_by("pk")}
+        node_ids = {gpu.node_id for gpu in gpus.values()}
+        nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=node_ids).order_by("pk")
+        ready = {node.pk: node.pool_id for node in nodes if node.state == "ready"}
+        takes: dict[int, tuple[int, int]] = {}
+        guard = Guard(gpus, now=timezone.now())
+
+        def fits(pick: Pick) -> bool:
+            claim = pick.claim
+            more = {}
+            for key in pick.gpus:
+                core, memory = takes.get(key, (0, 0))
+                more[key] = (core + claim.core_request, memory + claim.memory_mib)
+                gpu = gpus.get(key)
+                if gpu is None or not gpu.present or ready.get(gpu.node_id) != claim.pool_id:
+                    return False
+                if more[key][0] > gpu.core_free or more[key][1] > gpu.memory_free_mib:
+                    return False
+            if not guard.admits(claim, pick.gpus):
+                return False
+            takes.update(more)
+            return True
+
+        self.placed = self._keep(picks, fits)
+        if takes and not capacity.take_many(takes):
+            raise AssertionError("A locked GPU has changed.")
+        self._node_ids = {gpus[key].node_id for key in takes}
+
+    def _keep(self, picks: Iterable[Pick], holds: Callable[[Pick], bool]) -> list[Pick]:
+        kept: list[Pick] = []
+        for pick in picks:
+            (kept if holds(pick) else self.lost).append(pick)
+        return kept
+
+
+def _charge(pick: Pick) -> dict[str, int]:
+    """Charge the claim as it stands, under its lock, and say what it then bears.
+
+    Raises QuotaExceeded, ReservationFull.
+    """
+    claim = Claim.objects.select_related("tenant", "pool").get(pk=pick.claim.pk)
+    states.charge_to(
+        claim, states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+    )
+    return {name: getattr(claim, name) for name in states.CHARGED_FIELDS}
+
+
+def _write_assignments(picks: Iterable[Pick]) -> None:
+    rows = [
+        Assignment(
+            claim=pick.claim,
+            gpu_id=key,
+            **limits(pick.claim),
+            held_core=pick.claim.core_request,
+            held_memory_mib=pick.claim.memory_mib,
+            generation=pick.claim.generation,
+        )
+        for pick in picks
+        for key in pick.gpus
+    ]
+    # A statement has at most 65,535 parameters.
+    Assignment.objects.bulk_create(rows, batch_size=2000)
+
+
+def _write_claims(picks: Sequence[Pick], charged: Mapping[int, dict[str, int]]) -> None:
+    now = timezone.now()
+    for key, amounts in charged.items():
+        Claim.objects.filter(pk=key).update(**amounts)
+    Claim.objects.filter(pk__in=[pick.claim.pk for pick in picks]).update(
+        assigned_at=now, **_moved(ClaimState.ASSIGNED, reasons=[])
+    )
+
+
+def _moved(state: str, *, reasons: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """As `states.move` has it, for many claims in one statement."""
+    now = timezone.now()
+    return {
+        "state": state,
+        "reasons": reasons,
+        "timeline": _later(state, now.isoformat()),
+        "version": F("version") + 1,
+        "updated_at": now,
+    }
+
+
+def _later(state: str, at: str) -> Func:
+    return Func(F("timeline"), Value([[state, at]], output_field=TIMELINE), function="array_cat")
+
+
+@transaction.atomic
+def tell(refusals: Mapping[int, tuple[Claim, Refused]]) -> list[Claim]:
+    """Write to claims, by key, why they go on waiting; the claims to which that was news.
+
+    Claims that have changed since they were read are passed over. The claims given are brought up to date.
+    """
+    rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=refusals, state__in=WAITING).order_by("pk")
+    versions = dict(rows.values_list("pk", "version"))
+    alike: dict[tuple[Refused, bool], list[Claim]] = defaultdict(list)
+    for key, version in versions.items():
+        claim, why = refusals[key]
+        if claim.version == version:
+            alike[why, claim.state == ClaimState.PENDING].append(claim)
+    for (why, pending), claims in alike.items():
+        values = _moved(ClaimState.QUEUED, reasons=told(why))
+        if not pending:
+            del values["timeline"]
+        Claim.objects.filter(pk__in=[claim.pk for claim in claims]).update(**values)
+        for claim in claims:
+            claim.state, claim.reasons, claim.version = ClaimState.QUEUED, told(why), claim.version + 1
+            claim.updated_at = values["updated_at"]
+    changed = [claim for claims in alike.values() for claim in claims]
+    if changed:
+        events.claims_changed_on_commit(changed)
+    return changed

@@ -1,0 +1,1 @@
+"""Changing what runs by what was measured: observed use, proposals, what moving claims would free."""

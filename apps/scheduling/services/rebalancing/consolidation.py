@@ -1,0 +1,90 @@
+"""What moving claims would free in a pool. Proposals only: nothing here, or anywhere yet, moves a running program."""
+
+from dataclasses import dataclass
+
+from django.utils import timezone
+
+from apps.nodes.models import Sample
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.scheduling.core import calendar
+from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.services.accounting.utilization import MIB
+from apps.scheduling.services.claims.life import request_of
+from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
+from apps.scheduling.services.reserving.reserved import microseconds, read_reserved
+
+# Of the queue's head, each by itself: a plan for many at once would be no proposal any more but a rebuilding.
+MOST_WAITING = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A plan, and for which waiting claim; None: for whoever comes."""
+
+    claim: Claim | None
+    plan: Plan
+    claims: dict[str, Claim]
+
+    @property
+    def explanation(self) -> str:
+        """In words and numbers."""
+        moves, frees = len(self.plan.moves), len(self.plan.frees)
+        what = f"{moves} claim{'s' * (moves > 1)} with {self.plan.cost_mib} MiB in use would move"
+        left = f"{frees} GPU{'s' * (frees != 1)} would be wholly free"
+        if self.claim is None:
+            return f"{what}: {left}."
+        return f"{what}: {self.claim.name} of {self.claim.tenant.slug} could start, and {left} for it."
+
+
+def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> list[Proposed]:
+    """What moves would let claims of the queue's head start, each alone, and which GPUs could be left whole.
+
+    Raises RoleMissing.
+    """
+    principal.require_operator()
+    sitting, claims = _sitting(pool)
+    waiting = Claim.objects.filter(pool=pool, state=ClaimState.QUEUED, reservation=None).select_related(
+        "tenant", "pool"
+    )
+    fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
+    head = waiting.order_by("-priority", "pk")[:MOST_WAITING]
+    now = timezone.now()
+    held = calendar.held(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
+    plans = [(claim, make_room(fleet, sitting, request_of(claim), bounds, held=held)) for claim in head]
+    found = [Proposed(claim, plan, claims) for claim, plan in plans if plan]
+    if plan := free_gpus(fleet, sitting, bounds, held=held):
+        found.append(Proposed(None, plan, claims))
+    return found
+
+
+def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
+    """Active claims that could go elsewhere: not what borrows, or runs in reserved room."""
+    rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None)
+    rows = rows.select_related("tenant", "pool")
+    claims = {str(claim.uid): claim for claim in rows}
+    live = Assignment.objects.filter(claim__in=rows).exclude(state="released").select_related("gpu", "claim")
+    gpus: dict[str, list[Assignment]] = {}
+    for item in live.order_by("claim", "gpu__index", "gpu__uuid"):
+        gpus.setdefault(str(item.claim.uid), []).append(item)
+    used = _in_use([item for items in gpus.values() for item in items])
+    sitting = [
+        Sitting(
+            uid,
+            request_of(claims[uid]),
+            tuple(item.gpu.uuid for item in items),
+            max(used.get(item.pk, item.memory_mib) for item in items),
+        )
+        for uid, items in gpus.items()
+    ]
+    return sitting, claims
+
+
+def _in_use(live: list[Assignment]) -> dict[int, int]:
+    """MiB in use by the latest sample, by the assignment's key; of what was never measured, nothing is said."""
+    rows = {item.uid: item for item in live}
+    samples = Sample.objects.filter(gpu=None, assignment_uid__in=rows)
+    latest = samples.order_by("assignment_uid", "-at").distinct("assignment_uid")
+    return {rows[uid].pk: -(-used // MIB) for uid, used in latest.values_list("assignment_uid", "memory_bytes") if uid}

@@ -1,0 +1,99 @@
+"""What the rebalancer looks at: the measured use of a pool's claims in a window, in one query whatever their number."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+
+from apps.quotas.models import Pool
+from apps.scheduling.core.rebalancing.values import Bounds, Hours, Observation
+from apps.scheduling.services.claims import loans
+
+MIB = 1 << 20
+# Samples come once a second: an older one does not say what a claim does now.
+LATEST = timedelta(seconds=5)
+
+# Of several GPUs, the one on which most was done counts; of what was measured, the one with the least. Nothing from
+# before its last change counts: what a claim did under other limits does not say what it does under these.
+MEASURED = """
+SELECT claim.uid, claim.core_request, claim.core_limit, claim.memory_mib,
+    coalesce(claim.asked_core_limit, claim.core_limit), claim.lent_core,
+    extract(epoch FROM claim.rebalanced_at)::bigint,
+    min(use.measured), max(use.mean), max(use.p95), coalesce(max(use.latest), 0),
+    max(use.throttled), coalesce(max(use.throttled_latest), 0), max(use.memory_p95), max(use.memory_most),
+    min(100 - gpu.core_used)
+FROM scheduling_claim claim
+JOIN scheduling_assignment assignment
+    ON assignment.claim_id = claim.id AND assignment.state IN ('in_force', 'over_limit')
+JOIN nodes_gpu gpu ON gpu.id = assignment.gpu_id
+JOIN LATERAL (
+    SELECT extract(epoch FROM max(at) - min(at)) + 1 AS measured,
+        avg(core_percent) AS mean,
+        percentile_cont(0.95) WITHIN GROUP (ORDER BY core_percent) AS p95,
+        (array_agg(core_percent ORDER BY at DESC) FILTER (WHERE at >= %(latest)s))[1] AS latest,
+        avg(throttled_percent) AS throttled,
+        (array_agg(throttled_percent ORDER BY at DESC) FILTER (WHERE at >= %(latest)s))[1] AS throttled_latest,
+        percentile_cont(0.95) WITHIN GROUP (ORDER BY memory_bytes) AS memory_p95,
+        max(memory_bytes) AS memory_most
+    FROM nodes_sample
+    WHERE assignment_uid = assignment.uid AND gpu_id IS NULL AND at <= %(now)s
+        AND at >= greatest(%(begin)s, claim.rebalanced_at, assignment.in_force_at)
+    HAVING count(*) > 0
+) use ON true
+WHERE claim.pool_id = %(pool)s AND claim.state = 'active' AND claim.rebalance AND claim.borrowed_core = 0
+GROUP BY claim.id
+ORDER BY claim.id
+"""
+
+
+def bounds_of(pool: Pool) -> Bounds:
+    """The pool's own, and for the rest the defaults."""
+    said: dict[str, Any] = dict(pool.rebalance_bounds)
+    hours = tuple(
+        Hours(tuple(row["days"]), _minute(row["from"]), _minute(row["to"]), row["share_percent"])
+        for row in said.pop("calendar", [])
+    )
+    return Bounds(**said, calendar=hours)
+
+
+def _minute(text: str) -> int:
+    hour, _, minute = text.partition(":")
+    return int(hour) * 60 + int(minute)
+
+
+def observe(pool: Pool, *, now: datetime) -> list[Observation]:
+    """Every claim of the pool that the rebalancer may touch and of which something was measured."""
+    bounds = bounds_of(pool)
+    asked: dict[str, Any] = {
+        "pool": pool.pk,
+        "now": now,
+        "latest": now - LATEST,
+        "begin": now - timedelta(seconds=bounds.window_seconds),
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(MEASURED, asked)
+        return [_observation(row, lends=loans.lends(pool)) for row in cursor.fetchall()]
+
+
+def _observation(row: tuple[Any, ...], *, lends: bool) -> Observation:
+    uid, core_request, core_limit, memory_mib, asked, lent, changed_at, *use = row
+    measured, mean, p95, latest, throttled, throttled_latest, memory_p95, memory_most, room = use
+    return Observation(
+        claim=str(uid),
+        core_request=core_request,
+        core_limit=core_limit,
+        memory_mib=memory_mib,
+        asked_core_limit=asked,
+        lent_core=lent,
+        measured_seconds=int(measured),
+        core_mean=mean,
+        core_p95=p95,
+        core_latest=latest,
+        throttled_mean=throttled or 0.0,
+        throttled_latest=throttled_latest,
+        memory_p95_mib=-int(-memory_p95 // MIB),
+        memory_most_mib=-int(-memory_most // MIB),
+        core_room=max(0, room),
+        lends=lends,
+        changed_at=changed_at,
+    )

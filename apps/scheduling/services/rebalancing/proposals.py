@@ -1,0 +1,235 @@
+"""The rebalancer: finds changes by the pool's policy, proposes them, and carries out what it may.
+
+What it carries out by itself, where the pool allows it, costs the owner nothing and can be had back at any moment:
+lending, giving back, and `core_limit`. What charges (a larger guarantee), or is gone when it is wanted again (less
+memory, a smaller guarantee), waits for the yes of somebody who might have asked for it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from apps.quotas.models import Pool, RebalanceMode
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.scheduling.core import rebalancing as core
+from apps.scheduling.core.rebalancing.values import Change
+from apps.scheduling.models import Claim, Proposal, ProposalState
+from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.services.claims import loans
+from apps.scheduling.services.claims.life import WrongState, locked
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.lending import guarantees
+from apps.scheduling.services.rebalancing.observing import bounds_of, observe
+from gpucloud.api import etags
+from gpucloud.errors import Conflict, GpucloudError
+
+REBALANCER = Principal(name="rebalancer", is_operator=True)
+CARRIED_OUT = frozenset({ProposalKind.LEND, ProposalKind.GIVE_BACK, ProposalKind.LIMIT})
+
+
+class RebalancingOff(Conflict):
+    """The pool's mode is `off`."""
+
+    code = "rebalancing-off"
+    title = "The pool is not rebalanced"
+
+
+class ProposalStale(Conflict):
+    """The claim is no longer as it was when the change was proposed."""
+
+    code = "proposal-stale"
+    title = "The claim has changed since"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run: which claims were looked at, and what came of each change."""
+
+    pool: Pool
+    considered: int
+    proposals: list[Proposal]
+    dry_run: bool = False
+
+
+def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> Found:
+    """One run over a pool's claims; a dry run keeps nothing. Raises RebalancingOff, RoleMissing.
+
+    One run of a pool at a time: where another is under way this one finds nothing.
+    """
+    principal.require_operator()
+    if pool.rebalance_mode == RebalanceMode.OFF and not dry_run:
+        raise RebalancingOff(
+            f"Pool {pool.name} has rebalance_mode off: set it to propose or apply, or ask with ?dry_run=true.",
+            pool=pool.name,
+        )
+    now = now or timezone.now()
+    if dry_run:
+        return _plan(pool, now)
+    if not _lead(pool, "pg_try_advisory_lock"):
+        return Found(pool, 0, [])
+    try:
+        # In a savepoint: an error of the database would else keep the lock from being let go.
+        with transaction.atomic():
+            found = _plan(pool, now)
+        return Found(pool, found.considered, [_take(proposal) for proposal in found.proposals])
+    finally:
+        _lead(pool, "pg_advisory_unlock")
+
+
+def end_loans() -> int:
+    """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
+    lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
+    over = [claim for claim in lent if claim.pool.rebalance_mode == RebalanceMode.OFF or not loans.lends(claim.pool)]
+    for claim in over:
+        why = f"Pool {claim.pool.name} has rebalance_mode {claim.pool.rebalance_mode} and shares by "
+        guarantees.lend(principal=REBALANCER, claim=claim, core=0, why=f"{why}{claim.pool.sharing_policy}.")
+    return len(over)
+
+
+def lock_number(pool: Pool) -> int:
+    """Of the advisory lock that a run of the pool holds."""
+    return int.from_bytes(hashlib.sha256(f"gpucloud:rebalancer:{pool.name}".encode()).digest()[:8], signed=True)
+
+
+def _lead(pool: Pool, function: str) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {function}(%s)", [lock_number(pool)])
+        (held,) = cursor.fetchone()
+    return bool(held)
+
+
+def _plan(pool: Pool, now: datetime) -> Found:
+    """What the policy says, as proposals that are not saved yet."""
+    seen = observe(pool, now=now)
+    policy = core.POLICIES[pool.rebalance_policy]
+    changes = core.decide(policy, seen, bounds_of(pool), int(now.timestamp()))
+    claims = Claim.objects.select_related("tenant", "pool").in_bulk(
+        [change.claim for change in changes], field_name="uid"
+    )
+    by_uid = {str(uid): claim for uid, claim in claims.items()}
+    proposals = [_proposal(pool, by_uid[change.claim], change) for change in changes if change.claim in by_uid]
+    return Found(pool, len(seen), proposals, dry_run=True)
+
+
+def _proposal(pool: Pool, claim: Claim, change: Change) -> Proposal:
+    return Proposal(
+        pool=pool,
+        claim=claim,
+        kind=change.kind,
+        policy=pool.rebalance_policy,
+        before=dict(change.before),
+        after=dict(change.after),
+        explanation=change.explanation,
+        numbers=dict(change.numbers),
+    )
+
+
+def _take(proposal: Proposal) -> Proposal:
+    """Carry it out where the pool and its kind allow that, else propose it."""
+    allowed = proposal.pool.rebalance_mode == RebalanceMode.APPLY and proposal.kind in CARRIED_OUT
+    # Who wants a guarantee back is asked nothing: it is theirs.
+    if not allowed and proposal.kind != ProposalKind.GIVE_BACK:
+        return _proposed(proposal)
+    words = ""
+    try:
+        act(proposal, principal=REBALANCER)
+        state = ProposalState.APPLIED
+    except GpucloudError as error:
+        state, words = ProposalState.FAILED, error.detail[:2000]
+    decided(proposal, state, by=REBALANCER.name, words=words)
+    proposal.save()
+    return proposal
+
+
+@transaction.atomic
+def _proposed(proposal: Proposal) -> Proposal:
+    """One open proposal a claim: the same is kept, another takes its place."""
+    old = Proposal.objects.select_for_update().filter(claim=proposal.claim, state=ProposalState.PROPOSED).first()
+    if old is not None:
+        if (old.kind, old.after) == (proposal.kind, proposal.after):
+            return old
+        decided(old, ProposalState.EXPIRED, by=REBALANCER.name, words="A later run found something else.")
+        old.change(**_decision(old))
+    proposal.save()
+    return proposal
+
+
+def act(proposal: Proposal, *, principal: Principal) -> None:
+    """Change the claim as proposed, by the services that anybody uses. Raises whatever they raise."""
+    claim = proposal.claim
+    if proposal.kind in (ProposalKind.LEND, ProposalKind.GIVE_BACK):
+        guarantees.lend(principal=principal, claim=claim, core=proposal.after["lent_core"], why=proposal.explanation)
+        return
+    with transaction.atomic():
+        claim = locked(claim)
+        asked = claim.asked_core_limit or claim.core_limit
+        changed = resize_claim(principal=principal, claim=claim, **proposal.after)
+        facts: dict[str, Any] = {"rebalanced_at": timezone.now()}
+        if proposal.kind == ProposalKind.LIMIT:
+            facts["asked_core_limit"] = None if changed.core_limit == asked else asked
+        changed.change(**facts)
+
+
+@transaction.atomic
+def accept(*, principal: Principal, proposal: Proposal, versions: etags.Versions = None) -> Proposal:
+    """Say yes: the claim is changed now. Raises WrongState, ProposalStale, and what the change itself raises."""
+    proposal = _locked(proposal, principal, versions)
+    claim = proposal.claim
+    if stale := {name: value for name, value in proposal.before.items() if getattr(claim, name) != value}:
+        raise ProposalStale(
+            f"The claim has changed since ({', '.join(sorted(stale))}): dismiss this, the next run looks anew.",
+            before=proposal.before,
+        )
+    act(proposal, principal=principal)
+    return _answered(proposal, ProposalState.APPLIED, principal)
+
+
+@transaction.atomic
+def dismiss(*, principal: Principal, proposal: Proposal, words: str = "", versions: etags.Versions = None) -> Proposal:
+    """Say no; within the cool-down nothing is proposed for this claim. Raises WrongState."""
+    proposal = _locked(proposal, principal, versions)
+    proposal.claim.change(rebalanced_at=timezone.now())
+    return _answered(proposal, ProposalState.DISMISSED, principal, words)
+
+
+def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) -> Proposal:
+    """The claim before the proposal: the order of locks."""
+    claim = locked(proposal.claim)
+    principal.require_role(claim.tenant, "member")
+    proposal = Proposal.objects.select_for_update(of=("self",)).select_related("pool").get(pk=proposal.pk)
+    etags.check(proposal.version, versions)
+    proposal.claim = claim
+    if proposal.state != ProposalState.PROPOSED:
+        raise WrongState(f"The proposal is {proposal.state}: nothing is left to decide.", state=proposal.state)
+    return proposal
+
+
+def _answered(proposal: Proposal, state: str, principal: Principal, words: str = "") -> Proposal:
+    decided(proposal, state, by=principal.name, words=words)
+    proposal.change(**_decision(proposal))
+    audit.record(
+        principal=principal,
+        action=f"proposal.{'accept' if state == ProposalState.APPLIED else 'dismiss'}",
+        object_type="proposal",
+        object_id=proposal.uid,
+        tenant=proposal.claim.tenant,
+        before=proposal.before,
+        after={**proposal.after, "words": words},
+    )
+    return proposal
+
+
+def decided(proposal: Proposal, state: str, *, by: str, words: str = "") -> Proposal:
+    """The proposal in this end state; not saved."""
+    proposal.state, proposal.words = state, words
+    proposal.decided_by, proposal.decided_at = by, timezone.now()
+    return proposal
+
+
+def _decision(proposal: Proposal) -> dict[str, Any]:
+    return {name: getattr(proposal, name) for name in ("state", "words", "decided_by", "decided_at")}

@@ -1,0 +1,53 @@
+"""The fast path: a claim that is seen to work has what it lent back in the books at once, not at the next run.
+
+Its compute it has already: the node's arbiter gave that in the round in which it woke. This stops more from being
+placed on what is its own.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from agent import wire
+from apps.scheduling.core.rebalancing.values import is_awake
+from apps.scheduling.models import Claim, Proposal, ProposalState
+from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.services.lending import guarantees
+from apps.scheduling.services.rebalancing.observing import bounds_of
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
+from gpucloud.errors import GpucloudError
+
+
+def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
+    """Give back to those of these lending claims, by uid, that are awake by this measurement; how many.
+
+    An agent that was away sends what it kept: what was measured before a claim lent says nothing of it.
+    """
+    claims = Claim.objects.filter(uid__in=lenders, lent_core__gt=0, rebalanced_at__lt=at)
+    claims = claims.select_related("tenant", "pool").order_by("pk")
+    return sum(_woken(claim, lenders[str(claim.uid)]) for claim in claims)
+
+
+def _woken(claim: Claim, used: wire.AssignmentUsage) -> bool:
+    if not is_awake(used.core_percent, used.throttled_percent, bounds_of(claim.pool)):
+        return False
+    lent = claim.lent_core
+    why = (
+        f"It used {used.core_percent:.0f} % of a GPU within a second and waited {used.throttled_percent:.0f} % of it: "
+        f"the {lent} points of core that were lent are its own again."
+    )
+    try:
+        guarantees.lend(principal=REBALANCER, claim=claim, core=0, why=why)
+    except GpucloudError:
+        return False
+    proposal = Proposal(
+        pool=claim.pool,
+        claim=claim,
+        kind=ProposalKind.GIVE_BACK,
+        policy="waking",
+        before={"lent_core": lent},
+        after={"lent_core": 0},
+        explanation=why,
+        numbers={"core_percent": used.core_percent, "throttled_percent": used.throttled_percent},
+    )
+    decided(proposal, ProposalState.APPLIED, by=REBALANCER.name).save()
+    return True
