@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
-    from agent import launch  # noqa: PLC0415
+    from agent.door import launch  # noqa: PLC0415
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -123,7 +123,8 @@ def _exec(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from agent import rundir, status  # noqa: PLC0415
+    from agent import rundir  # noqa: PLC0415
+    from agent.door import status  # noqa: PLC0415
 
     run_dir = options.run_dir or os.environ.get("GPUCLOUD_RUN_DIR")
     state_dir = options.state_dir or os.environ.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent"

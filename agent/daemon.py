@@ -15,21 +15,24 @@ from typing import TypeVar
 
 import structlog
 
-from agent import VERSION, admission, audit, enrolment, processes, report, statefile, wire
-from agent.abi import PagesLibrary
-from agent.arbiter import Arbiter
-from agent.audit import Audit, Finding
-from agent.backoff import Backoff
-from agent.door import Caller, Door
-from agent.gpus import Inventory, Nvml
-from agent.link import Callbacks, Link
-from agent.localwire import Answer, Refusal, Request, Status
-from agent.meter import Meter
+from agent import VERSION, statefile, wire
+from agent.door import admission, report
+from agent.door.listener import Caller, Door
+from agent.door.localwire import Answer, Refusal, Request, Status
+from agent.holding.abi import PagesLibrary
+from agent.holding.registry import Registry
+from agent.machine import audit, processes
+from agent.machine.arbiter import Arbiter
+from agent.machine.audit import Audit, Finding
+from agent.machine.gpus import Inventory, Nvml
+from agent.machine.meter import Meter
+from agent.machine.sampling import Schedule
 from agent.node import Node
-from agent.outbox import Outbox, Sequence
-from agent.registry import Registry
 from agent.rundir import RunDir
-from agent.sampling import Schedule
+from agent.server import enrolment
+from agent.server.backoff import Backoff
+from agent.server.link import Callbacks, Link
+from agent.server.outbox import Outbox, Sequence
 from agent.settings import Settings
 
 log = structlog.get_logger()

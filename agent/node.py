@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import structlog
 
-from agent import processes, wire
-from agent.abi import PageError, PagesLibrary
-from agent.holding import Holding, gpu_key
-from agent.pages import LimitSlot
-from agent.registry import Registry
+from agent import wire
+from agent.holding.abi import PageError, PagesLibrary
+from agent.holding.claim import Holding, gpu_key
+from agent.holding.pages import LimitSlot
+from agent.holding.registry import Registry
+from agent.machine import processes
 
 log = structlog.get_logger()
 

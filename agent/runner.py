@@ -7,12 +7,13 @@ import sys
 
 import structlog
 
-from agent import enrolment, logs, settings, statefile
-from agent.abi import PageError
+from agent import logs, settings, statefile
 from agent.daemon import Daemon
-from agent.enrolment import EnrolmentFailed
-from agent.link import CredentialRefused
+from agent.holding.abi import PageError
 from agent.rundir import RunDir, RunDirError
+from agent.server import enrolment
+from agent.server.enrolment import EnrolmentFailed
+from agent.server.link import CredentialRefused
 from agent.settings import Settings, SettingsError
 
 log = structlog.get_logger()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agent import wire
-from agent.abi import PagesLibrary
-from agent.pages import LimitSlot, LimitsPage, Totals, UsagePage
+from agent.holding.abi import PagesLibrary
+from agent.holding.pages import LimitSlot, LimitsPage, Totals, UsagePage
 from tests.agent.control import Control
 
 ROOT = Path(__file__).resolve().parents[2]

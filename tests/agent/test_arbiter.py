@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent import processes, wire
-from agent.processes import Process
+from agent import wire
+from agent.machine import processes
+from agent.machine.processes import Process
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, Stage, eventually
 from tests.agent.test_reconcile import put

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from agent import audit, processes, wire
-from agent.audit import Audit
-from agent.gpus import Listed
-from agent.holding import gpu_key
-from agent.pages import Accounted
+from agent import wire
+from agent.holding.claim import gpu_key
+from agent.holding.pages import Accounted
+from agent.machine import audit, processes
+from agent.machine.audit import Audit
+from agent.machine.gpus import Listed
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load

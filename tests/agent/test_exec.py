@@ -6,7 +6,8 @@ import uuid
 
 import pytest
 
-from agent import processes, wire
+from agent import wire
+from agent.machine import processes
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, SECRET, Stage
 from tests.agent.test_reconcile import changed, put

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent import pages
-from agent.abi import PagesLibrary
-from agent.pages import Attached, UsagePage
+from agent.holding import pages
+from agent.holding.abi import PagesLibrary
+from agent.holding.pages import Attached, UsagePage
 from tests.agent.stage import BUILD, eventually
 
 DEAD = Attached(pid=4_000_000, namespace=1, start_ticks=1)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import processes, wire
+from agent import wire
+from agent.holding.registry import Registry
+from agent.machine import processes
+from agent.machine.processes import Process
 from agent.node import Node
-from agent.processes import Process
-from agent.registry import Registry
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
 from tests.agent.test_limits import load

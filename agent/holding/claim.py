@@ -10,12 +10,12 @@ from pathlib import Path
 from uuid import UUID
 
 from agent import wire
-from agent.abi import PageError, PagesLibrary
-from agent.members import Members
-from agent.pages import Accounted, Attached, LimitSlot, LimitsPage, Totals, UsagePage
-from agent.processes import Process
-from agent.registry import Registry
-from agent.turns import allotted_percent
+from agent.holding.abi import PageError, PagesLibrary
+from agent.holding.members import Members
+from agent.holding.pages import Accounted, Attached, LimitSlot, LimitsPage, Totals, UsagePage
+from agent.holding.registry import Registry
+from agent.holding.turns import allotted_percent
+from agent.machine.processes import Process
 
 
 def gpu_key(gpu_uuid: str) -> UUID:

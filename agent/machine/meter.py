@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from agent import wire
-from agent.holding import Holding
-from agent.pages import LimitSlot, Totals
+from agent.holding.claim import Holding
+from agent.holding.pages import LimitSlot, Totals
 
 # What the wire takes; a share past it is a forged counter, not a measurement.
 MOST_PERCENT = 1000.0

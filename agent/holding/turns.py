@@ -6,7 +6,7 @@ import time
 from ctypes import c_void_p
 from pathlib import Path
 
-from agent.abi import PagesLibrary
+from agent.holding.abi import PagesLibrary
 
 # An arbiter that has been silent for longer is dead, as libvcuda counts it: its last words no longer count.
 STALE_NS = 1_000_000_000

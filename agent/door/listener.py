@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from agent import processes
-from agent.localwire import MAX_REQUEST_BYTES, Answer, Refusal, Request
-from agent.processes import Process
+from agent.door.localwire import MAX_REQUEST_BYTES, Answer, Refusal, Request
+from agent.machine import processes
+from agent.machine.processes import Process
 
 log = structlog.get_logger()
 

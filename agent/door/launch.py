@@ -14,8 +14,9 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from agent import localwire, rest
-from agent.localwire import Environment, Refusal, Request
+from agent.door import localwire
+from agent.door.localwire import Environment, Refusal, Request
+from agent.server import rest
 
 # As `env` and `docker run` have it: we failed, the program could not be run, the program was not found.
 EXIT_FAILED = 125

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from agent import processes
-from agent.holding import Holding
-from agent.processes import Process
+from agent.holding.claim import Holding
+from agent.machine import processes
+from agent.machine.processes import Process
 
 # A chain of parents longer than this is no program's.
 MOST_PARENTS = 64

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from agent import identity, rest
-from agent.backoff import Backoff
-from agent.identity import Identity
+from agent.server import identity, rest
+from agent.server.backoff import Backoff
+from agent.server.identity import Identity
 from agent.wire import Uid, Word
 
 log = structlog.get_logger()

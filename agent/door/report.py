@@ -1,8 +1,8 @@
 """What `agent status` shows, read off the node."""
 
 from agent import wire
-from agent.audit import Audit
-from agent.localwire import AuditMode, AuditStatus, Found, Held
+from agent.door.localwire import AuditMode, AuditStatus, Found, Held
+from agent.machine.audit import Audit
 from agent.node import Node
 
 

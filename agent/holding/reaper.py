@@ -1,4 +1,4 @@
-"""`python agent/reaper.py LIBRARY PAGE [NAMESPACE PID START_TICKS]…`: clears dead processes' slots of a usage page.
+"""`python agent/holding/reaper.py LIBRARY PAGE [NAMESPACE PID TICKS]…`: clears dead processes' slots of a usage page.
 
 A process of its own, because a usage page's tenant may shorten the file while it is mapped: that ends who maps it by
 SIGBUS. It must not be the agent. It imports nothing of the agent, so that it starts in a few milliseconds.

@@ -1,4 +1,4 @@
-"""`python agent/tether.py PARENT COMMAND…`: becomes a command that ends with its parent.
+"""`python agent/machine/tether.py PARENT COMMAND…`: becomes a command that ends with its parent.
 
 The kernel is asked for SIGTERM when the parent's thread ends (PR_SET_PDEATHSIG). It imports nothing of the agent, so
 that it starts in a few milliseconds.

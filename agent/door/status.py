@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent import localwire
-from agent.localwire import Held, Refusal, Request, Status
+from agent.door import localwire
+from agent.door.localwire import Held, Refusal, Request, Status
 
 MIB = 1 << 20
 COLUMNS = ("CLAIM", "TENANT", "GPU", "STATE", "GEN", "CORE", "POLICY", "ALLOTTED", "MEMORY MIB", "PROCESSES")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import structlog
 
-from agent import processes, statefile
-from agent.processes import Process
+from agent import statefile
+from agent.machine import processes
+from agent.machine.processes import Process
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from agent import wire
-from agent.backoff import Backoff
-from agent.outbox import Outbox
-from agent.rest import is_loopback
+from agent.server.backoff import Backoff
+from agent.server.outbox import Outbox
+from agent.server.rest import is_loopback
 
 log = structlog.get_logger()
 

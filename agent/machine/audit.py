@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from agent import processes, wire
-from agent.belonging import Belonging
-from agent.gpus import Listed
-from agent.holding import Holding, gpu_key
-from agent.processes import Process
+from agent import wire
+from agent.holding.claim import Holding, gpu_key
+from agent.machine import processes
+from agent.machine.belonging import Belonging
+from agent.machine.gpus import Listed
+from agent.machine.processes import Process
 
 Code = Literal["process-unlimited", "memory-over-limit"]
 

@@ -18,7 +18,7 @@ from uuid import UUID
 import structlog
 
 from agent import wire
-from agent.abi import MAX_GPUS, PageError, PagesLibrary, RawLimit, RawProcess, RawTotals, Uuid16
+from agent.holding.abi import MAX_GPUS, PageError, PagesLibrary, RawLimit, RawProcess, RawTotals, Uuid16
 
 log = structlog.get_logger()
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import structlog
 
-from agent.backoff import Backoff
-from agent.localwire import ArbiterStatus
+from agent.door.localwire import ArbiterStatus
 from agent.rundir import RunDir
+from agent.server.backoff import Backoff
 
 log = structlog.get_logger()
 

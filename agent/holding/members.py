@@ -9,10 +9,10 @@ not make the agent signal a stranger.
 
 import signal
 
-from agent import processes
-from agent.pages import Attached, UsagePage
-from agent.processes import Process
-from agent.registry import Registry
+from agent.holding.pages import Attached, UsagePage
+from agent.holding.registry import Registry
+from agent.machine import processes
+from agent.machine.processes import Process
 
 
 class Members:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import structlog
 
 from agent import wire
-from agent.door import Caller
-from agent.holding import Holding
-from agent.localwire import Environment, Refusal
+from agent.door.listener import Caller
+from agent.door.localwire import Environment, Refusal
+from agent.holding.claim import Holding
 from agent.node import Node
 from agent.settings import Library
 

@@ -1,0 +1,1 @@
+"""The claims that this node holds: their directories, pages and processes."""

@@ -1,0 +1,1 @@
+"""The machine itself: its GPUs, processes and arbiter; measuring them, and finding what no limit holds."""
