@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -176,13 +177,11 @@ async def test_memory_that_the_page_hides_is_reported(stage: Stage, link: Connec
     await eventually(lambda: stage.totals(held).memory_bytes >= 2048 * MIB)
     at = stage.library.processes_at + stage.library.process_gpu_at
 
-    def lie() -> bool:
-        # Again and again: the library writes the truth of the context, and would of the next allocation.
-        for field in stage.library.memory_at:
-            overwrite(stage.claim_dir(held) / "usage", at + field, bytes(8))
-        return "memory-over-limit" in told(link, program.pid)
-
-    await eventually(lie, seconds=audit.MEMORY_SECONDS + PATIENCE)
+    # Stopped, or its library would write the truth again.
+    program.send_signal(signal.SIGSTOP)
+    for field in stage.library.memory_at:
+        overwrite(stage.claim_dir(held) / "usage", at + field, bytes(8))
+    await eventually(lambda: "memory-over-limit" in told(link, program.pid), seconds=audit.MEMORY_SECONDS + PATIENCE)
     event = await found(link, "memory-over-limit", program.pid)
     assert event.process is not None
     assert (event.process.memory_bytes or 0) >= 2048 * MIB
