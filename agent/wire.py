@@ -9,6 +9,7 @@ force, so a lost frame is repaired by the next one. A frame number only orders `
 told per assignment, by generation.
 """
 
+from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ VERSION: Final = 1
 MAX_FRAME_BYTES = 1 << 20
 MAX_GPUS = 64
 MAX_ASSIGNMENTS = 4096
+MAX_CONDITIONS = 1024
 
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
 CLOSE_MALFORMED = 4400
@@ -38,6 +40,9 @@ MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
+
+# A word in the manner of Kubernetes: `ClockInSync`.
+CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
 
 AssignmentState = Literal["in_force", "over_limit", "releasing", "released", "failed"]
 # How the claims of a GPU share its compute while several of them want it; docs/api.md says what each does.
@@ -156,6 +161,46 @@ class Event(Frame, frozen=True, kw_only=True):
     process: GpuProcess | None = None
 
 
+class ConditionType(StrEnum):
+    """What is told of a node or a GPU. All are good when `True`; a newer agent may know more of them."""
+
+    # Of a node.
+    DRIVER_HEALTHY = "DriverHealthy"
+    ARBITER_RUNNING = "ArbiterRunning"
+    CLOCK_IN_SYNC = "ClockInSync"
+    DISK_SPACE = "DiskSpace"
+    LIBRARY_PRESENT = "LibraryPresent"
+    PROCESSES_LIMITED = "ProcessesLimited"
+    # Of a GPU.
+    REACHABLE = "Reachable"
+    NO_XID_ERRORS = "NoXidErrors"
+    MEMORY_HEALTHY = "MemoryHealthy"
+    TEMPERATURE_OK = "TemperatureOk"
+
+
+class Condition(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that is so or not, of the node or of one of its GPUs; in the shape that Kubernetes gives it."""
+
+    # One of `ConditionType`, or a newer agent's.
+    type: CamelCase
+    status: Literal["True", "False", "Unknown"]
+    # Why, in one word; of an XID error `Xid79`.
+    reason: CamelCase
+    message: Sentence = ""
+    # When it last became so, by the agent's clock.
+    since: Seconds
+    # None: of the node.
+    gpu_uuid: GpuUuid | None = None
+    # While it is so, the GPU (the node) takes no new claims.
+    unschedulable: bool = False
+
+
+class Conditions(Frame, frozen=True, kw_only=True):
+    """Agent → server, on each connection and when one changes: all conditions of the node and its GPUs."""
+
+    conditions: Annotated[list[Condition], Meta(max_length=MAX_CONDITIONS)]
+
+
 class Pong(Frame, frozen=True, kw_only=True):
     """Agent → server: answer to `ping`."""
 
@@ -218,7 +263,7 @@ class Ping(Frame, frozen=True, kw_only=True):
     """Server → agent: are you there?"""
 
 
-FromAgent = Hello | Observed | Usage | Event | Pong
+FromAgent = Hello | Observed | Usage | Event | Conditions | Pong
 FromServer = Welcome | Desired | Ack | Ping
 
 _encoder = msgspec.json.Encoder()

@@ -5,15 +5,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from django.db import transaction
 
 from agent import wire
 from apps.nodes.models import Node
 from apps.nodes.services import samples
+from apps.nodes.services.conditions import take_conditions
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.claims.health import tell_owners
 from apps.scheduling.services.claims.observation import take_observed
 from apps.scheduling.services.rebalancing import waking
 
@@ -52,6 +55,11 @@ class Gateway:
             mine = [item for item in shown if item["claim"] == claim_uid]
             if mine:
                 events.send_to_group(events.claim_group(claim_uid), {**base, "assignments": mine})
+
+    @transaction.atomic
+    def conditions(self, node: Node, frame: wire.Conditions) -> None:
+        """Keep them, and tell the owners of claims on GPUs that became sick or well."""
+        tell_owners(node=node, changes=take_conditions(node=node, frame=frame))
 
     def event(self, node: Node, frame: wire.Event) -> None:
         """Keep it where operators look; what one of a claim's processes did, its tenant's admins see too."""

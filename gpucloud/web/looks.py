@@ -30,8 +30,13 @@ LOOKS: Final = {
     # Of nodes.
     "ready": Look("Ready", "circle-check", "good"),
     "cordoned": Look("Cordoned", "ban", "warn"),
+    "unhealthy": Look("Unhealthy", "alert-triangle", "bad"),
     "lost": Look("Lost", "plug-connected-x", "bad"),
     "awaiting-agent": Look("Awaiting its agent", "hourglass", "warn"),
+    # Of conditions.
+    "True": Look("True", "circle-check", "good"),
+    "False": Look("False", "alert-triangle", "bad"),
+    "Unknown": Look("Unknown", "hourglass", "warn"),
 }
 
 

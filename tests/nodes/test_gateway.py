@@ -252,3 +252,16 @@ async def test_after_a_renewed_enrolment_the_old_key_is_shut_out(
     assert await old.closed() == wire.CLOSE_UNAUTHORISED
     await agents(f"gpn_{machine.node.uid}.another").greet()
     assert await still.closed() == wire.CLOSE_SUPERSEDED
+
+
+async def test_an_agents_conditions_are_taken(agents: Agents, machine: Machine) -> None:
+    agent = agents()
+    await agent.greet()
+    sick = wire.Condition(
+        type="NoXidErrors", status="False", reason="Xid79", since=1, gpu_uuid=gpu_uuid("gpu1", 2), unschedulable=True
+    )
+    await agent.say(wire.Conditions(conditions=[sick]))
+    # The acknowledgement of what was sent after it: by then it is stored.
+    await agent.say(wire.Usage(seq=1, at=1, gpus=[], assignments=[]))
+    assert isinstance(await agent.hear(), wire.Ack)
+    assert (await in_database(lambda: machine.gpu(2))).unhealthy == "XID 79"

@@ -119,7 +119,8 @@ class Walk:
         roll = draw.random()
         if roll < 0.4 and gpus:
             one = draw.choice(gpus)
-            self.everywhere("set_gpu", replace(one, schedulable=not one.schedulable))
+            ails = draw.choice(("", "XID 79", "RemapPending")) if one.schedulable else ""
+            self.everywhere("set_gpu", replace(one, schedulable=not one.schedulable, unhealthy=ails))
         elif roll < 0.5 and gpus:
             one = draw.choice(gpus)
             labels = (*one.labels, Label("exclusion", draw.choice(TENANTS), draw.choice("xy")))

@@ -158,6 +158,20 @@ def test_each_filter_says_how_many_gpus_it_removed() -> None:
     ]
 
 
+def test_a_refusal_says_what_ails_the_gpus_that_are_sick() -> None:
+    def told(*ailments: str) -> list[tuple[str, int, str]]:
+        fleet = [gpu(index=0, schedulable=False)]
+        fleet += [gpu(index=1 + at, schedulable=False, unhealthy=words) for at, words in enumerate(ailments)]
+        answer = place(fleet, Request(1, 30, 8))
+        assert isinstance(answer, Refused)
+        return [(reason.code, reason.gpus, reason.detail) for reason in answer.reasons]
+
+    gone = ("node-unavailable", 1, "1 GPU is gone, or on a node that is cordoned or lost")
+    assert told("XID 79") == [("gpu-unhealthy", 1, "1 GPU is unhealthy (XID 79)"), gone]
+    words = "3 GPUs are unhealthy (2 × XID 79, 1 × RemapPending)"
+    assert told("XID 79", "RemapPending", "XID 79") == [("gpu-unhealthy", 3, words), gone]
+
+
 def test_a_pool_without_gpus_says_so() -> None:
     answer = place([], Request(1, 30, 8))
     assert isinstance(answer, Refused)

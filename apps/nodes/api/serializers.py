@@ -3,8 +3,11 @@
 import re
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from apps.nodes.models import Node
+from apps.nodes.services.conditions import of_node
 from apps.quotas.api.serializers import PoolByName
 from apps.quotas.models.tenant import SLUG
 from gpucloud.api.serializers import Strict
@@ -34,15 +37,30 @@ class LabelsField(serializers.DictField):
         return labels
 
 
+class ConditionSerializer(Strict):
+    """One thing that is so or not, in the shape that Kubernetes gives it."""
+
+    type = serializers.CharField(read_only=True, help_text="`ClockInSync`: good when its status is `True`.")
+    status = serializers.CharField(read_only=True, help_text="`True`, `False` or `Unknown`.")
+    reason = serializers.CharField(read_only=True, help_text="In one word; of an XID error `Xid79`.")
+    message = serializers.CharField(read_only=True)
+    since = serializers.DateTimeField(read_only=True, allow_null=True, help_text="By the node's clock.")
+    unschedulable = serializers.BooleanField(read_only=True, help_text="No new claims while it is so.")
+
+
 class NodeSerializer(Strict):
     """A node."""
 
     uid = serializers.UUIDField(read_only=True)
     name = serializers.RegexField(SLUG)
     pool = PoolByName()
-    state = serializers.CharField(read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned` or `lost`.")
+    state = serializers.CharField(
+        read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned`, `unhealthy` or `lost`."
+    )
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
     labels = LabelsField(required=False, help_text="What claims may ask for by `node_selector`; given anew as a whole.")
+    unhealthy = serializers.CharField(read_only=True, help_text="Why it takes no new claims; empty: it is well.")
+    conditions = serializers.SerializerMethodField(help_text="Of the node itself; `Ready` first.")
     simulated = serializers.BooleanField(read_only=True)
     arbiter = serializers.BooleanField(
         read_only=True, help_text="Whether its agent has an arbiter, without which claims of a GPU get no turns."
@@ -54,6 +72,11 @@ class NodeSerializer(Strict):
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
+
+    @extend_schema_field(ConditionSerializer(many=True))
+    def get_conditions(self, node: Node) -> Any:
+        """Of the node, not of its GPUs."""
+        return ConditionSerializer(of_node(node), many=True).data
 
 
 class NewNodeSerializer(NodeSerializer):
@@ -102,6 +125,8 @@ class GpuSerializer(Strict):
     index = serializers.IntegerField(read_only=True)
     model = serializers.CharField(read_only=True)
     present = serializers.BooleanField(read_only=True)
+    unhealthy = serializers.CharField(read_only=True, help_text="Why it takes no new claims; empty: it is well.")
+    conditions = ConditionSerializer(many=True, read_only=True)
     memory_mib = serializers.IntegerField(read_only=True)
     memory_used_mib = serializers.IntegerField(read_only=True, help_text="Promised to assignments.")
     memory_free_mib = serializers.IntegerField(read_only=True)

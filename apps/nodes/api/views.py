@@ -38,7 +38,7 @@ class NodeFilter(Changed):
 class NodeView(ApiView):
     """What node views share: everybody sees the fleet, operators change it."""
 
-    queryset = Node.objects.select_related("pool")
+    queryset = Node.objects.select_related("pool").prefetch_related("conditions")
     serializer_class = serializers.NodeSerializer
     lookup_key = "name"
     read_scope, write_scope = "nodes:read", "nodes:write"
@@ -135,7 +135,7 @@ class GpuFilter(Changed):
 class GpuList(ListMixin):
     """GPUs."""
 
-    queryset = Gpu.objects.select_related("node__pool")
+    queryset = Gpu.objects.select_related("node__pool").prefetch_related("conditions")
     serializer_class = serializers.GpuSerializer
     filterset_class = GpuFilter
     read_scope = "nodes:read"
@@ -148,7 +148,7 @@ class GpuList(ListMixin):
 class GpuDetail(ApiView):
     """One GPU."""
 
-    queryset = Gpu.objects.select_related("node__pool")
+    queryset = Gpu.objects.select_related("node__pool").prefetch_related("conditions")
     serializer_class = serializers.GpuSerializer
     lookup_key = "uuid"
     read_scope = "nodes:read"

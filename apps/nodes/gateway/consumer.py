@@ -58,6 +58,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
                     await self.send(wire.encode(wire.Ack(seq=frame.seq)))
                 case wire.Event():
                     await database_sync_to_async(registry.claims().event)(node, frame)
+                case wire.Conditions():
+                    await database_sync_to_async(registry.claims().conditions)(node, frame)
                 case wire.Pong():
                     await database_sync_to_async(_seen)(node)
         except nodes.CredentialRevoked as error:

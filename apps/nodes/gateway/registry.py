@@ -19,6 +19,9 @@ class Claims(Protocol):
     def usage(self, node: Node, frame: wire.Usage) -> None:
         """Store and show what was measured."""
 
+    def conditions(self, node: Node, frame: wire.Conditions) -> None:
+        """Take how the node and its GPUs are."""
+
     def event(self, node: Node, frame: wire.Event) -> None:
         """Take what an operator should know."""
 

@@ -1,7 +1,8 @@
 """The facts of this app, a module per noun."""
 
+from apps.nodes.models.condition import Condition
 from apps.nodes.models.gpu import Gpu
 from apps.nodes.models.node import Node
 from apps.nodes.models.sample import Sample
 
-__all__ = ["Gpu", "Node", "Sample"]
+__all__ = ["Condition", "Gpu", "Node", "Sample"]

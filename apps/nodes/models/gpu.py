@@ -24,6 +24,8 @@ class Gpu(Row):
     links = models.JSONField(default=dict)
     # False once the agent no longer sees the device: nothing new is placed on it.
     present = models.BooleanField(default=True)
+    # Why nothing new is placed on it, in a few words ("XID 79"); empty: it is well. Follows from its conditions.
+    unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     core_used = models.PositiveIntegerField(default=0)
     memory_used_mib = models.PositiveBigIntegerField(default=0)
     # Of what is promised: idle, and lent to best-effort claims. What those hold of it is promised to nobody, so it may

@@ -22,6 +22,8 @@ class Node(Row):
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="nodes")
     cordoned = models.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
+    # Why nothing new is placed on any of its GPUs, in a few words; empty: it is well. Follows from its conditions.
+    unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     # What claims may ask for by `node_selector`: words of the operators' own.
     labels = models.JSONField(default=dict, db_default={})
     frame = models.PositiveBigIntegerField(default=1)
@@ -54,9 +56,11 @@ class Node(Row):
 
     @property
     def state(self) -> str:
-        """One word: `awaiting-agent`, `lost`, `cordoned` or `ready`."""
+        """One word: `awaiting-agent`, `lost`, `cordoned`, `unhealthy` or `ready`."""
         if self.last_seen_at is None:
             return "awaiting-agent"
         if not self.online:
             return "lost"
-        return "cordoned" if self.cordoned else "ready"
+        if self.cordoned:
+            return "cordoned"
+        return "unhealthy" if self.unhealthy else "ready"

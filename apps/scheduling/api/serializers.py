@@ -85,6 +85,9 @@ class AssignmentSerializer(Strict):
     node = serializers.CharField(source="gpu.node.name", read_only=True)
     gpu_uuid = serializers.CharField(source="gpu.uuid", read_only=True)
     gpu_index = serializers.IntegerField(source="gpu.index", read_only=True)
+    gpu_unhealthy = serializers.CharField(
+        source="gpu.unhealthy", read_only=True, help_text="What ails the GPU; empty: it is well."
+    )
     core_request = serializers.IntegerField(read_only=True)
     core_limit = serializers.IntegerField(read_only=True)
     memory_mib = serializers.IntegerField(read_only=True)

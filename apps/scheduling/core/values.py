@@ -27,6 +27,8 @@ class GpuState:
     core_free: int
     memory_free_mib: int
     schedulable: bool = True
+    # Of one that is not schedulable for this alone: what it suffers from, in a few words.
+    unhealthy: str = ""
     labels: tuple[Label, ...] = ()
 
 

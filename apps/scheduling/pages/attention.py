@@ -42,7 +42,13 @@ def _nodes() -> list[Notice]:
     now = timezone.now()
     gone = Node.objects.filter(Q(last_seen_at=None) | Q(last_seen_at__lt=now - FRESH))
     missing = Gpu.objects.filter(present=False, node__last_seen_at__gte=now - FRESH).select_related("node")
-    return [_gone(node) for node in gone[:MOST]] + [
+    sick = Gpu.objects.exclude(unhealthy="").select_related("node")
+    ill = Node.objects.exclude(unhealthy="")
+    return [
+        *(_gone(node) for node in gone[:MOST]),
+        *(_sick(f"Node {node.name}", node.unhealthy, node) for node in ill[:MOST]),
+        *(_sick(f"GPU {gpu.index} of {gpu.node.name}", gpu.unhealthy, gpu.node) for gpu in sick[:MOST]),
+    ] + [
         Notice(
             "bad",
             "cpu",
@@ -61,6 +67,11 @@ def _gone(node: Node) -> Notice:
         return Notice("warn", "hourglass", f"Node {node.name} awaits its agent", detail, url, node.created_at)
     detail = "No sign of life. Its programs keep their last limits, and its claims keep their share."
     return Notice("bad", "plug-connected-x", f"Node {node.name} is lost", detail, url, node.last_seen_at)
+
+
+def _sick(what: str, words: str, node: Node) -> Notice:
+    detail = f"{words}: nothing new is placed on it; the claims on it are left."
+    return Notice("bad", "alert-triangle", f"{what} is unhealthy", detail, reverse("node", args=[node.name]))
 
 
 def _assignments(principal: Principal) -> list[Notice]:

@@ -10,6 +10,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from apps.nodes.models import Node
 from apps.nodes.models.gpu import WHOLE
+from apps.nodes.services.conditions import of_node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
@@ -72,7 +73,7 @@ def cordon(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
 
 
 def _shown(node: Node) -> dict[str, Any]:
-    gpus = list(node.gpus.all())
+    gpus = list(node.gpus.prefetch_related("conditions"))
     live = list(
         Assignment.objects.filter(gpu__node=node)
         .exclude(state=AssignmentState.RELEASED)
@@ -82,6 +83,7 @@ def _shown(node: Node) -> dict[str, Any]:
     use, shares = use_of_gpus(gpus), use_of_assignments(live)
     return {
         "node": node,
+        "conditions": of_node(node),
         "reports": AuditEvent.objects.filter(
             object_type="node", object_id=node.name, action__startswith="agent."
         ).order_by("-pk")[:REPORTS],

@@ -26,7 +26,10 @@ def place(
 
 def never_fits(fleet: Iterable[GpuState], request: Request, *, nodes: Iterable[NodeState] = ()) -> tuple[Reason, ...]:
     """Why the request would not fit even if every GPU were free and every node there; empty if it could."""
-    free = [replace(gpu, core_free=WHOLE, memory_free_mib=gpu.memory_mib, schedulable=True, labels=()) for gpu in fleet]
+    free = [
+        replace(gpu, core_free=WHOLE, memory_free_mib=gpu.memory_mib, schedulable=True, unhealthy="", labels=())
+        for gpu in fleet
+    ]
     # What a machine has of CPU and RAM when empty is not known.
     empty = [replace(node, cpu_milli_free=None, ram_mib_free=None) for node in nodes]
     answer = place(free, request, nodes=empty)

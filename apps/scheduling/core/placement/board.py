@@ -41,6 +41,8 @@ class Board:
         self.memory: Int64 = np.zeros(shape, np.int64)
         self.size: Int64 = np.zeros(shape, np.int64)
         self.alive: Bytes = np.zeros(shape, np.uint8)
+        # What ails a GPU that is not alive for that alone.
+        self.sick: dict[tuple[int, int], str] = {}
         self.exclusion: Int32 = np.zeros(shape, np.int32)
         self.model: Int32 = np.zeros(shape, np.int32)
         self.near: Int32 = np.full(n, -1, np.int32)
@@ -62,6 +64,9 @@ class Board:
         self.memory[spot] = gpu.memory_free_mib
         self.size[spot] = gpu.memory_mib
         self.alive[spot] = gpu.schedulable
+        self.sick.pop(spot, None)
+        if gpu.unhealthy:
+            self.sick[spot] = gpu.unhealthy
         self.label(gpu.labels, spot)
 
     def machine(self, state: NodeState) -> None:

@@ -11,6 +11,7 @@ neither meets nor shows anything of others. An exclusion label does keep others 
 they learn is how many GPUs are kept so, not by whom.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
@@ -18,6 +19,8 @@ from apps.scheduling.core.values import GpuState, Label, NodeState, Reason, Requ
 
 SINGULAR = {"have": "has", "are": "is", "carry": "carries"}
 NOTHING = (0, 0)
+# The reason of GPUs that would be there, were they well.
+UNHEALTHY = "gpu-unhealthy"
 
 
 class Filter(IntEnum):
@@ -91,14 +94,22 @@ def in_use(gpu: GpuState, whole: int) -> bool:
     return gpu.core_free < whole or gpu.memory_free_mib < gpu.memory_mib
 
 
-def reasons(request: Request, removed: Sequence[int], most_on_one_node: int) -> tuple[Reason, ...]:
-    """A refusal's words. `removed` counts GPUs by filter, those under `NONE` fit, but too few of them on one node."""
+def reasons(
+    request: Request, removed: Sequence[int], most_on_one_node: int, sick: Sequence[str] = ()
+) -> tuple[Reason, ...]:
+    """A refusal's words. `removed` counts GPUs by filter, those under `NONE` fit, but too few of them on one node.
+
+    `sick` is what ails those GPUs that are not schedulable for that alone: they count under `NODE_UNAVAILABLE`.
+    """
     if not sum(removed):
         return (Reason("no-gpus", 0, "The pool has no GPUs"),)
-    told = [
-        Reason(kind.code, removed[kind], _sentence(removed[kind], _words(kind, request)))
+    told = [Reason(UNHEALTHY, len(sick), _sentence(len(sick), f"are unhealthy ({_ailments(sick)})"))] if sick else []
+    told += [
+        Reason(kind.code, count, _sentence(count, _words(kind, request)))
         for kind in Filter
-        if kind is not Filter.NONE and kind < len(removed) and removed[kind]
+        if kind is not Filter.NONE
+        and kind < len(removed)
+        and (count := removed[kind] - (len(sick) if kind is Filter.NODE_UNAVAILABLE else 0))
     ]
     if removed[Filter.NONE]:
         detail = (
@@ -124,6 +135,14 @@ def _words(kind: Filter, request: Request) -> str:
         Filter.EXCLUSION: "carry claims that exclude this one, or that it excludes",
     }
     return words[kind]
+
+
+def _ailments(sick: Sequence[str]) -> str:
+    """`XID 79`; of several that differ `2 × XID 79, 1 × RemapPending`."""
+    counted = sorted(Counter(sick).items(), key=lambda item: (-item[1], item[0]))
+    if len(counted) == 1:
+        return counted[0][0]
+    return ", ".join(f"{count} × {words}" for words, count in counted)
 
 
 def _sentence(gpus: int, words: str) -> str:

@@ -33,7 +33,8 @@ def decide(nodes: Iterable[Node], request: Request, policy: str, prices: Prices,
             if score == best_score:
                 best.append((node, chosen))
     if not best:
-        return Refused(reasons(request, removed, most))
+        sick = [gpu.unhealthy for node in nodes for gpu in node.gpus if gpu.unhealthy]
+        return Refused(reasons(request, removed, most, sick))
     node, chosen = best[prices.draw % len(best) if policy == "random" else 0]
     return placed(node.state.name, [node.gpus[place].uuid for place in chosen])
 

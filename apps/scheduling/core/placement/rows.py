@@ -191,7 +191,7 @@ class Rows:
 
     def _told(self, request: Request, answer: Answer) -> Placed | Refused:
         if answer.node < 0:
-            return Refused(reasons(request, answer.removed, answer.most))
+            return Refused(reasons(request, answer.removed, answer.most, tuple(self.board.sick.values())))
         uuids = self.board.uuids[answer.node]
         return placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
 

@@ -25,7 +25,9 @@ def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
         present=True,
         core_used__lte=WHOLE - claim.core_request,
         memory_used_mib__lte=F("memory_mib") - claim.memory_mib,
+        unhealthy="",
         node__cordoned=False,
+        node__unhealthy="",
         node__last_seen_at__gte=timezone.now() - FRESH,
     ).exclude(node__pool=claim.pool_id)
     if request.models:

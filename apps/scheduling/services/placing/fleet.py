@@ -88,12 +88,20 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 memory_mib=gpu.memory_mib,
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
-                schedulable=gpu.present and gpu.node.state == "ready",
+                schedulable=gpu.present and gpu.node.state == "ready" and not gpu.unhealthy,
+                unhealthy=_ails(gpu),
                 labels=labels.get(gpu.pk, ()),
             ),
         )
         for gpu in gpus
     ]
+
+
+def _ails(gpu: Gpu) -> str:
+    """What keeps claims off a GPU that is there, on a node that is there."""
+    if not gpu.present or gpu.node.state not in ("ready", "unhealthy"):
+        return ""
+    return ", ".join(words for words in (gpu.unhealthy, gpu.node.unhealthy) if words)
 
 
 def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:

@@ -78,7 +78,7 @@ def _seen(row: Reservation, ready: bool) -> tuple[list[GpuState], list[Hold]]:
     if not ready:
         usable = Gpu.objects.filter(node__pool=row.pool, present=True, node__cordoned=False)
         uuids = set(usable.values_list("uuid", flat=True))
-        gpus = [replace(gpu, schedulable=gpu.uuid in uuids) for gpu in gpus]
+        gpus = [replace(gpu, schedulable=gpu.uuid in uuids, unhealthy="") for gpu in gpus]
     return gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=row if row.pk else None)
 
 
@@ -222,6 +222,6 @@ def _booked(row: Reservation, quota: ResourceQuota) -> int:
 
 
 def without_gpus(row: Reservation) -> bool:
-    """Whether a GPU of the reservation is gone, or on a node that is cordoned or lost."""
+    """Whether a GPU of the reservation is gone, or is sick, or on a node that is cordoned or lost."""
     states = {gpu.uuid: gpu.schedulable for gpu in read_fleet(row.pool)}
     return not all(states.get(uuid, False) for uuid in row.gpus.values_list("uuid", flat=True))
