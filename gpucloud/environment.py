@@ -1,6 +1,7 @@
 """Settings from the environment, read strictly: a missing or senseless value stops the start and says what to set."""
 
 import os
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -58,6 +59,14 @@ def currency(name: str, default: str) -> str:
 def words(name: str, default: str = "") -> list[str]:
     """A list separated by commas."""
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
+
+
+def networks(name: str) -> list[IPv4Network | IPv6Network]:
+    """Networks separated by commas, like 10.0.0.0/8; an address is a network of one."""
+    try:
+        return [ip_network(word) for word in words(name)]
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{name}: {error}; use networks like 10.0.0.0/8, separated by commas.") from error
 
 
 def secret(name: str) -> str:

@@ -42,6 +42,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "gpucloud.api.middleware.counted",
     "gpucloud.web.middleware.security_headers",
     "gpucloud.api.middleware.bare_form",
     # Says each answer's length: without one the server sends it in chunks.
@@ -122,6 +123,11 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 # Requests of one token, person or address to the API; 0 a second: no limit.
 THROTTLE_PER_SECOND = environment.number("THROTTLE_PER_SECOND", 600)
 THROTTLE_BURST = environment.number("THROTTLE_BURST", 1000, least=1)
+
+# Who reads /metrics and /metric without a token.
+METRICS_CIDRS = environment.networks("METRICS_CIDRS")
+# Of how many GPUs, and of how many assignments, one scrape tells; of more it tells of none, and their agents do.
+METRICS_MOST_DETAILS = environment.number("METRICS_MOST_DETAILS", 2000)
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [

@@ -1,6 +1,7 @@
 """This app's side of the agents' gateway."""
 
 import logging
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.health import tell_owners
 from apps.scheduling.services.claims.observation import take_observed
 from apps.scheduling.services.rebalancing import waking
+from gpucloud import counters
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class Gateway:
             str(row["uid"]): dict(row) for row in live.values("uid", "claim__uid", "gpu__uuid", "lent_core")
         }
         samples.store(node=node, usage=frame, known=set(rows))
+        counters.TELEMETRY_FRAMES.add()
+        counters.TELEMETRY_SECONDS.observe(max(0.0, time.time() - frame.at))
         known = [item for item in frame.assignments if item.uid in rows]
         # Of several GPUs of a claim, the one on which it did most.
         rising = sorted(known, key=lambda item: item.core_percent)

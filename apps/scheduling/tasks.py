@@ -26,6 +26,7 @@ from apps.scheduling.services.lending import preemption
 from apps.scheduling.services.lending.guarantees import own_what_is_free
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_loans, rebalance
 from apps.scheduling.services.reserving.clock import drive
+from gpucloud import counters
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,12 @@ UNOBSERVED = timedelta(seconds=5)
 
 
 @shared_task
-def push_node(node_id: int) -> None:
+def push_node(node_id: int, *, repair: bool = False) -> None:
     """Send a node its whole desired state, as it is now. A hint: without a connected agent it goes nowhere."""
     node = Node.objects.filter(pk=node_id).first()
     if node is not None:
         text = wire.encode(desired_state(node))
+        counters.PUSHES.add("repair" if repair else "change")
         events.send_to_group(group(node.uid), {"type": "node.desired", "text": text})
 
 
@@ -65,7 +67,7 @@ def repair_pushes() -> int:
     ).exclude(gpus__assignments__updated_at__gte=now - UNOBSERVED)
     node_ids = sorted({*waiting.values_list("gpu__node_id", flat=True), *behind.values_list("pk", flat=True)})
     for node_id in node_ids:
-        push_node.delay(node_id)
+        push_node.delay(node_id, repair=True)
     return len(node_ids)
 
 

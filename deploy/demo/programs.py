@@ -28,6 +28,8 @@ CONTROL_PLANE = frozenset(
         "GPUCLOUD_TOKEN_FILE",
         "HTTPS_ONLY",
         "LOG_LEVEL",
+        "METRICS_CIDRS",
+        "METRICS_MOST_DETAILS",
         "PGPASSFILE",
         "PGPASSWORD",
         "POSTGRES_PASSWORD",

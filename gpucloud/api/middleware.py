@@ -1,12 +1,33 @@
-"""What every request under /api/ passes before its view."""
+"""What every request under /api/ passes before its view, and the count of all requests."""
 
+import time
 from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
+from gpucloud import counters
 from gpucloud.api import problems
 
 Handler = Callable[[HttpRequest], HttpResponse]
+
+
+# What else a client may send as its method would be a series each.
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def counted(get_response: Handler) -> Handler:
+    """Count the request by its route, not by its path: there are as many paths as objects, and as anybody invents."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        started = time.perf_counter()
+        response = get_response(request)
+        method = request.method if request.method in METHODS else "other"
+        route = request.resolver_match.route if request.resolver_match else "none"
+        counters.HTTP_REQUESTS.add(str(method), f"/{route}", str(response.status_code))
+        counters.HTTP_SECONDS.observe(time.perf_counter() - started, str(method))
+        return response
+
+    return middleware
 
 
 def bare_form(get_response: Handler) -> Handler:

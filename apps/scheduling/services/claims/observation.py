@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 
 from django.db import transaction
 from django.utils import timezone
@@ -12,6 +13,7 @@ from apps.nodes.services import capacity
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import locked
+from gpucloud import counters
 
 MIB = 1 << 20
 
@@ -79,6 +81,9 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
             _shrink(assignment, said.memory_bytes)
             if comes_into_force:
                 assignment.in_force_at = timezone.now()
+                # What it waited for was the last thing written: the change of its limits.
+                waited = (assignment.in_force_at - assignment.updated_at).total_seconds()
+                transaction.on_commit(partial(counters.PUSH_SECONDS.observe, waited))
     else:
         return False  # it is wanted, so its end is not what it comes to: the next push says so
     assignment.observed_generation = said.generation

@@ -19,6 +19,7 @@ from apps.scheduling.services.placing.commits import Outcome, Pick, commit, tell
 from apps.scheduling.services.placing.picture import Picture, Waiting, group_of
 from apps.scheduling.services.placing.records import Step, told
 from apps.scheduling.services.placing.turns import Turns, waits
+from gpucloud import counters
 
 # Placements of one round and of one transaction, and new claims that are told that they wait. A claim that comes
 # meanwhile waits so long.
@@ -88,9 +89,13 @@ class _Round:
         self._commit(fence)
         self.unfinished |= bool(self.outcome.placed or self.outcome.refused or self.outcome.lost)
         news = self._tell()
+        for outcome, number in (("placed", self.outcome.placed), ("lost", self.outcome.lost)):
+            counters.DECISIONS.add(self.picture.pool.name, outcome, amount=len(number))
         if not self.outcome.placed and not news:
             self.picture.journal.nothing_came_of_it()
             return None
+        counters.ROUNDS.add(self.picture.pool.name)
+        counters.ROUND_SECONDS.observe(time.perf_counter() - started, self.picture.pool.name)
         return self.picture.journal.write(
             pool=self.picture.pool,
             duration_us=int((time.perf_counter() - started) * 1e6),
@@ -202,6 +207,8 @@ class _Round:
         changed = tell({claim.pk: (claim, why) for claim, why in news[:BATCH]}) if news else []
         for claim in changed:
             self.picture.answered(claim.pk)
+            counters.DECISIONS.add(self.picture.pool.name, "refused")
+            counters.REFUSALS.add(self.picture.pool.name, claim.reasons[0]["code"] if claim.reasons else "none")
         return len(changed)
 
     def _is_news(self, claim: Claim, why: Refused) -> bool:

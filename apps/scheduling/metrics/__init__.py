@@ -1,0 +1,1 @@
+"""What Prometheus reads: `/metrics` and `/metric`."""

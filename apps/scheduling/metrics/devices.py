@@ -1,0 +1,61 @@
+"""Each GPU under the names and labels of NVIDIA's dcgm-exporter, as far as the agents measure it.
+
+A field that was not heard of lately is left out, as dcgm-exporter leaves out what a device does not have.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.core import GaugeMetricFamily
+
+from apps.nodes.models import Gpu, Sample
+
+MIB = 1 << 20
+LABELS = ("gpu", "UUID", "device", "modelName", "Hostname")
+FIELDS = {
+    "DCGM_FI_DEV_GPU_UTIL": "GPU utilization (in %).",
+    "DCGM_FI_DEV_FB_USED": "Framebuffer memory used (in MiB).",
+    "DCGM_FI_DEV_FB_FREE": "Framebuffer memory free (in MiB).",
+    "DCGM_FI_DEV_GPU_TEMP": "GPU temperature (in C).",
+    "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
+}
+
+
+class Device(NamedTuple):
+    """One GPU; `labels` are the values of `LABELS`."""
+
+    key: int
+    labels: tuple[str, str, str, str, str]
+    memory_mib: int
+
+
+def present(most: int) -> list[Device]:
+    """GPUs that are there, so many at most; one query."""
+    rows = Gpu.objects.filter(present=True).order_by("pk")
+    columns = rows.values_list("pk", "index", "uuid", "model", "node__hostname", "node__name", "memory_mib")[:most]
+    return [
+        Device(key, (str(index), uuid, f"nvidia{index}", model, hostname or node), memory)
+        for key, index, uuid, model, hostname, node, memory in columns
+    ]
+
+
+def families(devices: list[Device], samples: Mapping[int, Sample]) -> Iterator[GaugeMetricFamily]:
+    """Each GPU of which something was heard lately, by its key."""
+    made = {name: GaugeMetricFamily(name, words, labels=LABELS) for name, words in FIELDS.items()}
+    for device in devices:
+        sample = samples.get(device.key)
+        for name, value in _values(device, sample).items() if sample else ():
+            if value is not None:
+                made[name].add_metric(device.labels, value)
+    yield from made.values()
+
+
+def _values(device: Device, sample: Sample) -> dict[str, float | None]:
+    used = sample.memory_bytes / MIB
+    return {
+        "DCGM_FI_DEV_GPU_UTIL": sample.core_percent,
+        "DCGM_FI_DEV_FB_USED": used,
+        "DCGM_FI_DEV_FB_FREE": max(0.0, device.memory_mib - used),
+        "DCGM_FI_DEV_GPU_TEMP": sample.temperature_celsius,
+        "DCGM_FI_DEV_POWER_USAGE": sample.power_watts,
+    }

@@ -1,0 +1,111 @@
+"""Pools, their queues and nodes, and quotas, as they stand: a query each, whatever there is of them.
+
+Series grow with pools, states and quotas, never with claims, GPUs or nodes.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.db.models import Count, F, Min, Q, Sum
+from django.utils import timezone
+from prometheus_client.core import GaugeMetricFamily
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.models.node import FRESH
+from apps.quotas.models import Pool, ResourceQuota
+from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+
+# The label of a quota that counts in all pools together.
+EVERY_POOL = "*"
+
+
+def queues() -> Iterator[GaugeMetricFamily]:
+    """Who waits, and how long the first of them has."""
+    length = GaugeMetricFamily("gpucloud_queue_claims", "Claims that wait to be placed.", labels=["pool", "state"])
+    oldest = GaugeMetricFamily(
+        "gpucloud_queue_oldest_seconds", "Age of the oldest claim that waits; 0 where none does.", labels=["pool"]
+    )
+    rows = Claim.objects.filter(state__in=WAITING).order_by().values_list("pool__name", "state")
+    found = {
+        (pool, state): (number, since) for pool, state, number, since in rows.annotate(Count("pk"), Min("created_at"))
+    }
+    now = timezone.now()
+    for pool in Pool.objects.values_list("name", flat=True).order_by("name"):
+        waiting = {state: found.get((pool, state), (0, now)) for state in WAITING}
+        for state, (number, _) in waiting.items():
+            length.add_metric([pool, state], number)
+        oldest.add_metric([pool], (now - min(since for _, since in waiting.values())).total_seconds())
+    yield from (length, oldest)
+
+
+def claims() -> Iterator[GaugeMetricFamily]:
+    """Claims that hold or wait for something."""
+    family = GaugeMetricFamily("gpucloud_claims", "Claims that are not released.", labels=["tenant", "pool", "state"])
+    live = Claim.objects.exclude(state=ClaimState.RELEASED).order_by()
+    for *labels, number in live.values_list("tenant__slug", "pool__name", "state").annotate(Count("pk")):
+        family.add_metric(labels, number)
+    yield family
+
+
+def nodes() -> Iterator[GaugeMetricFamily]:
+    """Machines by their one word, and whose agent is heard of."""
+    family = GaugeMetricFamily(
+        "gpucloud_nodes", "Nodes by state: ready, cordoned, lost, awaiting-agent.", labels=["pool", "state"]
+    )
+    agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was heard of in the last 10 s.")
+    behind = GaugeMetricFamily(
+        "gpucloud_nodes_behind", "Heard of, and what is in force is older than what is wanted.", labels=["pool"]
+    )
+    heard = Q(last_seen_at__gt=timezone.now() - FRESH)
+    never, connected = Q(last_seen_at=None), 0
+    states = {
+        "ready": heard & Q(cordoned=False),
+        "cordoned": heard & Q(cordoned=True),
+        "lost": ~never & ~heard,
+        "awaiting-agent": never,
+    }
+    numbers = {f"in_{number}": Count("pk", filter=condition) for number, condition in enumerate(states.values())}
+    numbers["not_yet"] = Count("pk", filter=heard & Q(observed_frame__lt=F("frame")))
+    rows: Iterable[Any] = Node.objects.order_by("pool__name").values("pool__name").annotate(**numbers)
+    for row in rows:
+        pool = row["pool__name"]
+        for number, state in enumerate(states):
+            family.add_metric([pool, state], row[f"in_{number}"])
+        behind.add_metric([pool], row["not_yet"])
+        connected += row["in_0"] + row["in_1"]
+    agents.add_metric([], connected)
+    yield from (family, agents, behind)
+
+
+def gpus() -> Iterator[GaugeMetricFamily]:
+    """What the pools have, and what is promised of it."""
+    names = {
+        "gpus": ("gpucloud_gpus", "GPUs that are there.", Count("pk")),
+        "core_used": ("gpucloud_core_percent_promised", "Percent of a GPU that claims hold.", Sum("core_used")),
+        "memory": ("gpucloud_memory_mib", "Device memory in MiB.", Sum("memory_mib")),
+        "memory_used": ("gpucloud_memory_mib_promised", "Device memory that claims hold.", Sum("memory_used_mib")),
+    }
+    families = {key: GaugeMetricFamily(name, words, labels=["pool"]) for key, (name, words, _) in names.items()}
+    present = Gpu.objects.filter(present=True).order_by("node__pool__name").values("node__pool__name")
+    rows: Iterable[Any] = present.annotate(**{key: value for key, (_, _, value) in names.items()})
+    for row in rows:
+        for key, family in families.items():
+            family.add_metric([row["node__pool__name"]], row[key])
+    yield from families.values()
+
+
+def quotas() -> Iterator[GaugeMetricFamily]:
+    """What tenants may hold and do hold; `+Inf` where a quota has no limit."""
+    labels = ["tenant", "pool", "resource"]
+    hard = GaugeMetricFamily("gpucloud_quota_hard", "What the tenant may hold; +Inf: no limit.", labels=labels)
+    used = GaugeMetricFamily("gpucloud_quota_used", "What the tenant holds.", labels=labels)
+    borrowed = GaugeMetricFamily("gpucloud_quota_borrowed", "Of it, what is borrowed above hard.", labels=labels)
+    columns = ("tenant__slug", "pool__name", "resource", "hard", "used", "borrowed")
+    for tenant, pool, resource, *amounts in ResourceQuota.objects.order_by("pk").values_list(*columns):
+        values = [tenant, pool or EVERY_POOL, resource]
+        hard.add_metric(values, math.inf if amounts[0] is None else amounts[0])
+        used.add_metric(values, amounts[1])
+        borrowed.add_metric(values, amounts[2])
+    yield from (hard, used, borrowed)

@@ -1,0 +1,46 @@
+"""One scrape: which families, in which order, and how many series at most."""
+
+from collections.abc import Iterable, Iterator
+
+from django.conf import settings
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from apps.nodes.services import latest
+from apps.scheduling.metrics import counted, devices, pools, shares
+
+
+class Platform(Collector):
+    """Everything: the platform as a whole, then each GPU and claim."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Some ten queries and one question to Redis, whatever there is."""
+        for part in (pools.queues, pools.claims, pools.nodes, pools.gpus, pools.quotas):
+            yield from part()
+        yield from counted.families()
+        yield from _each(own=True)
+
+
+class Devices(Collector):
+    """What gpu-manager and dcgm-exporter tell, of all nodes."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Three queries."""
+        yield from _each(own=False)
+
+
+def _each(*, own: bool) -> Iterator[Metric]:
+    """Each GPU and each claim, unless there are more than one scrape should carry: then their nodes' agents tell."""
+    most = settings.METRICS_MOST_DETAILS
+    gpus, claims = devices.present(most + 1), shares.live(most + 1)
+    left_out = max(len(gpus), len(claims)) > most
+    if left_out:
+        gpus, claims = [], []
+    of_gpus, of_claims = latest.samples() if gpus or claims else ({}, {})
+    families: list[Iterable[Metric]] = [shares.by_claim(claims, of_claims), devices.families(gpus, of_gpus)]
+    if own:
+        families.append(shares.throttled(claims, of_claims))
+        words = "1 where there are more GPUs or assignments than METRICS_MOST_DETAILS: scrape the agents for them."
+        families.append([GaugeMetricFamily("gpucloud_details_left_out", words, value=float(left_out))])
+    for family in families:
+        yield from family

@@ -1,0 +1,180 @@
+"""What the processes of the control plane count, in one place that outlives each of them: a hash in Redis.
+
+A count is true only where every process adds to it: servers, workers and the scheduler, on whatever host. Each keeps
+what it has counted since its last write and adds that to the hash once a second, all of it or nothing; a scrape
+reads the hash. What a killed process had not written yet (a second's worth) is lost. A Redis that loses its memory
+begins again at zero, which Prometheus knows as a restart. What a row says is not counted here but read from the row.
+"""
+
+import atexit
+import json
+import logging
+import os
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from django.conf import settings
+from redis import Redis, RedisError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+logger = logging.getLogger(__name__)
+
+WRITE_SECONDS = 1.0
+# On one machine an answer takes less than a millisecond; what takes so long is tried again a second later.
+ANSWER_SECONDS = 2.0
+SUM = "sum"
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Something that only grows. Its labels take few values each: every pair of them is a series for ever."""
+
+    name: str
+    words: str
+    labels: tuple[str, ...] = ()
+
+    def add(self, *values: str, amount: float = 1) -> None:
+        """One more, for these values of the labels."""
+        _tally.add(_field(self.name, values), amount)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often something took how long, by upper bounds in rising order."""
+
+    name: str
+    words: str
+    bounds: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+
+    def observe(self, value: float, *values: str) -> None:
+        """It took so much."""
+        _tally.add(_field(self.name, values, str(bisect_left(self.bounds, value))), 1)
+        _tally.add(_field(self.name, values, SUM), value)
+
+
+@dataclass(frozen=True)
+class Count:
+    """One number of the hash. Of a histogram: the index of the bound that it lies below, or `sum`."""
+
+    name: str
+    values: tuple[str, ...]
+    part: str | None
+    amount: float
+
+
+class _Tally:
+    """What this process has counted and not written yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[str, float] = defaultdict(float)
+        self._writer: threading.Thread | None = None
+
+    def add(self, field: str, amount: float) -> None:
+        with self._lock:
+            self._pending[field] += amount
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_on, name="counters", daemon=True)
+                self._writer.start()
+
+    def write(self) -> bool:
+        """Add all of it to the hash; False where Redis did not take it, and then it is kept."""
+        with self._lock:
+            taken, self._pending = self._pending, defaultdict(float)
+        if not taken:
+            return True
+        try:
+            with _redis().pipeline(transaction=True) as pipe:
+                for field, amount in taken.items():
+                    pipe.hincrbyfloat(_key(), field, amount)
+                pipe.execute()
+        except (RedisError, OSError) as error:
+            logger.warning("counts are kept for later, Redis does not take them: %s", error)
+            with self._lock:
+                for field, amount in taken.items():
+                    self._pending[field] += amount
+            return False
+        return True
+
+    def begin_anew(self) -> None:
+        """In a forked child: what its parent counted is its parent's to write."""
+        self.__init__()  # type: ignore[misc]
+
+    def _write_on(self) -> None:
+        while True:
+            threading.Event().wait(WRITE_SECONDS)
+            self.write()
+
+
+_tally = _Tally()
+os.register_at_fork(after_in_child=_tally.begin_anew)
+atexit.register(_tally.write)
+
+
+def write() -> bool:
+    """Write what this process has counted now, for whoever cannot wait a second."""
+    return _tally.write()
+
+
+def read() -> Iterator[Count]:
+    """Every number that all processes have counted. Raises RedisError, OSError."""
+    found: dict[bytes, bytes] = _redis().hgetall(_key())  # type: ignore[assignment]
+    for field, amount in sorted(found.items()):
+        name, values, part = json.loads(field)
+        yield Count(name, tuple(values), part, float(amount))
+
+
+def _field(name: str, values: tuple[str, ...], part: str | None = None) -> str:
+    return json.dumps([name, values, part], separators=(",", ":"))
+
+
+def _key() -> str:
+    return f"{settings.REDIS_PREFIX}:counters"
+
+
+@cache
+def _redis() -> Redis:
+    return Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=ANSWER_SECONDS,
+        socket_connect_timeout=ANSWER_SECONDS,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+HTTP_REQUESTS = Counter(
+    "gpucloud_http_requests", "HTTP requests answered, by method, route and status.", ("method", "route", "status")
+)
+HTTP_SECONDS = Histogram("gpucloud_http_request_seconds", "Time to answer an HTTP request.", SECONDS, ("method",))
+ROUNDS = Counter("gpucloud_rounds", "Rounds of the scheduler that brought something.", ("pool",))
+ROUND_SECONDS = Histogram(
+    "gpucloud_round_seconds", "Duration of the rounds that brought something.", (0.001, *SECONDS), ("pool",)
+)
+DECISIONS = Counter(
+    "gpucloud_decisions",
+    "Claims decided by rounds: placed, refused (told a new reason why not yet), or lost (something had changed).",
+    ("pool", "outcome"),
+)
+REFUSALS = Counter("gpucloud_refusals", "Claims told why they go on waiting, by the first reason.", ("pool", "reason"))
+PUSHES = Counter(
+    "gpucloud_pushes", "Desired states sent to nodes' agents: changes, and repairs of those unseen.", ("why",)
+)
+PUSH_SECONDS = Histogram(
+    "gpucloud_push_latency_seconds", "From the change of an assignment to the word that it is in force.", SECONDS
+)
+TELEMETRY_FRAMES = Counter("gpucloud_telemetry_frames", "Usage frames of agents that were stored.")
+TELEMETRY_SECONDS = Histogram(
+    "gpucloud_telemetry_lag_seconds", "From a measurement on the node to its being stored.", SECONDS
+)
+EVERY: tuple[Counter | Histogram, ...] = (
+    HTTP_REQUESTS, HTTP_SECONDS, ROUNDS, ROUND_SECONDS, DECISIONS, REFUSALS, PUSHES, PUSH_SECONDS, TELEMETRY_FRAMES,
+    TELEMETRY_SECONDS,
+)  # fmt: skip

@@ -1,0 +1,216 @@
+"""`/metrics` and `/metric`: who may read them, what they say, and what a scrape costs."""
+
+import math
+import time
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from agent import wire
+from apps.nodes.services import samples
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
+from apps.scheduling.gateway import Gateway
+from apps.scheduling.models import Assignment
+from gpucloud import counters
+from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
+from tests.scheduling.scrapes import scrape
+
+
+@pytest.fixture(autouse=True)
+def nothing_counted() -> None:
+    """From zero, whatever the tests before have counted."""
+    counters.write()
+    counters._redis().delete(counters._key())
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    give_plenty(cast.acme, cast.globex)
+    return Machine("gpu1", cast.pool)
+
+
+def used(machine: Machine, *assignments: Assignment, core_percent: float = 40.0, **more: Any) -> wire.Usage:
+    """One second of the node: each assignment did so much, and each GPU."""
+    facts: dict[str, Any] = {
+        "core_limit_percent": 60,
+        "throttled_percent": 25.0,
+        "memory_limit_bytes": 1,
+        "processes": 1,
+    }
+    return wire.Usage(
+        seq=1,
+        at=time.time(),
+        gpus=[
+            wire.GpuUsage(
+                uuid=gpu.uuid,
+                core_percent=core_percent,
+                memory_bytes=2 * GIB * MIB_BYTES,
+                power_watts=120.5,
+                temperature_celsius=61.0,
+            )
+            for gpu in machine.node.gpus.all()
+        ],
+        assignments=[
+            wire.AssignmentUsage(
+                uid=str(one.uid), core_percent=core_percent, memory_bytes=512 * MIB_BYTES, **facts | more
+            )
+            for one in assignments
+        ],
+    )
+
+
+def store(machine: Machine, *assignments: Assignment, **facts: Any) -> None:
+    known = {str(one.uid) for one in assignments}
+    samples.store(node=machine.node, usage=used(machine, *assignments, **facts), known=known)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metric"])
+def test_only_an_operators_token_or_a_named_network_reads(cast: Cast, path: str, settings: Any) -> None:
+    assert cast.olga.get(path).status == 200
+    answer = cast.nobody.get(path)
+    assert (answer.status, answer.code) == (401, "unauthenticated")
+    assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    assert Api("gpc_no.such").get(path).status == 401
+    assert (cast.anna.get(path).status, cast.anna.get(path).code) == (403, "role-missing")
+    narrow = Api(token_for(None, scopes=["claims:read"]))
+    assert narrow.get(path).code == "scope-missing"
+    assert Api(token_for(None, scopes=["utilization:read"])).get(path).status == 200
+    settings.METRICS_CIDRS = [ip_network("127.0.0.0/8")]
+    assert cast.nobody.get(path).status == 200
+    settings.METRICS_CIDRS = [ip_network("10.0.0.0/8")]
+    assert cast.nobody.get(path).status == 401
+
+
+def test_nobody_writes(cast: Cast) -> None:
+    assert cast.olga.post("/metrics").status == 405
+
+
+def test_gpu_managers_names_help_and_labels_are_exact(cast: Cast, machine: Machine) -> None:
+    claim, first = placed(cast, machine, name="train", core_request=30, memory_mib=2 * GIB, gpu_count=2)
+    store(machine, *claim.assignments.all())
+    told = scrape(cast.olga, "/metric")
+    expected: dict[str, tuple[str, str, dict[str, float]]] = {
+        "container_gpu_utilization": ("gpu utilization", "gpu", {"gpu0": 40, "gpu1": 40, "total": 80}),
+        "container_gpu_memory_total": (
+            "gpu memory usage in MiB", "gpu_memory", {"gpu0": 512, "gpu1": 512, "total": 1024},
+        ),
+        "container_request_gpu_utilization": ("request of gpu utilization", "req_of_gpu", {"total": 0.6}),
+        "container_request_gpu_memory": ("request of gpu memory in MiB", "req_of_gpu_memory", {"total": 4 * GIB}),
+    }  # fmt: skip
+    pod = {"container_name": "train", "namespace": "acme", "node": "gpu1", "pod_name": str(claim.uid)}
+    for name, (words, label, values) in expected.items():
+        family = told.families[name]
+        assert (family.type, family.documentation) == ("gauge", words)
+        series = {tuple(sorted({**pod, label: gpu}.items())): value for gpu, value in values.items()}
+        assert told.series(name) == pytest.approx(series)
+    assert first.gpu.index == 0
+
+
+def test_devices_have_dcgm_exporters_names_and_labels(cast: Cast, machine: Machine) -> None:
+    store(machine, core_percent=73.0)
+    told = scrape(cast.olga)
+    gpu = machine.gpu(2)
+    labels = {"gpu": "2", "UUID": gpu.uuid, "device": "nvidia2", "modelName": gpu.model, "Hostname": "gpu1"}
+    values = {
+        "DCGM_FI_DEV_GPU_UTIL": 73,
+        "DCGM_FI_DEV_FB_USED": 2 * GIB,
+        "DCGM_FI_DEV_FB_FREE": 22 * GIB,
+        "DCGM_FI_DEV_GPU_TEMP": 61,
+        "DCGM_FI_DEV_POWER_USAGE": 120.5,
+    }
+    for name, value in values.items():
+        assert told.value(name, **labels) == value
+        assert len(told.series(name)) == 4
+
+
+def test_what_was_not_heard_lately_is_not_told(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    told = scrape(cast.olga)
+    assert told.series("container_gpu_utilization") == {}
+    assert told.series("DCGM_FI_DEV_GPU_UTIL") == {}
+    # What it asked for needs no measuring.
+    assert [dict(labels)["pod_name"] for labels in told.series("container_request_gpu_memory")] == [str(claim.uid)]
+
+
+def test_the_platform_tells_pools_queues_nodes_quotas_and_claims(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=30, memory_mib=8 * GIB)
+    ask(cast, tenant=cast.globex)
+    lost = Machine("gpu2", cast.pool)
+    lose(lost)
+    give(cast.acme, pool=cast.pool, vgpus=5)
+    told = scrape(cast.olga)
+    assert told.value("gpucloud_queue_claims", pool="default", state="pending") == 1
+    assert told.value("gpucloud_queue_claims", pool="default", state="queued") == 0
+    assert 0 < told.value("gpucloud_queue_oldest_seconds", pool="default") < 60
+    assert told.value("gpucloud_claims", tenant="acme", pool="default", state="active") == 1
+    assert told.value("gpucloud_nodes", pool="default", state="ready") == 1
+    assert told.value("gpucloud_nodes", pool="default", state="lost") == 1
+    assert told.value("gpucloud_agents_connected") == 1
+    assert told.value("gpucloud_gpus", pool="default") == 8
+    assert told.value("gpucloud_core_percent_promised", pool="default") == 30
+    assert told.value("gpucloud_memory_mib_promised", pool="default") == 8 * GIB
+    assert told.value("gpucloud_quota_hard", tenant="acme", pool="*", resource="core_percent") == math.inf
+    assert told.value("gpucloud_quota_hard", tenant="acme", pool="default", resource="vgpus") == 5
+    assert told.value("gpucloud_quota_used", tenant="acme", pool="*", resource="core_percent") == 30
+    assert told.value("gpucloud_quota_borrowed", tenant="acme", pool="*", resource="core_percent") == 0
+
+
+def test_rounds_decisions_refusals_frames_and_latencies_are_counted(
+    cast: Cast, machine: Machine, django_capture_on_commit_callbacks: Any
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        claim, assignment = placed(cast, machine)
+    Gateway().usage(machine.node, used(machine, assignment))
+    told = scrape(cast.olga)
+    assert told.value("gpucloud_rounds_total", pool="default") == 1
+    assert told.value("gpucloud_round_seconds_count", pool="default") == 1
+    assert told.value("gpucloud_decisions_total", pool="default", outcome="placed") == 1
+    assert told.value("gpucloud_push_latency_seconds_count") == 1
+    assert told.value("gpucloud_telemetry_frames_total") == 1
+    assert told.value("gpucloud_telemetry_lag_seconds_count") == 1
+    assert (
+        told.value("gpucloud_claim_throttled_ratio", claim=str(claim.uid), name="train", node="gpu1", tenant="acme")
+        == 0.25
+    )
+
+
+def test_a_request_is_counted_by_its_route_never_by_its_path(cast: Cast) -> None:
+    for path in ("claims/", "nodes/no-such/", "/invented/by/somebody", "/invented/by/another"):
+        cast.olga.get(path)
+    requests = scrape(cast.olga).series("gpucloud_http_requests_total")
+    told = {(dict(labels)["route"], dict(labels)["status"]): value for labels, value in requests.items()}
+    assert told == {("/api/v1/claims/", "200"): 1, ("/api/v1/nodes/<slug:name>/", "404"): 1, ("/none", "404"): 2}
+
+
+def test_a_scrape_costs_the_same_queries_whatever_there_is(cast: Cast, machine: Machine) -> None:
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as asked:
+            scrape(cast.olga)
+        return len(asked)
+
+    placed(cast, machine)
+    cost()
+    few = cost()
+    for number in range(5):
+        Machine(f"more{number}", tenants.create_pool(principal=SYSTEM, name=f"pool{number}"))
+        _, assignment = placed(cast, machine, memory_mib=GIB, core_request=5)
+        store(machine, assignment)
+    assert cost() == few
+    assert few <= 12
+
+
+def test_more_devices_than_one_scrape_should_carry_are_left_to_the_agents(
+    cast: Cast, machine: Machine, settings: Any
+) -> None:
+    _, assignment = placed(cast, machine)
+    store(machine, assignment)
+    assert scrape(cast.olga).value("gpucloud_details_left_out") == 0
+    settings.METRICS_MOST_DETAILS = 3
+    told = scrape(cast.olga)
+    assert told.value("gpucloud_details_left_out") == 1
+    assert told.series("DCGM_FI_DEV_GPU_UTIL") == told.series("container_request_gpu_memory") == {}
+    assert told.value("gpucloud_gpus", pool="default") == 4
