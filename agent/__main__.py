@@ -18,6 +18,7 @@ environment:
   GPUCLOUD_SERVER        default for --server
   GPUCLOUD_STATE_DIR     default for --state-dir (else /var/lib/gpucloud-agent)
   GPUCLOUD_RUN_DIR       pages and sockets (else /run/gpucloud as root, /dev/shm/gpucloud-UID-HASH otherwise)
+  GPUCLOUD_CDI_DIR       CDI specs for containers; off: none (else /var/run/cdi, or cdi/ in another run directory)
   GPUCLOUD_LIBRARY       libvcuda.so; libvcuda-pages.so and vcuda-arbiter lie beside it
   GPUCLOUD_SIM_NODE      a virtual node's file: simulated GPUs instead of NVML's
   GPUCLOUD_SIM_DRIVER    directory of the simulated driver (else sim/ beside GPUCLOUD_LIBRARY)
@@ -36,6 +37,10 @@ The token and the secret are not passed on to the program.
 
 exit codes: the program's, or 125 the claim cannot be used, 126 the command cannot be run, 127 it was not found,
 2 bad usage"""
+
+GIVE_WORDS = """\
+Let another user's programs in under a claim, before a container or a unit of that user is started: its usage page
+becomes that user's. Without --user, yours. The claim is opened as by `agent exec`."""
 
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -70,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
     launch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
     launch.set_defaults(call=_exec, parser=launch)
+    give = commands.add_parser("give", help="let a user's programs in", description=GIVE_WORDS, formatter_class=raw)
+    give.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
+    give.add_argument("--user", type=_user, metavar="UID[:GID]", help="whose; only root may name another than itself")
+    give.set_defaults(call=_give)
     status = commands.add_parser(
         "status", help="what the agent holds", description="What the agent of this machine holds."
     )
@@ -84,6 +93,13 @@ def _uid(text: str) -> str:
     if not UID.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a claim's uid (8-4-4-4-12 hex digits)")
     return text
+
+
+def _user(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,10}))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a user's number, like 1000 or 1000:1000")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def _seconds(text: str) -> float:
@@ -120,6 +136,16 @@ def _exec(options: argparse.Namespace) -> int:
         return _fail(error, error.code)
     except KeyboardInterrupt:
         return 130
+
+
+def _give(options: argparse.Namespace) -> int:
+    from agent.door import launch  # noqa: PLC0415
+
+    try:
+        launch.give(options.claim, options.user)
+    except launch.LaunchError as error:
+        return _fail(error, error.code)
+    return 0
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from agent import VERSION, statefile, wire
 from agent.door import admission, report
 from agent.door.listener import Caller, Door
 from agent.door.localwire import Answer, Refusal, Request, Status
+from agent.door.ways import Ways
 from agent.holding.abi import PagesLibrary
 from agent.holding.registry import Registry
 from agent.machine import audit, processes
@@ -68,6 +69,9 @@ class Daemon:
         self._audit = Audit(pids_are_ours=simulated or processes.sees_all())
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=self._arbiter_died)
         self._door = Door(run_dir.socket, self._answer)
+        self._ways = Ways(
+            library=settings.library, run_dir=run_dir, cdi_dir=settings.cdi_dir, report=self._ways_not_written
+        )
         self._link: Link | None = None
         self._node_name = ""
         self._told: Hashable = None
@@ -147,9 +151,13 @@ class Daemon:
         if told != self._told:
             self._told = told
             self._outbox.mark_observed()
+        self._ways.keep(self._node, self._inventory.minors)
 
     def _arbiter_died(self, words: str) -> None:
         self._outbox.put(wire.Event(at=time.time(), code="arbiter-died", detail=words))
+
+    def _ways_not_written(self, words: str) -> None:
+        self._outbox.put(wire.Event(at=time.time(), code="ways-not-written", detail=words[:2000]))
 
     async def _keep_link(self) -> None:
         me = await enrolment.enrol(
@@ -260,9 +268,10 @@ class Daemon:
             return self._status(caller)
         if request.claim is None or request.secret is None:
             return Refusal(code="bad-request", detail="A request names a `claim` and its `secret`.")
-        return admission.admit(
-            self._node, self._settings.library, claim_uid=request.claim, secret=request.secret, caller=caller
-        )
+        asked = {"claim_uid": request.claim, "secret": request.secret}
+        if request.ask == "page":
+            return admission.give_page(self._node, self._settings.library, **asked, caller=caller, user=request.user)
+        return admission.admit(self._node, self._settings.library, **asked, caller=caller)
 
     def _status(self, caller: Caller) -> Answer:
         if not admission.is_operator(caller):

@@ -4,7 +4,9 @@
 <run dir>/arbiter.lock          held by the arbiter
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
 <run dir>/processes.json        which processes were registered under which claim
-<run dir>/claims/<claim uid>/   the claim's pages; mounted into its containers
+<run dir>/claims/<claim uid>/   the claim's pages and its `env` file; mounted into its containers
+<run dir>/container/            small files that every container of a claim gets
+<run dir>/cdi/                  CDI specs, where they are not in /var/run/cdi
 """
 
 import fcntl
@@ -15,6 +17,8 @@ from pathlib import Path
 
 # sockaddr_un.sun_path holds 108 bytes with its final zero.
 MAX_SOCKET_PATH_BYTES = 107
+# The machine's own agent, as root.
+SYSTEM = Path("/run/gpucloud")
 
 
 class RunDirError(Exception):
@@ -24,7 +28,7 @@ class RunDirError(Exception):
 def default(state_dir: Path) -> Path:
     """Where an agent with this state directory runs, unless GPUCLOUD_RUN_DIR says otherwise."""
     if os.getuid() == 0:
-        return Path("/run/gpucloud")
+        return SYSTEM
     digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
     # `take` refuses a directory that someone else has prepared there.
     return Path(f"/dev/shm/gpucloud-{os.getuid()}-{digest}")  # noqa: S108
@@ -38,6 +42,7 @@ class RunDir:
         self.claims = self.root / "claims"
         self.socket = self.root / "agent.sock"
         self.processes = self.root / "processes.json"
+        self.container = self.root / "container"
         self._lock: int | None = None
 
     def take(self) -> None:

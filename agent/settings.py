@@ -12,6 +12,8 @@ from agent.server import backoff
 # Ten seconds are what container runtimes give a program to end, and what programs are written for.
 GRACE_SECONDS = 10.0
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
+# Docker, Podman, containerd and CRI-O read it unless told otherwise; it is empty after a reboot, as our claims are.
+SYSTEM_CDI_DIR = Path("/var/run/cdi")
 LIBRARY_DIRECTORIES = (_BUILT, Path("/usr/local/lib/gpucloud"), Path("/usr/lib/gpucloud"))
 
 
@@ -36,6 +38,8 @@ class Settings(NamedTuple):
     server: str
     state_dir: Path
     run_dir: Path
+    # Where container runtimes look for CDI specs; None: none are written.
+    cdi_dir: Path | None
     library: Library
     pages_library: Path
     # Need not be there: without it GPUs are shared without turns.
@@ -51,11 +55,13 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
     """The settings; options win over the environment. Raises SettingsError."""
     state = Path(state_dir or environment.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent").absolute()
     run = environment.get("GPUCLOUD_RUN_DIR")
+    run_dir = Path(run).absolute() if run else rundir.default(state)
     library = _library(environment)
     return Settings(
         server=_server(server or environment.get("GPUCLOUD_SERVER")),
         state_dir=state,
-        run_dir=Path(run).absolute() if run else rundir.default(state),
+        run_dir=run_dir,
+        cdi_dir=_cdi_dir(environment.get("GPUCLOUD_CDI_DIR"), run_dir),
         library=library,
         pages_library=library.path.with_name("libvcuda-pages.so"),
         arbiter=library.path.with_name("vcuda-arbiter"),
@@ -64,6 +70,15 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
     )
+
+
+def _cdi_dir(named: str | None, run_dir: Path) -> Path | None:
+    if named == "off":
+        return None
+    if named:
+        return Path(named).absolute()
+    # An agent beside the machine's own one (a demo, a test, a user's) leaves the machine's directory alone.
+    return SYSTEM_CDI_DIR if run_dir == rundir.SYSTEM else run_dir / "cdi"
 
 
 def _server(url: str | None) -> str:

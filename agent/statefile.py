@@ -19,12 +19,18 @@ def write(path: Path, content: object, *, durable: bool = False) -> None:
     `durable` also waits for the disk, for what a power cut must not take away (a credential). The rest is repaired
     by the server after a power cut, and waiting for the disk would cost every resize milliseconds.
     """
+    replace(path, msgspec.json.encode(content) + b"\n", mode=0o600, durable=durable)
+
+
+def replace(path: Path, content: bytes, *, mode: int, durable: bool = False) -> None:
+    """Replace the file by these bytes, with this mode whatever the umask."""
     # One name, so that kills leave one such file at most.
     temporary = path.with_name(f".{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(content) + b"\n")
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -22,6 +22,9 @@ MAX_GPUS = 64
 MAX_ASSIGNMENTS = 4096
 MAX_CONDITIONS = 1024
 
+# Containers name a claim's device so: `--device gpucloud.io/vgpu=<claim uid>`.
+CDI_KIND: Final = "gpucloud.io/vgpu"
+
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
 CLOSE_MALFORMED = 4400
 CLOSE_UNAUTHORISED = 4401

@@ -3,11 +3,11 @@
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
 
 import structlog
 
 from agent import wire
+from agent.door import environment
 from agent.door.listener import Caller
 from agent.door.localwire import Environment, Refusal
 from agent.holding.claim import Holding
@@ -19,6 +19,45 @@ log = structlog.get_logger()
 
 def admit(node: Node, library: Library, *, claim_uid: str, secret: str, caller: Caller) -> Environment | Refusal:
     """Register the caller under the claim and say its environment, or say why not and change nothing."""
+    refusal = _shut(node, library, claim_uid, secret)
+    if refusal is not None:
+        return refusal
+    holding = node.holdings[claim_uid]
+    if caller.uid != 0:
+        # Root writes any page.
+        refusal = _give_page(holding, caller.uid, caller.gid)
+    if refusal is not None:
+        return refusal
+    holding.register(caller.process)
+    log.info("admitted", claim=claim_uid, pid=caller.process.pid, uid=caller.uid)
+    return environment.variables(holding, library, environment.gpu_names(node))
+
+
+def give_page(
+    node: Node, library: Library, *, claim_uid: str, secret: str, caller: Caller, user: tuple[int, int] | None
+) -> Environment | Refusal:
+    """Make the usage page the caller's, or as root another user's, for programs that do not come in here themselves."""
+    refusal = _shut(node, library, claim_uid, secret)
+    if refusal is not None:
+        return refusal
+    uid, gid = user or (caller.uid, caller.gid)
+    if caller.uid not in (0, uid):
+        return Refusal(code="not-allowed", detail=f"Only root and uid {uid} may give the claim to uid {uid}.")
+    holding = node.holdings[claim_uid]
+    refusal = _give_page(holding, uid, gid)
+    if refusal is not None:
+        return refusal
+    log.info("page-given", claim=claim_uid, uid=uid, by=caller.uid)
+    return environment.variables(holding, library, environment.gpu_names(node))
+
+
+def is_operator(caller: Caller) -> bool:
+    """True for those who may see every tenant on the node."""
+    return caller.uid in (0, os.getuid())
+
+
+def _shut(node: Node, library: Library, claim_uid: str, secret: str) -> Refusal | None:
+    """Why nobody comes in under the claim with this secret; None where one does."""
     wanted = [one for one in node.desired.assignments if one.claim_uid == claim_uid] if node.desired else []
     if not wanted:
         return Refusal(code="unknown-claim", detail=f"Claim {claim_uid} is not on this node.")
@@ -26,25 +65,11 @@ def admit(node: Node, library: Library, *, claim_uid: str, secret: str, caller: 
     if not any(hmac.compare_digest(digest, one.secret_digest) for one in wanted):
         return Refusal(code="wrong-secret", detail=f"This is not the secret of claim {claim_uid}.")
     refusal = _not_in_force(node, wanted)
-    if refusal is not None:
-        return refusal
-    if not library.path.is_file():
+    if refusal is None and not library.path.is_file():
         # ld.so would only warn, and the program would run without limits.
-        return Refusal(
-            code="failed", detail=f"The library that holds programs to their limits is not at {library.path}."
-        )
-    holding = node.holdings[claim_uid]
-    refusal = _give_page(holding, caller)
-    if refusal is not None:
-        return refusal
-    holding.register(caller.process)
-    log.info("admitted", claim=claim_uid, pid=caller.process.pid, uid=caller.uid)
-    return _environment(holding, library, _names(wanted))
-
-
-def is_operator(caller: Caller) -> bool:
-    """True for those who may see every tenant on the node."""
-    return caller.uid in (0, os.getuid())
+        words = f"The library that holds programs to their limits is not at {library.path}."
+        return Refusal(code="failed", detail=words)
+    return refusal
 
 
 def _not_in_force(node: Node, wanted: list[wire.Assignment]) -> Refusal | None:
@@ -62,10 +87,10 @@ def _not_in_force(node: Node, wanted: list[wire.Assignment]) -> Refusal | None:
     return None
 
 
-def _give_page(holding: Holding, caller: Caller) -> Refusal | None:
-    """Let the caller's user write the usage page."""
+def _give_page(holding: Holding, uid: int, gid: int) -> Refusal | None:
+    """Let this user write the usage page."""
     owner = holding.owner_uid
-    if caller.uid in (owner, 0):
+    if uid == owner:
         return None
     if os.getuid() != 0:
         words = f"This agent runs as uid {os.getuid()} and can only admit programs of that user."
@@ -73,24 +98,5 @@ def _give_page(holding: Holding, caller: Caller) -> Refusal | None:
     if owner != 0 and holding.members.living():
         words = f"Programs of uid {owner} run under this claim; it takes one user at a time."
         return Refusal(code="wrong-user", detail=words)
-    holding.give(caller.uid, caller.gid)
+    holding.give(uid, gid)
     return None
-
-
-def _names(wanted: list[wire.Assignment]) -> Mapping[str, str]:
-    return {one.uid: one.gpu_uuid for one in wanted}
-
-
-def _environment(holding: Holding, library: Library, names: Mapping[str, str]) -> Environment:
-    open_slots = [slot for slot in holding.slots.values() if slot.is_open]
-    gpus = ",".join(names.get(slot.assignment_uid, f"GPU-{slot.gpu}") for slot in open_slots)
-    variables = {
-        "GPUCLOUD_CLAIM_DIR": str(holding.directory),
-        "CUDA_VISIBLE_DEVICES": gpus,
-        "NVIDIA_VISIBLE_DEVICES": gpus,
-    }
-    paths: dict[str, str] = {}
-    if library.simulated_driver is not None and library.simulated_node is not None:
-        variables["GPUCLOUD_SIM_NODE"] = str(library.simulated_node)
-        paths["LD_LIBRARY_PATH"] = str(library.simulated_driver)
-    return Environment(claim=holding.claim_uid, set=variables, append={"LD_PRELOAD": str(library.path)}, prepend=paths)

@@ -72,6 +72,14 @@ def launch(claim: str, command: list[str], *, wait_seconds: float) -> NoReturn:
         raise LaunchError(f"{command[0]}: {error.strerror}", code=EXIT_NOT_EXECUTABLE) from error
 
 
+def give(claim: str, user: tuple[int, int] | None) -> None:
+    """Make the claim's usage page this user's, or the caller's. Raises LaunchError."""
+    key = find_key(claim, os.environ)
+    answer = _ask_agent(key, Request(ask="page", claim=claim, secret=key.secret, user=user))
+    if isinstance(answer, Refusal):
+        raise LaunchError(answer.detail)
+
+
 def find_key(claim: str, environment: Mapping[str, str]) -> Key:
     """The claim's secret and its agent's socket, from the environment or from the server. Raises LaunchError."""
     secret = environment.get("GPUCLOUD_CLAIM_SECRET")
@@ -135,7 +143,7 @@ def _admitted(claim: str, key: Key, *, wait_seconds: float) -> Environment:
     started = time.monotonic()
     told = False
     while True:
-        answer = _ask_agent(claim, key)
+        answer = _ask_agent(key, Request(claim=claim, secret=key.secret))
         if isinstance(answer, Environment):
             return answer
         waited = time.monotonic() - started
@@ -148,9 +156,9 @@ def _admitted(claim: str, key: Key, *, wait_seconds: float) -> Environment:
         time.sleep(RETRY_SECONDS)
 
 
-def _ask_agent(claim: str, key: Key) -> Environment | Refusal:
+def _ask_agent(key: Key, request: Request) -> Environment | Refusal:
     try:
-        answer = localwire.ask(key.socket, Request(claim=claim, secret=key.secret))
+        answer = localwire.ask(key.socket, request)
     except localwire.Unreachable as error:
         where = f" The claim is on node {key.node}: is this that machine, and does its agent run?" if key.node else ""
         raise LaunchError(f"{error}{where}") from error

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.wire import AssignmentState, GpuProcess, Sharing, Uid
+from agent.wire import AssignmentState, Count, GpuProcess, Sharing, Uid
 
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
@@ -27,11 +27,13 @@ PASSING: frozenset[str] = frozenset({"unknown-claim", "not-in-force", "busy"})
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`environment`: let me run under this claim. `status`: what do you hold."""
+    """`environment`: let me run under this claim. `page`: let this user's programs in. `status`: what do you hold."""
 
-    ask: Literal["environment", "status"] = "environment"
+    ask: Literal["environment", "page", "status"] = "environment"
     claim: Uid | None = None
     secret: Annotated[str, Meta(max_length=512)] | None = None
+    # For `page`, a user and a group; the caller's own where it is left out.
+    user: tuple[Count, Count] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="answer", tag=str.lower):

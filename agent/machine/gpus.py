@@ -21,6 +21,8 @@ class Inventory(NamedTuple):
     driver_version: str = "none"
     # Why there are no GPUs, in words; None where NVML answered.
     problem: str | None = None
+    # The number of /dev/nvidia<number>, by uuid; left out where the driver has none (a simulated one).
+    minors: dict[str, int] = {}
 
 
 class Listed(NamedTuple):
@@ -52,7 +54,9 @@ class Nvml:
             handles = self._find_handles()
             self._handles = handles
             gpus = tuple(self._describe(index, uuid) for index, uuid in enumerate(handles))
-            return Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()))
+            minors = {uuid: _optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in handles.items()}
+            known = {uuid: minor for uuid, minor in minors.items() if minor is not None}
+            return Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()), minors=known)
         except (nvml.NVMLError, OSError) as error:
             self._close()
             return Inventory(problem=_words(error))

@@ -249,6 +249,17 @@ class ResizeSerializer(Strict):
         return attrs
 
 
+class WaySerializer(Strict):
+    """One way in for a program."""
+
+    name = serializers.CharField(
+        read_only=True, help_text="`exec`, `gpucloud`, `cdi`, `env-file`, `systemd-run` or `systemd-unit`."
+    )
+    title = serializers.CharField(read_only=True, help_text="For people.")
+    note = serializers.CharField(read_only=True, help_text="What to know of it.")
+    line = serializers.CharField(read_only=True, help_text="To copy to the claim's node; put in the words in capitals.")
+
+
 class EnvSerializer(Strict):
     """What a process needs to run under the claim."""
 
@@ -258,6 +269,7 @@ class EnvSerializer(Strict):
     secret = serializers.CharField(read_only=True, help_text="Proves to the node's agent that you may use the claim.")
     env = serializers.DictField(child=serializers.CharField(), read_only=True)
     command = serializers.CharField(read_only=True, help_text="Run on the node, with `env` set.")
+    ways = WaySerializer(many=True, read_only=True, help_text="Every way in; all give the same limits.")
 
 
 class RoundSerializer(Strict):

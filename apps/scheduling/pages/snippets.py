@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.ways import ways_in
+
+# The others stand here in words of their own.
+SHOWN_WAYS = ("cdi", "env-file", "systemd-run", "systemd-unit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +40,10 @@ def snippets(claim: Claim, *, server: str) -> list[Snippet]:
             f"curl -sS -X PATCH {auth} -H 'Content-Type: application/json' \\\n"
             f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
         ),
+        *_ways(claim),
         Snippet("Release by API", "Gives the share back.", f"curl -sS -X DELETE {auth} '{url}'"),
     ]
+
+
+def _ways(claim: Claim) -> list[Snippet]:
+    return [Snippet(way.title, way.note, way.line) for way in ways_in(claim) if way.name in SHOWN_WAYS]

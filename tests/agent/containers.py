@@ -1,0 +1,118 @@
+"""Containers without Docker: a spec's edits applied to a root file system of this machine's own programs.
+
+Two ways: by namespaces and bind mounts of the test's own, and by a real OCI runtime (crun, runc) where it is installed.
+"""
+
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.agent.cdi_rules import Edits, Mount
+from tests.agent.stage import GPULOAD
+
+# What a program needs to run at all; a real image brings its own.
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+PROGRAM = "/opt/gpuload"
+
+
+class Container(NamedTuple):
+    """What a runtime would start: `arguments` under these edits, in `directory`."""
+
+    directory: Path
+    edits: Edits
+    arguments: Sequence[str]
+    # Inside; no user namespace, so the same outside.
+    uid: int = 0
+
+    @property
+    def mounts(self) -> list[Mount]:
+        """The image's, then the edits', parents before what lies in them."""
+        image = [Mount(one, one, options=["ro", "bind"]) for one in SYSTEM if not Path(one).is_symlink()]
+        image += [Mount(one, one, options=["rw", "bind"]) for one in DEVICES]
+        image.append(Mount(str(GPULOAD), PROGRAM, options=["ro", "bind"]))
+        nodes = [Mount(one.host_path or one.path, one.path, options=["rw", "bind"]) for one in self.edits.device_nodes]
+        edits = sorted(self.edits.mounts, key=lambda mount: mount.container_path.count("/"))
+        return [*image, *nodes, *edits]
+
+    def prepare(self) -> Path:
+        """The root file system: links into /usr as this machine has them, and an /etc of its own."""
+        root = self.directory / "rootfs"
+        for directory in ("etc", "proc", "dev", "tmp", "opt"):
+            (root / directory).mkdir(parents=True)
+        for link in SYSTEM:
+            if Path(link).is_symlink():
+                (root / link[1:]).symlink_to(Path(link).readlink())
+        for file in ("ld.so.cache", "ld.so.conf"):
+            if (Path("/etc") / file).exists():
+                shutil.copy(Path("/etc") / file, root / "etc" / file)
+        return root
+
+
+def namespaces_open() -> bool:
+    """Whether mounts and pid namespaces may be made here."""
+    if shutil.which("unshare") is None:
+        return False
+    tried = ["unshare", "--mount", "--pid", "--fork", "--propagation", "private", "mount", "-t", "tmpfs", "x", "/mnt"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+
+
+def unshared(container: Container) -> list[str]:
+    """The command that runs it in mount and pid namespaces of its own; its program is pid 1 there."""
+    root = container.prepare()
+    script = container.directory / "enter.sh"
+    # A tmpfs first: the mount points that are made in it go with the namespace.
+    lines = ["set -e", f"mount -t tmpfs none {root}/dev", f"mount -t tmpfs none {root}/opt"]
+    for mount in container.mounts:
+        inside, host = shlex.quote(f"{root}{mount.container_path}"), shlex.quote(mount.host_path)
+        make = f"mkdir -p {inside}"
+        if not Path(mount.host_path).is_dir():
+            make = f"mkdir -p $(dirname {inside}); : >> {inside}"
+        # A mount point inside a mount that is there already is the host's own file.
+        lines += [f"[ -e {inside} ] || {{ {make}; }}", f"mount --bind {host} {inside}"]
+        if "ro" in mount.options:
+            lines.append(f"mount -o remount,bind,ro {inside}")
+    lines.append(f"mount -t proc proc {root}/proc")
+    variables = " ".join(shlex.quote(one) for one in (PATH, *container.edits.env))
+    user = f"--userspec={container.uid}:{container.uid}"
+    lines.append(f"exec env -i {variables} chroot {user} {root} {shlex.join(container.arguments)}")
+    script.write_text("\n".join(lines) + "\n")
+    options = ["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+    return ["unshare", *options, "sh", str(script)]
+
+
+def bundle(container: Container, runtime: str, name: str) -> list[str]:
+    """The command that runs it by an OCI runtime."""
+    root = container.prepare()
+    (container.directory / "config.json").write_text(json.dumps(_config(container, root)))
+    # The state directory is the test's: nothing is left in /run.
+    options = [f"--root={container.directory / 'state'}"]
+    if runtime == "crun":
+        options.append("--cgroup-manager=disabled")
+    return [runtime, *options, "run", f"--bundle={container.directory}", name]
+
+
+def _config(container: Container, root: Path) -> dict[str, Any]:
+    mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
+    mounts += [
+        {"destination": one.container_path, "type": "bind", "source": one.host_path, "options": one.options}
+        for one in container.mounts
+    ]
+    return {
+        "ociVersion": "1.0.2",
+        "root": {"path": str(root), "readonly": False},
+        "process": {
+            "user": {"uid": container.uid, "gid": container.uid},
+            "args": list(container.arguments),
+            "env": [PATH, *container.edits.env],
+            "cwd": "/",
+            "noNewPrivileges": True,
+        },
+        "mounts": mounts,
+        "linux": {"namespaces": [{"type": "mount"}, {"type": "pid"}]},
+    }
