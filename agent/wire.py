@@ -115,8 +115,10 @@ class GpuUsage(Record, frozen=True, kw_only=True):
     uuid: GpuUuid
     core_percent: MeasuredPercent
     memory_bytes: Bytes
-    power_watts: Annotated[float, Meta(ge=0)] | None = None
-    temperature_celsius: float | None = None
+    power_watts: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    temperature_celsius: Annotated[float, Meta(ge=-1000, le=1e5)] | None = None
+    sm_clock_mhz: Count | None = None
+    memory_clock_mhz: Count | None = None
 
 
 class AssignmentUsage(Record, frozen=True, kw_only=True):
@@ -131,12 +133,14 @@ class AssignmentUsage(Record, frozen=True, kw_only=True):
     memory_bytes: Bytes
     memory_limit_bytes: Bytes
     processes: Count
+    # GPU time since the last sample, by the same account.
+    gpu_time_ms: Annotated[float, Meta(ge=0, le=1e9)] | None = None
 
 
 class Usage(Frame, frozen=True, kw_only=True):
     """Agent → server, once a second: kept and sent again until `ack` names its sequence number."""
 
-    seq: Annotated[int, Meta(ge=1)]
+    seq: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     at: Seconds
     gpus: Annotated[list[GpuUsage], Meta(max_length=MAX_GPUS)]
     assignments: Annotated[list[AssignmentUsage], Meta(max_length=MAX_ASSIGNMENTS)]

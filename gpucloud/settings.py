@@ -23,6 +23,12 @@ REDIS_URL = environment.text("REDIS_URL")
 # Keeps two installations (or two test runs) on one Redis apart.
 REDIS_PREFIX = environment.text("REDIS_PREFIX", "gpucloud")
 
+# How long telemetry is kept: the seconds as agents send them, and the means over ten seconds, a minute, an hour, a day.
+TELEMETRY_RAW_HOURS = environment.number("TELEMETRY_RAW_HOURS", 24, least=3)
+TELEMETRY_TENS_DAYS = environment.number("TELEMETRY_TENS_DAYS", 3, least=1)
+TELEMETRY_MINUTES_DAYS = environment.number("TELEMETRY_MINUTES_DAYS", 35, least=1)
+TELEMETRY_HOURS_DAYS = environment.number("TELEMETRY_HOURS_DAYS", 400, least=1)
+
 INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -227,7 +233,8 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 2.0,
         "options": {"expires": 4},
     },
-    "drop-old-samples": {"task": "apps.nodes.tasks.drop_old_samples", "schedule": 600.0},
+    # Four hours are made ahead, so a worker may be away for as long.
+    "keep-partitions": {"task": "apps.nodes.tasks.keep_partitions", "schedule": 60.0, "options": {"expires": 60}},
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
     # Two seconds: until it is sealed, an audit event could be removed without a trace.
     "seal-audit": {"task": "apps.quotas.tasks.seal_audit", "schedule": 2.0, "options": {"expires": 4}},

@@ -2,19 +2,21 @@
 
 import logging
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from django.db import transaction
 
 from agent import wire
 from apps.nodes.models import Node
-from apps.nodes.services import samples
 from apps.nodes.services.conditions import take_conditions
+from apps.nodes.services.telemetry.packing import Carried
+from apps.nodes.services.telemetry.storing import Measured
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.scheduling import events
+from apps.scheduling import watching
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.health import tell_owners
@@ -36,29 +38,33 @@ class Gateway:
         """Take what is in force."""
         take_observed(node=node, frame=frame)
 
-    def usage(self, node: Node, frame: wire.Usage) -> None:
-        """Store the frame, then show it to those who watch the node or one of its claims."""
-        live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
-        rows: dict[str, dict[str, Any]] = {
-            str(row["uid"]): dict(row) for row in live.values("uid", "claim__uid", "gpu__uuid", "lent_core")
-        }
-        samples.store(node=node, usage=frame, known=set(rows))
-        counters.TELEMETRY_FRAMES.add()
-        counters.TELEMETRY_SECONDS.observe(max(0.0, time.time() - frame.at))
-        known = [item for item in frame.assignments if item.uid in rows]
-        # Of several GPUs of a claim, the one on which it did most.
-        rising = sorted(known, key=lambda item: item.core_percent)
-        if lenders := {str(rows[item.uid]["claim__uid"]): item for item in rising if rows[item.uid]["lent_core"]}:
-            waking.wake(lenders, at=datetime.fromtimestamp(frame.at, tz=UTC))
-        shown = [_shown(item, rows[item.uid]) for item in known]
-        gpus = [msgspec.to_builtins(gpu) for gpu in frame.gpus]
-        # Sequence numbers are the node's own: a page that watches a claim on two nodes counts them apart.
-        base = {"type": "live.usage", "node": node.name, "seq": frame.seq, "at": frame.at}
-        events.send_to_group(events.node_group(node.uid), {**base, "gpus": gpus, "assignments": shown})
-        for claim_uid in {str(row["claim__uid"]) for row in rows.values()}:
-            mine = [item for item in shown if item["claim"] == claim_uid]
-            if mine:
-                events.send_to_group(events.claim_group(claim_uid), {**base, "assignments": mine})
+    def carried(self, node_ids: Sequence[int]) -> dict[int, dict[str, Carried]]:
+        """What is on these nodes."""
+        live = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED)
+        found: dict[int, dict[str, Carried]] = defaultdict(dict)
+        for node_id, uid, *rest in live.values_list("gpu__node_id", "uid", "gpu_id", "gpu__uuid", "claim__uid"):
+            gpu_id, gpu_uuid, claim_uid = rest
+            found[node_id][str(uid)] = Carried(uid.bytes, gpu_id, gpu_uuid, str(claim_uid))
+        return dict(found)
+
+    def measured(self, batch: Sequence[Measured]) -> None:
+        """Give those claims back what they lent that are seen to work."""
+        now = time.time()
+        counters.TELEMETRY_FRAMES.add(amount=len(batch))
+        for _, usage in batch:
+            counters.TELEMETRY_SECONDS.observe(max(0.0, now - usage.at))
+        lending = {str(uid) for uid in Claim.objects.filter(lent_core__gt=0).values_list("uid", flat=True)}
+        for source, usage in batch if lending else ():
+            carried = source.carried or {}
+            known = [(carried[item.uid].claim_uid, item) for item in usage.assignments if item.uid in carried]
+            # Of several GPUs of a claim, the one on which it did most.
+            rising = sorted(known, key=lambda pair: pair[1].core_percent)
+            if lenders := {claim: item for claim, item in rising if claim in lending}:
+                waking.wake(lenders, at=datetime.fromtimestamp(usage.at, tz=UTC))
+
+    async def show(self, batch: Sequence[Measured]) -> None:
+        """To those who watch a node or one of its claims."""
+        await watching.show(batch)
 
     @transaction.atomic
     def conditions(self, node: Node, frame: wire.Conditions) -> None:
@@ -90,7 +96,3 @@ def _claim_of(process: wire.GpuProcess | None, node: Node) -> Claim | None:
         return None
     claims = Claim.objects.filter(uid=process.claim_uid, assignments__gpu__node=node)
     return claims.select_related("tenant").first()
-
-
-def _shown(item: wire.AssignmentUsage, row: dict[str, Any]) -> dict[str, Any]:
-    return {**msgspec.to_builtins(item), "claim": str(row["claim__uid"]), "gpu": row["gpu__uuid"]}

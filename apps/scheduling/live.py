@@ -4,6 +4,7 @@ The page names one claim, one node, or `claims=all` in the query; what its sessi
 anything is sent.
 """
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -16,7 +17,7 @@ from django.core.exceptions import ValidationError
 from apps.nodes.models import Node
 from apps.quotas import principals
 from apps.quotas.models import User
-from apps.scheduling import events
+from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
 
 CLOSE_DENIED = 4403
@@ -29,6 +30,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     watched: tuple[str, ...] = ()
     checked = 0.0
+    watching: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
         """Join what the session may see; else close with 4403."""
@@ -38,6 +40,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.close(CLOSE_DENIED, "not signed in, or not yours")
         for group in self.watched:
             await self.channel_layer.group_add(group, self.channel_name)
+        if self.watched:
+            self.watching = asyncio.ensure_future(watching.keep_watching(self.watched))
 
     async def _may_watch(self) -> tuple[str, ...]:
         self.checked = time.monotonic()
@@ -46,6 +50,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     async def disconnect(self, code: int) -> None:
         """Leave."""
+        if self.watching is not None:
+            self.watching.cancel()
         for group in self.watched:
             await self.channel_layer.group_discard(group, self.channel_name)
 

@@ -48,6 +48,10 @@ CONTROL_PLANE = frozenset(
         "SESSION_HOURS",
         "SESSION_IDLE_MINUTES",
         "STATIC_ROOT",
+        "TELEMETRY_HOURS_DAYS",
+        "TELEMETRY_MINUTES_DAYS",
+        "TELEMETRY_RAW_HOURS",
+        "TELEMETRY_TENS_DAYS",
         "THROTTLE_BURST",
         "THROTTLE_PER_SECOND",
     }

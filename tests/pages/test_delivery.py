@@ -19,6 +19,7 @@ from gpucloud.urls import server_error
 from gpucloud.web.looks import LOOKS
 from gpucloud.web.tags import SPRITE
 from tests.cast import Cast, Machine, placed
+from tests.measurements import keep
 from tests.pages.conftest import SignIn
 
 QUERIES = 25
@@ -124,8 +125,7 @@ def _measure(machine: Machine) -> None:
     for second in range(5):
         at = now - timedelta(seconds=second)
         for gpu in machine.node.gpus.all():
-            Sample.objects.create(gpu=gpu, at=at, core_percent=40, memory_bytes=1 << 30)
+            keep([Sample(gpu=gpu, at=at, core_percent=40, memory_bytes=1 << 30)])
         for row in Assignment.objects.all():
-            Sample.objects.create(
-                assignment_uid=row.uid, at=at, core_percent=10, core_limit_percent=row.core_limit, memory_bytes=1 << 29
-            )
+            facts = {"core_percent": 10, "core_limit_percent": row.core_limit, "memory_bytes": 1 << 29}
+            keep([Sample(assignment_uid=row.uid, at=at, **facts)])

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from agent import wire
 from apps.nodes.models import Sample
+from apps.nodes.services.telemetry.storing import Measured, source_of, store
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim, Proposal
@@ -15,6 +16,7 @@ from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.placing.rounds import run_round
 from apps.scheduling.services.rebalancing import proposals
 from tests.cast import MIB_BYTES, Cast, Machine, ask, give_plenty, placed
+from tests.measurements import keep
 from tests.scheduling.clock import Clock
 
 SECONDS = 300
@@ -33,7 +35,7 @@ def measured(claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: 
     facts = {"core_percent": 0.0, "throttled_percent": 0.0, **facts}
     begin = clock.now
     clock.advance(seconds=seconds)
-    Sample.objects.bulk_create(
+    keep(
         Sample(
             assignment_uid=assignment.uid,
             at=begin + timedelta(seconds=second + 1),
@@ -85,4 +87,6 @@ def usage(machine: Machine, claim: Claim, core_percent: float, throttled_percent
         for item in claim.assignments.all()
     ]
     frame = wire.Usage(seq=1, at=timezone.now().timestamp(), gpus=[], assignments=items)
-    Gateway().usage(machine.node, frame)
+    batch = [Measured(source_of(machine.node), frame)]
+    store(batch)
+    Gateway().measured(batch)

@@ -11,7 +11,7 @@ from django.db import connection
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
-from apps.nodes.models import Gpu, Node, Sample
+from apps.nodes.models import Gpu, Node, UsageFrame
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import (
     AuditEvent,
@@ -260,7 +260,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
-    Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Sample, Tenant, Token,
+    Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
     LimitRange, MemberLimit, Reservation,
 ]  # fmt: skip
 

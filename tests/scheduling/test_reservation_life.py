@@ -20,6 +20,7 @@ from apps.scheduling.services.reserving.charges import ReservationFull, Reservat
 from apps.scheduling.services.reserving.clock import drive
 from apps.scheduling.services.reserving.reservations import create_reservation, release_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, lose, placed, used
+from tests.measurements import keep
 from tests.scheduling.clock import START, Clock
 
 HOUR = timedelta(hours=1)
@@ -347,7 +348,7 @@ def test_a_booking_does_not_mind_who_would_give_way(stage: Cast, machine: Machin
 def measured(assignment: Assignment, percent: float, *, seconds: int) -> None:
     """A sample for each of the last seconds."""
     end = timezone.now()
-    Sample.objects.bulk_create(
+    keep(
         Sample(
             assignment_uid=assignment.uid,
             at=end - timedelta(seconds=ago),

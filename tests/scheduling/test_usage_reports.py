@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from apps.nodes.models import Sample
+from apps.nodes.models import Sample, UsageFrame
 from apps.quotas.models import LedgerEntry, Price
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.prices import set_price
@@ -19,6 +19,7 @@ from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import MODEL, Api, Cast, Machine, ask, give, give_plenty, placed
+from tests.measurements import keep
 from tests.scheduling.clock import START, Clock
 
 DAY = START.date()
@@ -187,7 +188,7 @@ def test_a_refusal_names_a_time_as_it_was_asked_for(cast: Cast, machine: Machine
 
 def measure(assignment: UUID, begin: datetime, *, seconds: int, core_percent: float, every: float = 1.0) -> None:
     count = int(seconds / every)
-    Sample.objects.bulk_create(
+    keep(
         Sample(
             assignment_uid=assignment, at=begin + timedelta(seconds=number * every), core_percent=core_percent,
             memory_bytes=0,
@@ -233,7 +234,7 @@ def test_late_frames_are_made_up_for_and_dropped_samples_take_nothing_away(
     assert late == (100 + 5 + 100) * 1000
     clock.advance(hours=23)
     measure(assignment.uid, clock.now, seconds=10, core_percent=100)
-    Sample.objects.filter(at__lt=START + timedelta(minutes=10)).delete()
+    UsageFrame.objects.filter(at__lt=START + timedelta(minutes=10)).delete()
     tasks.roll_up_usage()
     assert UsedHour.objects.order_by("hour").values_list("gpu_time_ms", flat=True)[0] == late
 

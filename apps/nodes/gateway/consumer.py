@@ -10,9 +10,11 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from agent import wire
-from apps.nodes.gateway import registry
+from apps.nodes.gateway import intake, registry
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
+from apps.nodes.services.telemetry import storing
+from apps.nodes.services.telemetry.storing import Source
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,23 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     node: Node | None = None
     welcomed = False
+    source: Source | None = None
+    # Closed, by either side: nothing is acknowledged any more.
+    ended = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        # Compared by the intake, and a bound method is made anew each time it is asked for.
+        self._told = self._stored
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        """Channels has a thread look after old database connections before each message; whoever uses one here does."""
+        await getattr(self, message["type"].replace(".", "_"))(message)
+
+    async def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """Nothing is said or stored after that."""
+        self.ended = True
+        await super().close(code, reason)
 
     async def connect(self) -> None:
         """Accept first, so that a refusal can carry a close code that the agent can explain."""
@@ -34,7 +53,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """One frame."""
-        if self.node is None:
+        if self.node is None or self.ended:
             return
         try:
             frame = _decode(text_data)
@@ -54,8 +73,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 case wire.Observed():
                     await database_sync_to_async(registry.claims().observed)(node, frame)
                 case wire.Usage():
-                    await database_sync_to_async(registry.claims().usage)(node, frame)
-                    await self.send(wire.encode(wire.Ack(seq=frame.seq)))
+                    await self._usage(frame)
                 case wire.Event():
                     await database_sync_to_async(registry.claims().event)(node, frame)
                 case wire.Conditions():
@@ -82,13 +100,31 @@ class AgentConsumer(AsyncWebsocketConsumer):
         # Joined before it is read: a push between the two is sent twice rather than never.
         desired = await database_sync_to_async(registry.claims().desired)(node)
         await self.send(wire.encode(desired))
+        self.source = await database_sync_to_async(storing.source_of)(node)
         self.welcomed = True
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
+
+    async def _usage(self, frame: wire.Usage) -> None:
+        assert self.source is not None
+        if not intake.here().put(self.source, frame, self._told):
+            await self.close(wire.CLOSE_BUSY, "too much waits to be stored")
+
+    async def _stored(self, seq: int | None) -> None:
+        """Every frame up to this one is stored, or one is not."""
+        if self.ended:
+            return
+        if seq is None:
+            await self.close(wire.CLOSE_BUSY, "the database did not take this frame")
+        else:
+            await self.send(wire.encode(wire.Ack(seq=seq)))
 
     async def node_desired(self, message: dict[str, Any]) -> None:
         """A push from a worker."""
         if self.welcomed:
             await self.send(message["text"])
+            if self.source is not None:
+                # What the node carries may be about to change.
+                self.source.carried = None
 
     async def node_superseded(self, message: dict[str, Any]) -> None:
         """A newer connection of this node."""
@@ -101,6 +137,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def disconnect(self, code: int) -> None:
         """Leave the group; what is wanted stays in the database."""
+        self.ended = True
         if self.node is not None:
             await self.channel_layer.group_discard(registry.group(self.node.uid), self.channel_name)
 

@@ -1,10 +1,15 @@
 """What the gateway asks of the app above it: this app knows nodes, not claims."""
 
 import uuid
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from agent import wire
 from apps.nodes.models import Node
+
+if TYPE_CHECKING:
+    from apps.nodes.services.telemetry.packing import Carried
+    from apps.nodes.services.telemetry.storing import Measured
 
 
 class Claims(Protocol):
@@ -16,8 +21,14 @@ class Claims(Protocol):
     def observed(self, node: Node, frame: wire.Observed) -> None:
         """Take what is in force on the node."""
 
-    def usage(self, node: Node, frame: wire.Usage) -> None:
-        """Store and show what was measured."""
+    def carried(self, node_ids: Sequence[int]) -> dict[int, dict[str, "Carried"]]:
+        """The assignments on each of these nodes that are not released, by their uids."""
+
+    def measured(self, batch: Sequence["Measured"]) -> None:
+        """Take what was just stored."""
+
+    async def show(self, batch: Sequence["Measured"]) -> None:
+        """Show what was just stored to who watches."""
 
     def conditions(self, node: Node, frame: wire.Conditions) -> None:
         """Take how the node and its GPUs are."""

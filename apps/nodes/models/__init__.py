@@ -3,6 +3,6 @@
 from apps.nodes.models.condition import Condition
 from apps.nodes.models.gpu import Gpu
 from apps.nodes.models.node import Node
-from apps.nodes.models.sample import Sample
+from apps.nodes.models.sample import Sample, UsageFrame
 
-__all__ = ["Condition", "Gpu", "Node", "Sample"]
+__all__ = ["Condition", "Gpu", "Node", "Sample", "UsageFrame"]

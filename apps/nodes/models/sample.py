@@ -1,18 +1,72 @@
-"""Utilisation samples: what a GPU or an assignment did in one second."""
+"""What agents measure, second by second: one row for each frame of a node, and a view with one for each measurement.
 
+A frame's values lie in arrays, one place for each GPU or assignment (`docs/decisions/0025-frames.md` says why).
+"""
+
+from typing import Any
+
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 from apps.nodes.models.gpu import Gpu
 
 
+def _list(field: "models.Field[Any, Any]") -> Any:
+    return ArrayField(field, default=list)
+
+
+class UsageFrame(models.Model):
+    """One frame of one node. In the database it is partitioned by `at`, an hour each; the tables are made in SQL.
+
+    Holds the keys of nodes, GPUs and assignments without foreign keys: a partition is dropped as a whole.
+    """
+
+    pk = models.CompositePrimaryKey("node_id", "at", "seq")
+    node_id = models.BigIntegerField()
+    at = models.DateTimeField()
+    # The agent's own number: a frame that comes again is the same row.
+    seq = models.BigIntegerField()
+    gpu_ids = _list(models.BigIntegerField())
+    gpu_core = _list(models.FloatField())
+    gpu_memory = _list(models.BigIntegerField())
+    gpu_watts = _list(models.FloatField(null=True))
+    gpu_celsius = _list(models.FloatField(null=True))
+    gpu_sm_mhz = _list(models.IntegerField(null=True))
+    gpu_memory_mhz = _list(models.IntegerField(null=True))
+    uids = _list(models.UUIDField())
+    # The GPU that each assignment is on.
+    on_gpus = _list(models.BigIntegerField(null=True))
+    core = _list(models.FloatField())
+    core_limit = _list(models.SmallIntegerField(null=True))
+    throttled = _list(models.FloatField(null=True))
+    memory = _list(models.BigIntegerField())
+    memory_limit = _list(models.BigIntegerField(null=True))
+    processes = _list(models.IntegerField(null=True))
+    gpu_time_ms = _list(models.FloatField(null=True))
+
+    class Meta:
+        # `migrations/0006_usage_frames.py` makes the table.
+        db_table = "nodes_usageframe"
+
+    def __str__(self) -> str:
+        return f"frame {self.seq} of node {self.node_id} at {self.at}"
+
+
 class Sample(models.Model):
     """One second of one GPU (`assignment_uid` null, by NVML) or of one assignment (by libvcuda's account).
 
+    A view: it goes through every frame of the nodes and times that are asked for, so name the nodes and a window.
     Holds the assignment's uid, not a foreign key: assignments live in a higher app. Telemetry may be lossy.
     """
 
-    gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="samples", null=True)
+    pk = models.CompositePrimaryKey("node_id", "at", "seq", "place")
+    node_id = models.BigIntegerField()
+    seq = models.BigIntegerField()
+    place = models.IntegerField()
+    gpu = models.ForeignKey(Gpu, on_delete=models.DO_NOTHING, related_name="samples", null=True)
     assignment_uid = models.UUIDField(null=True)
+    # Of an assignment, the GPU that it is on.
+    on_gpu_id = models.BigIntegerField(null=True)
     at = models.DateTimeField()
     core_percent = models.FloatField()
     core_limit_percent = models.PositiveSmallIntegerField(null=True)
@@ -20,18 +74,15 @@ class Sample(models.Model):
     memory_bytes = models.BigIntegerField()
     memory_limit_bytes = models.BigIntegerField(null=True)
     processes = models.PositiveIntegerField(null=True)
+    gpu_time_ms = models.FloatField(null=True)
     power_watts = models.FloatField(null=True)
     temperature_celsius = models.FloatField(null=True)
+    sm_clock_mhz = models.IntegerField(null=True)
+    memory_clock_mhz = models.IntegerField(null=True)
 
     class Meta:
-        # A frame that is sent again after a lost acknowledgement stores nothing twice.
-        constraints = [
-            models.UniqueConstraint(
-                fields=["assignment_uid", "at"], condition=models.Q(gpu=None), name="sample_of_assignment"
-            ),
-            models.UniqueConstraint(fields=["gpu", "at"], condition=~models.Q(gpu=None), name="sample_of_gpu"),
-        ]
-        indexes = [models.Index(fields=["at"], name="sample_by_time")]
+        managed = False
+        db_table = "nodes_sample"
 
     def __str__(self) -> str:
         return f"{self.gpu_id or self.assignment_uid} at {self.at}"

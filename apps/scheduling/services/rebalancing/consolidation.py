@@ -1,6 +1,7 @@
 """What moving claims would free in a pool. Proposals only: nothing here, or anywhere yet, moves a running program."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from django.utils import timezone
 
@@ -16,6 +17,8 @@ from apps.scheduling.services.claims.life import request_of
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserving.reserved import microseconds, read_reserved
 
+# A sample comes every second: of what was not measured for so long, all that it may use is taken as used.
+LATELY = timedelta(minutes=1)
 # Of the queue's head, each by itself: a plan for many at once would be no proposal any more but a rebuilding.
 MOST_WAITING = 10
 
@@ -85,6 +88,8 @@ def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
 def _in_use(live: list[Assignment]) -> dict[int, int]:
     """MiB in use by the latest sample, by the assignment's key; of what was never measured, nothing is said."""
     rows = {item.uid: item for item in live}
-    samples = Sample.objects.filter(gpu=None, assignment_uid__in=rows)
+    nodes = {item.gpu.node_id for item in live}
+    since = timezone.now() - LATELY
+    samples = Sample.objects.filter(gpu=None, assignment_uid__in=rows, node_id__in=nodes, at__gte=since)
     latest = samples.order_by("assignment_uid", "-at").distinct("assignment_uid")
     return {rows[uid].pk: -(-used // MIB) for uid, used in latest.values_list("assignment_uid", "memory_bytes") if uid}

@@ -16,6 +16,25 @@ LATEST = timedelta(seconds=5)
 # Of several GPUs, the one on which most was done counts; of what was measured, the one with the least. Nothing from
 # before its last change counts: what a claim did under other limits does not say what it does under these.
 MEASURED = """
+WITH use AS (
+    SELECT assignment.id, extract(epoch FROM max(at) - min(at)) + 1 AS measured,
+        avg(core_percent) AS mean,
+        percentile_cont(0.95) WITHIN GROUP (ORDER BY core_percent) AS p95,
+        (array_agg(core_percent ORDER BY at DESC) FILTER (WHERE at >= %(latest)s))[1] AS latest,
+        avg(throttled_percent) AS throttled,
+        (array_agg(throttled_percent ORDER BY at DESC) FILTER (WHERE at >= %(latest)s))[1] AS throttled_latest,
+        percentile_cont(0.95) WITHIN GROUP (ORDER BY memory_bytes) AS memory_p95,
+        max(memory_bytes) AS memory_most
+    FROM scheduling_claim claim
+    JOIN scheduling_assignment assignment
+        ON assignment.claim_id = claim.id AND assignment.state IN ('in_force', 'over_limit')
+    JOIN nodes_gpu gpu ON gpu.id = assignment.gpu_id
+    JOIN nodes_sample sample ON sample.node_id = gpu.node_id AND sample.assignment_uid = assignment.uid
+    WHERE claim.pool_id = %(pool)s AND claim.state = 'active' AND claim.rebalance AND claim.borrowed_core = 0
+        AND sample.gpu_id IS NULL AND sample.at >= %(begin)s AND sample.at <= %(now)s
+        AND sample.at >= greatest(%(begin)s, claim.rebalanced_at, assignment.in_force_at)
+    GROUP BY assignment.id
+)
 SELECT claim.uid, claim.core_request, claim.core_limit, claim.memory_mib,
     coalesce(claim.asked_core_limit, claim.core_limit), claim.lent_core,
     extract(epoch FROM claim.rebalanced_at)::bigint,
@@ -26,20 +45,7 @@ FROM scheduling_claim claim
 JOIN scheduling_assignment assignment
     ON assignment.claim_id = claim.id AND assignment.state IN ('in_force', 'over_limit')
 JOIN nodes_gpu gpu ON gpu.id = assignment.gpu_id
-JOIN LATERAL (
-    SELECT extract(epoch FROM max(at) - min(at)) + 1 AS measured,
-        avg(core_percent) AS mean,
-        percentile_cont(0.95) WITHIN GROUP (ORDER BY core_percent) AS p95,
-        (array_agg(core_percent ORDER BY at DESC) FILTER (WHERE at >= %(latest)s))[1] AS latest,
-        avg(throttled_percent) AS throttled,
-        (array_agg(throttled_percent ORDER BY at DESC) FILTER (WHERE at >= %(latest)s))[1] AS throttled_latest,
-        percentile_cont(0.95) WITHIN GROUP (ORDER BY memory_bytes) AS memory_p95,
-        max(memory_bytes) AS memory_most
-    FROM nodes_sample
-    WHERE assignment_uid = assignment.uid AND gpu_id IS NULL AND at <= %(now)s
-        AND at >= greatest(%(begin)s, claim.rebalanced_at, assignment.in_force_at)
-    HAVING count(*) > 0
-) use ON true
+JOIN use ON use.id = assignment.id
 WHERE claim.pool_id = %(pool)s AND claim.state = 'active' AND claim.rebalance AND claim.borrowed_core = 0
 GROUP BY claim.id
 ORDER BY claim.id

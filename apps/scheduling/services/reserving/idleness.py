@@ -20,6 +20,7 @@ def used_percent(reservation: Reservation, *, now: datetime) -> float | None:
     live = claimed.exclude(state=AssignmentState.RELEASED)
     oldest = live.order_by("created_at").values_list("created_at", flat=True).first()
     samples = Sample.objects.filter(gpu=None, assignment_uid__in=claimed.values("uid"), at__gte=begin, at__lt=now)
+    samples = samples.filter(node_id__in=claimed.values("gpu__node_id"))
     seen = samples.aggregate(count=Count("pk"), core=Sum("core_percent", default=0.0))
     if oldest is not None and seen["count"] < ENOUGH * (now - max(oldest, begin)).total_seconds():
         return None

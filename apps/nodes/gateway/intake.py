@@ -1,0 +1,114 @@
+"""Where the frames of all of a process's agents meet: gathered for a moment, stored at once, then acknowledged.
+
+A frame costs the process its decoding and a place in a list; thread, transaction and statement are shared by all that
+came within the same quarter of a second. Nothing is acknowledged before it is stored.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from django.db import InterfaceError, OperationalError, close_old_connections
+
+from agent import wire
+from apps.nodes.gateway import registry
+from apps.nodes.services.telemetry import storing
+from apps.nodes.services.telemetry.storing import Measured, Source
+
+logger = logging.getLogger(__name__)
+
+# Of the 1.5 s within which a chart shows what happened. Fewer, larger batches cost less.
+GATHER_SECONDS = 0.25
+# More than this wait only if the database is away or too slow; then agents keep what they have.
+MOST_WAITING = 20_000
+# A batch larger than this would keep the thread, and what waits for the interpreter, for long.
+AT_ONCE = 1000
+RETRY_SECONDS = 1.0
+
+# Told with the highest number that is stored, or with None: what was sent since is lost here, and must be sent again.
+Told = Callable[[int | None], Awaitable[None]]
+
+
+class _Waiting(NamedTuple):
+    measured: Measured
+    told: Told
+
+
+class Intake:
+    """One process's. Belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiting] = []
+        self._storing: asyncio.Task[None] | None = None
+        self._showing: asyncio.Task[None] | None = None
+        # A thread of its own: it keeps its connection and its temporary table.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="telemetry")
+
+    def put(self, source: Source, usage: wire.Usage, told: Told) -> bool:
+        """Have it stored with the next batch. False: there is no room."""
+        if len(self._waiting) >= MOST_WAITING:
+            return False
+        self._waiting.append(_Waiting(Measured(source, usage), told))
+        if self._storing is None:
+            self._storing = asyncio.ensure_future(self._store_soon())
+        return True
+
+    async def _store_soon(self) -> None:
+        await asyncio.sleep(GATHER_SECONDS)
+        while self._waiting:
+            batch, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+            await self._store(batch)
+            if len(self._waiting) < AT_ONCE:
+                break
+        self._storing = asyncio.ensure_future(self._store_soon()) if self._waiting else None
+
+    async def _store(self, batch: list[_Waiting]) -> None:
+        measured = [waiting.measured for waiting in batch]
+        stored = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, _stored, measured)
+        except (OperationalError, InterfaceError) as error:
+            # The database is away. While there is room they wait here: a thousand agents that come back at once are
+            # more work than this.
+            logger.warning("%d frames of agents wait for the database: %s", len(batch), error)
+            self._waiting = batch + self._waiting
+            await asyncio.sleep(RETRY_SECONDS)
+            return
+        except Exception:  # whatever it is, the next batch must not wait for ever
+            # Nothing was stored, so nothing is acknowledged; the agents come back and say it again.
+            logger.exception("%d frames of agents were not stored", len(batch))
+            stored = False
+        highest: dict[Told, int] = {}
+        for waiting in batch:
+            highest[waiting.told] = max(waiting.measured.usage.seq, highest.get(waiting.told, 0))
+        for told, seq in highest.items():
+            try:
+                await told(seq if stored else None)
+            except Exception as error:  # noqa: BLE001 - a connection that breaks just now is its own agent's affair
+                logger.info("an agent was not told: %s", error)
+        if stored and (self._showing is None or self._showing.done()):
+            # What cannot be shown in time is not shown: a chart that misses a second reads it from the database.
+            self._showing = asyncio.ensure_future(registry.claims().show(measured))
+
+
+def _stored(batch: list[Measured]) -> None:
+    close_old_connections()
+    try:
+        storing.store(batch)
+        registry.claims().measured(batch)
+    finally:
+        close_old_connections()
+
+
+_intakes: "WeakKeyDictionary[asyncio.AbstractEventLoop, Intake]" = WeakKeyDictionary()
+
+
+def here() -> Intake:
+    """This event loop's."""
+    loop = asyncio.get_running_loop()
+    if loop not in _intakes:
+        _intakes[loop] = Intake()
+    return _intakes[loop]

@@ -1,0 +1,109 @@
+"""Storing what agents measure: the frames of many nodes in one transaction."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from agent import wire
+from apps.nodes.gateway import registry
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services.telemetry import packing
+from apps.nodes.services.telemetry.packing import Carried
+
+# A node is lost after ten seconds without a word; its row need not be written every second for that.
+SEEN_EVERY = timedelta(seconds=2)
+
+# A session's own table, neither logged nor flushed: COPY knows no conflicts, INSERT does.
+STAGE = "CREATE TEMP TABLE IF NOT EXISTS incoming_frame (LIKE nodes_usageframe) ON COMMIT DELETE ROWS"
+COPY = "COPY incoming_frame FROM STDIN (FORMAT BINARY)"
+KEEP = "INSERT INTO nodes_usageframe SELECT * FROM incoming_frame ON CONFLICT DO NOTHING"
+
+
+@dataclass(eq=False, slots=True)
+class Source:
+    """What one connection's frames are told by: its node, the node's GPUs, and what is on them."""
+
+    node_id: int
+    node_name: str
+    node_uid: str
+    gpu_ids: Mapping[str, int]
+    # None: ask before the next frame is stored.
+    carried: Mapping[str, Carried] | None = None
+    asked_at: float = 0.0
+
+
+# A frame may name what was released, or was never there: the database is not asked about that every second.
+ASK_AGAIN_SECONDS = 2.0
+
+
+class Measured(NamedTuple):
+    """A frame, and whose it is."""
+
+    source: Source
+    usage: wire.Usage
+
+
+def source_of(node: Node) -> Source:
+    """A new connection's."""
+    gpu_ids = dict(Gpu.objects.filter(node=node).values_list("uuid", "pk"))
+    return Source(node.pk, node.name, str(node.uid), gpu_ids)
+
+
+def store(batch: Sequence[Measured]) -> None:
+    """Keep these frames, all or none: GPUs of each node only, assignments only that it carries.
+
+    A frame that comes again is stored once. Raises DatabaseError.
+    """
+    _learn_what_is_carried(batch)
+    latest = timezone.now().timestamp()
+    rows = [
+        packing.row(
+            node_id=source.node_id,
+            usage=usage,
+            latest=latest,
+            gpu_ids=source.gpu_ids,
+            carried=source.carried or {},
+        )
+        for source, usage in batch
+    ]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(STAGE)
+        # Django's wrapper hands on what it does not know itself.
+        copying: Any = cursor
+        with copying.copy(COPY) as copy:
+            copy.write(b"".join((packing.HEADER, *rows, packing.TRAILER)))
+        cursor.execute(KEEP)
+        _saw({source.node_id for source, _ in batch})
+
+
+def _saw(node_ids: Iterable[int]) -> None:
+    now = timezone.now()
+    # In key order: two processes that store at once must not wait for each other in a ring.
+    known = Node.objects.filter(pk__in=sorted(node_ids)).exclude(last_seen_at__gte=now - SEEN_EVERY)
+    stale = list(known.order_by("pk").select_for_update(skip_locked=True, no_key=True).values_list("pk", flat=True))
+    if stale:
+        Node.objects.filter(pk__in=stale).update(last_seen_at=now)
+
+
+def _learn_what_is_carried(batch: Sequence[Measured]) -> None:
+    """One question for all connections that know too little."""
+    now = time.monotonic()
+    ask = {id(source): source for source, usage in batch if _knows_too_little(source, usage, now)}
+    if not ask:
+        return
+    found = registry.claims().carried(sorted({source.node_id for source in ask.values()}))
+    for source in ask.values():
+        source.carried, source.asked_at = found.get(source.node_id, {}), now
+
+
+def _knows_too_little(source: Source, usage: wire.Usage, now: float) -> bool:
+    if (carried := source.carried) is None:
+        return True
+    if now - source.asked_at < ASK_AGAIN_SECONDS:
+        return False
+    return any(item.uid not in carried for item in usage.assignments)

@@ -1,0 +1,49 @@
+"""Measurements that tests make up, stored as agents' frames are."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+
+from apps.nodes.models import Gpu, Sample, UsageFrame
+from apps.scheduling.models import Assignment
+
+
+def keep(samples: Iterable[Sample]) -> None:
+    """Store these, a frame for each node and moment."""
+    rows = list(samples)
+    node_of_gpu = dict(Gpu.objects.values_list("pk", "node_id"))
+    gpu_of = dict(Assignment.objects.values_list("uid", "gpu_id"))
+    frames: dict[tuple[int, datetime], list[Sample]] = defaultdict(list)
+    for row in rows:
+        row.on_gpu_id = row.gpu_id or gpu_of[row.assignment_uid]
+        frames[node_of_gpu[row.on_gpu_id], row.at].append(row)
+    first = UsageFrame.objects.count() + 1
+    UsageFrame.objects.bulk_create(
+        frame(node_id, at, seq, some) for seq, ((node_id, at), some) in enumerate(frames.items(), first)
+    )
+
+
+def frame(node_id: int, at: datetime, seq: int, rows: list[Sample]) -> UsageFrame:
+    gpus = [row for row in rows if row.gpu_id is not None]
+    mine = [row for row in rows if row.gpu_id is None]
+    return UsageFrame(
+        node_id=node_id,
+        at=at,
+        seq=seq,
+        gpu_ids=[row.gpu_id for row in gpus],
+        gpu_core=[row.core_percent for row in gpus],
+        gpu_memory=[row.memory_bytes for row in gpus],
+        gpu_watts=[row.power_watts for row in gpus],
+        gpu_celsius=[row.temperature_celsius for row in gpus],
+        gpu_sm_mhz=[row.sm_clock_mhz for row in gpus],
+        gpu_memory_mhz=[row.memory_clock_mhz for row in gpus],
+        uids=[row.assignment_uid for row in mine],
+        on_gpus=[row.on_gpu_id for row in mine],
+        core=[row.core_percent for row in mine],
+        core_limit=[row.core_limit_percent for row in mine],
+        throttled=[row.throttled_percent for row in mine],
+        memory=[row.memory_bytes for row in mine],
+        memory_limit=[row.memory_limit_bytes for row in mine],
+        processes=[row.processes for row in mine],
+        gpu_time_ms=[row.gpu_time_ms for row in mine],
+    )
