@@ -12,7 +12,7 @@ def keep(samples: Iterable[Sample]) -> None:
     """Store these, a frame for each node and moment."""
     rows = list(samples)
     node_of_gpu = dict(Gpu.objects.values_list("pk", "node_id"))
-    gpu_of = dict(Assignment.objects.values_list("uid", "gpu_id"))
+    gpu_of: dict[object, int] = dict(Assignment.objects.values_list("uid", "gpu_id"))
     frames: dict[tuple[int, datetime], list[Sample]] = defaultdict(list)
     for row in rows:
         row.on_gpu_id = row.gpu_id or gpu_of[row.assignment_uid]

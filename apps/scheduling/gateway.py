@@ -42,8 +42,8 @@ class Gateway:
         """What is on these nodes."""
         live = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED)
         found: dict[int, dict[str, Carried]] = defaultdict(dict)
-        for node_id, uid, *rest in live.values_list("gpu__node_id", "uid", "gpu_id", "gpu__uuid", "claim__uid"):
-            gpu_id, gpu_uuid, claim_uid = rest
+        columns = live.values_list("gpu__node_id", "uid", "gpu_id", "gpu__uuid", "claim__uid")
+        for node_id, uid, gpu_id, gpu_uuid, claim_uid in columns:
             found[node_id][str(uid)] = Carried(uid.bytes, gpu_id, gpu_uuid, str(claim_uid))
         return dict(found)
 
