@@ -4,7 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
 
-from apps.nodes.models import Gpu, Sample, UsageFrame
+from agent import wire
+from apps.nodes.models import Gpu, Node, Sample, UsageFrame
+from apps.nodes.services.telemetry.storing import Measured, source_of, store
+from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Assignment
 
 
@@ -21,6 +24,13 @@ def keep(samples: Iterable[Sample]) -> None:
     UsageFrame.objects.bulk_create(
         frame(node_id, at, seq, some) for seq, ((node_id, at), some) in enumerate(frames.items(), first)
     )
+
+
+def tell(node: Node, usage: wire.Usage) -> None:
+    """A frame of the node's agent, by the door of all frames."""
+    batch = [Measured(source_of(node), usage)]
+    store(batch)
+    Gateway().measured(batch)
 
 
 def frame(node_id: int, at: datetime, seq: int, rows: list[Sample]) -> UsageFrame:

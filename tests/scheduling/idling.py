@@ -8,15 +8,13 @@ from django.utils import timezone
 
 from agent import wire
 from apps.nodes.models import Sample
-from apps.nodes.services.telemetry.storing import Measured, source_of, store
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.placing.rounds import run_round
 from apps.scheduling.services.rebalancing import proposals
 from tests.cast import MIB_BYTES, Cast, Machine, ask, give_plenty, placed
-from tests.measurements import keep
+from tests.measurements import keep, tell
 from tests.scheduling.clock import Clock
 
 SECONDS = 300
@@ -87,6 +85,4 @@ def usage(machine: Machine, claim: Claim, core_percent: float, throttled_percent
         for item in claim.assignments.all()
     ]
     frame = wire.Usage(seq=1, at=timezone.now().timestamp(), gpus=[], assignments=items)
-    batch = [Measured(source_of(machine.node), frame)]
-    store(batch)
-    Gateway().measured(batch)
+    tell(machine.node, frame)

@@ -10,13 +10,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from agent import wire
-from apps.nodes.services import samples
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
-from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Assignment
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
+from tests.measurements import tell
 from tests.scheduling.scrapes import scrape
 
 
@@ -64,8 +63,7 @@ def used(machine: Machine, *assignments: Assignment, core_percent: float = 40.0,
 
 
 def store(machine: Machine, *assignments: Assignment, **facts: Any) -> None:
-    known = {str(one.uid) for one in assignments}
-    samples.store(node=machine.node, usage=used(machine, *assignments, **facts), known=known)
+    tell(machine.node, used(machine, *assignments, **facts))
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metric"])
@@ -164,7 +162,7 @@ def test_rounds_decisions_refusals_frames_and_latencies_are_counted(
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         claim, assignment = placed(cast, machine)
-    Gateway().usage(machine.node, used(machine, assignment))
+    tell(machine.node, used(machine, assignment))
     told = scrape(cast.olga)
     assert told.value("gpucloud_rounds_total", pool="default") == 1
     assert told.value("gpucloud_round_seconds_count", pool="default") == 1
