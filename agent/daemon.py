@@ -28,6 +28,7 @@ from agent.machine.audit import Audit, Finding
 from agent.machine.gpus import Inventory, Nvml
 from agent.machine.meter import Meter
 from agent.machine.sampling import Schedule
+from agent.metrics import Exporter, Facts
 from agent.node import Node
 from agent.rundir import RunDir
 from agent.server import enrolment
@@ -77,6 +78,7 @@ class Daemon:
         self._told: Hashable = None
         self._look_now = asyncio.Event()
         self._sample_now = asyncio.Event()
+        self._usage: wire.Usage | None = None
 
     async def run(self) -> None:
         """Work until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
@@ -87,6 +89,7 @@ class Daemon:
         self._apply_stored()
         await self._take_inventory()
         await self._door.open()
+        self._show_metrics()
         log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
         loops = [self._keep_link(), self._watch(), self._samples(), self._look_for_nvml(), self._arbiter.run()]
         if self._settings.audit != "off":
@@ -234,7 +237,8 @@ class Daemon:
             now = time.monotonic()
             self._node.step(now=now)
             assignments = self._meter.read(self._node.holdings, now=now)
-            self._outbox.keep(wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments))
+            self._usage = wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
+            self._outbox.keep(self._usage)
 
     async def _audits(self) -> None:
         while True:
@@ -272,6 +276,31 @@ class Daemon:
         if request.ask == "page":
             return admission.give_page(self._node, self._settings.library, **asked, caller=caller, user=request.user)
         return admission.admit(self._node, self._settings.library, **asked, caller=caller)
+
+    def _show_metrics(self) -> None:
+        if self._settings.metrics is None:
+            return
+        host, port = self._settings.metrics
+        try:
+            Exporter(self._facts, asyncio.get_running_loop()).listen(host, port)
+        except OSError as error:
+            # The node's limits matter more than who watches them.
+            log.error("metrics-not-served", host=host, port=port, reason=str(error))  # noqa: TRY400
+
+    def _facts(self) -> Facts:
+        return Facts(
+            node=self._node_name,
+            hostname=socket.gethostname(),
+            gpus=self._inventory.gpus,
+            wanted=self._node.desired,
+            observed=self._node.observed(),
+            usage=self._usage,
+            connected=self._link is not None and self._link.connected,
+            unacknowledged=self._outbox.unacknowledged,
+            arbiter_running=self._arbiter.status.running,
+            arbiter_restarts=self._arbiter.status.restarts,
+            findings=len(self._audit.findings),
+        )
 
     def _status(self, caller: Caller) -> Answer:
         if not admission.is_operator(caller):

@@ -47,6 +47,8 @@ class Settings(NamedTuple):
     # Loaded before pynvml looks for NVML by name; None for the system's own.
     nvml_library: Path | None
     audit: AuditMode
+    # Where Prometheus asks: host and port; None: nowhere.
+    metrics: tuple[str, int] | None
     grace_seconds: float
     backoff_cap_seconds: float
 
@@ -67,6 +69,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         arbiter=library.path.with_name("vcuda-arbiter"),
         nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
         audit=_audit(environment.get("GPUCLOUD_AUDIT") or "warn"),
+        metrics=_address(environment, "GPUCLOUD_METRICS"),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
     )
@@ -109,6 +112,17 @@ def _audit(mode: str) -> AuditMode:
     if mode not in get_args(AuditMode):
         raise SettingsError(f"GPUCLOUD_AUDIT={mode} is none of {', '.join(get_args(AuditMode))}.")
     return cast(AuditMode, mode)
+
+
+def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:
+    """HOST:PORT, [IPV6]:PORT, or a port of loopback."""
+    text = environment.get(name)
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SettingsError(f"{name}={text} is neither a port nor HOST:PORT.")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:

@@ -249,6 +249,8 @@ class Assignment(Record, frozen=True, kw_only=True, omit_defaults=True):
     secret_digest: Digest
     # None: `Sharing()`.
     sharing: Sharing | None = None
+    # What its owner calls it.
+    claim_name: Word = ""
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

@@ -9,9 +9,11 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from agent import metrics as agents
 from agent import wire
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
+from apps.scheduling.metrics import devices, shares
 from apps.scheduling.models import Assignment
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
@@ -212,3 +214,9 @@ def test_more_devices_than_one_scrape_should_carry_are_left_to_the_agents(
     assert told.value("gpucloud_details_left_out") == 1
     assert told.series("DCGM_FI_DEV_GPU_UTIL") == told.series("container_request_gpu_memory") == {}
     assert told.value("gpucloud_gpus", pool="default") == 4
+
+
+def test_agents_tell_the_same_names_helps_and_labels_as_the_server() -> None:
+    assert {name: tuple(family) for name, family in shares.FAMILIES.items()} == agents.SHARES
+    assert (shares.POD, shares.TOTAL) == (agents.POD, agents.TOTAL)
+    assert (devices.FIELDS, devices.LABELS) == (agents.DEVICES, agents.DEVICE)

@@ -39,6 +39,7 @@ def _on_the_wire(row: Assignment) -> wire.Assignment:
     return wire.Assignment(
         uid=str(row.uid),
         claim_uid=str(row.claim.uid),
+        claim_name=row.claim.name,
         tenant=row.claim.tenant.slug,
         gpu_uuid=row.gpu.uuid,
         generation=row.generation,

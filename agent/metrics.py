@@ -1,0 +1,146 @@
+"""`/metrics` of one node for Prometheus: gpu-manager's and dcgm-exporter's names, and the agent's own.
+
+Off unless GPUCLOUD_METRICS names an address; on loopback unless it names another. The answer names every tenant on the
+node and needs no token, as with gpu-manager and dcgm-exporter: who may reach the port is the network's to say.
+
+The library's server answers in threads of its own. What it tells is taken in the event loop, which alone may touch the
+node, and costs no look at the machine: it is what the last sample of a second ago said.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agent import wire
+
+MIB = 1 << 20
+# The loop never stands still for so long, but for a machine that is out of breath.
+ANSWER_SECONDS = 5.0
+TOTAL = "total"
+POD = ("container_name", "namespace", "node", "pod_name")
+# gpu-manager's: the HELP text, and the label that says which GPU.
+SHARES = {
+    "container_gpu_utilization": ("gpu utilization", "gpu"),
+    "container_gpu_memory_total": ("gpu memory usage in MiB", "gpu_memory"),
+    "container_request_gpu_utilization": ("request of gpu utilization", "req_of_gpu"),
+    "container_request_gpu_memory": ("request of gpu memory in MiB", "req_of_gpu_memory"),
+}
+DEVICE = ("gpu", "UUID", "device", "modelName", "Hostname")
+# dcgm-exporter's.
+DEVICES = {
+    "DCGM_FI_DEV_GPU_UTIL": "GPU utilization (in %).",
+    "DCGM_FI_DEV_FB_USED": "Framebuffer memory used (in MiB).",
+    "DCGM_FI_DEV_FB_FREE": "Framebuffer memory free (in MiB).",
+    "DCGM_FI_DEV_GPU_TEMP": "GPU temperature (in C).",
+    "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
+}
+
+
+class Facts(NamedTuple):
+    """What the agent knows at this moment."""
+
+    node: str
+    hostname: str
+    gpus: tuple[wire.Gpu, ...]
+    wanted: wire.Desired | None
+    observed: wire.Observed
+    # The last sample; None before the first.
+    usage: wire.Usage | None
+    connected: bool
+    unacknowledged: int
+    arbiter_running: bool
+    arbiter_restarts: int
+    findings: int
+
+
+class Exporter(Collector):
+    """The answer to a scrape. `facts` is called in the loop."""
+
+    def __init__(self, facts: Callable[[], Facts], loop: asyncio.AbstractEventLoop) -> None:
+        self._facts = facts
+        self._loop = loop
+
+    def listen(self, host: str, port: int) -> None:
+        """Answer there from now on, for as long as the process lives. Raises OSError."""
+        start_http_server(port, addr=host, registry=self)
+
+    def collect(self) -> Iterator[Metric]:
+        """In a thread of the server's."""
+        facts = asyncio.run_coroutine_threadsafe(self._take(), self._loop).result(ANSWER_SECONDS)
+        for families in (_shares(facts), _devices(facts), _own(facts)):
+            yield from families
+
+    async def _take(self) -> Facts:
+        return self._facts()
+
+
+def _shares(facts: Facts) -> Iterable[Metric]:
+    families = {name: GaugeMetricFamily(name, words, labels=[*POD, label]) for name, (words, label) in SHARES.items()}
+    used = {one.uid: one for one in facts.usage.assignments} if facts.usage else {}
+    index = {gpu.uuid: gpu.index for gpu in facts.gpus}
+    totals: dict[tuple[str, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for wanted in facts.wanted.assignments if facts.wanted else ():
+        pod = (wanted.claim_name or wanted.claim_uid, wanted.tenant, facts.node, wanted.claim_uid)
+        asked = {"container_request_gpu_utilization": wanted.core_request / 100}
+        for name, value in {**asked, "container_request_gpu_memory": wanted.memory_bytes / MIB}.items():
+            totals[pod][name] += value
+        if usage := used.get(wanted.uid):
+            values = {"container_gpu_utilization": usage.core_percent}
+            for name, value in {**values, "container_gpu_memory_total": usage.memory_bytes / MIB}.items():
+                families[name].add_metric([*pod, f"gpu{index.get(wanted.gpu_uuid, 'none')}"], value)
+                totals[pod][name] += value
+    for labels, sums in totals.items():
+        for name, value in sums.items():
+            families[name].add_metric([*labels, TOTAL], value)
+    return families.values()
+
+
+def _devices(facts: Facts) -> Iterable[Metric]:
+    families = {name: GaugeMetricFamily(name, words, labels=DEVICE) for name, words in DEVICES.items()}
+    known = {gpu.uuid: gpu for gpu in facts.gpus}
+    for usage in facts.usage.gpus if facts.usage else ():
+        if gpu := known.get(usage.uuid):
+            labels = [str(gpu.index), gpu.uuid, f"nvidia{gpu.index}", gpu.model, facts.hostname]
+            values = {
+                "DCGM_FI_DEV_GPU_UTIL": usage.core_percent,
+                "DCGM_FI_DEV_FB_USED": usage.memory_bytes / MIB,
+                "DCGM_FI_DEV_FB_FREE": max(0, gpu.memory_bytes - usage.memory_bytes) / MIB,
+                "DCGM_FI_DEV_GPU_TEMP": usage.temperature_celsius,
+                "DCGM_FI_DEV_POWER_USAGE": usage.power_watts,
+            }
+            for name, value in values.items():
+                if value is not None:
+                    families[name].add_metric(labels, value)
+    return families.values()
+
+
+def _own(facts: Facts) -> Iterable[Metric]:
+    states = GaugeMetricFamily("gpucloud_agent_assignments", "Assignments on the node by state.", labels=["state"])
+    numbers: dict[str, int] = defaultdict(int)
+    for one in facts.observed.assignments:
+        numbers[one.state] += 1
+    for state, number in sorted(numbers.items()):
+        states.add_metric([state], number)
+    throttled = GaugeMetricFamily(
+        "gpucloud_agent_throttled_ratio",
+        "Part of the last second in which launches of the assignment waited for its share.",
+        labels=["assignment"],
+    )
+    for usage in facts.usage.assignments if facts.usage else ():
+        throttled.add_metric([usage.uid], usage.throttled_percent / 100)
+    restarts = CounterMetricFamily("gpucloud_agent_arbiter_restarts", "How often the arbiter was started again.")
+    restarts.add_metric([], facts.arbiter_restarts)
+    plain = {
+        "gpucloud_agent_connected": ("1 while the server has this agent.", facts.connected),
+        "gpucloud_agent_frame": ("The newest desired state.", facts.wanted.frame if facts.wanted else 0),
+        "gpucloud_agent_unacknowledged_frames": ("Samples the server has not stored yet.", facts.unacknowledged),
+        "gpucloud_agent_arbiter_running": ("1 while the arbiter gives turns.", facts.arbiter_running),
+        "gpucloud_agent_findings": ("GPU processes that no limit holds, or not all of it.", facts.findings),
+    }
+    gauges = (GaugeMetricFamily(name, words, value=float(value)) for name, (words, value) in plain.items())
+    return (states, throttled, restarts, *gauges)

@@ -1,0 +1,82 @@
+"""The agent's own `/metrics`: a real agent, scraped as Prometheus does it."""
+
+import asyncio
+import urllib.request
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent import metrics, wire
+from tests.agent.control import Connection, Control
+from tests.agent.stage import GIB, Stage
+from tests.agent.test_reconcile import put
+from tests.platform import free_port
+
+
+def read(port: int, path: str = "/metrics") -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+
+async def scraped(stage: Stage, control: Control) -> tuple[int, Connection]:
+    """The port of a started agent, and its connection."""
+    port = free_port()
+    stage.start(GPUCLOUD_METRICS=str(port))
+    connection = await control.connection()
+    hello = await connection.expect(wire.Hello)
+    stage.gpus = [gpu.uuid for gpu in hello.gpus]
+    return port, connection
+
+
+async def test_claims_and_devices_have_the_names_of_gpu_manager_and_dcgm(stage: Stage, control: Control) -> None:
+    port, link = await scraped(stage, control)
+    held = stage.assignment(gpu=2, core_request=25, core_limit=75, claim_name="train")
+    await put(link, 1, held)
+    await link.expect(wire.Usage, lambda frame: [one.uid for one in frame.assignments] == [held.uid])
+    families = await asyncio.to_thread(read, port)
+    pod = {"container_name": "train", "namespace": "vision", "node": "sim-1", "pod_name": held.claim_uid}
+    expected = {
+        "container_gpu_utilization": ("gpu utilization", "gpu", {"gpu2": 0, "total": 0}),
+        "container_gpu_memory_total": ("gpu memory usage in MiB", "gpu_memory", {"gpu2": 0, "total": 0}),
+        "container_request_gpu_utilization": ("request of gpu utilization", "req_of_gpu", {"total": 0.25}),
+        "container_request_gpu_memory": ("request of gpu memory in MiB", "req_of_gpu_memory", {"total": 4096}),
+    }
+    for name, (words, label, values) in expected.items():
+        family = families[name]
+        assert (family.type, family.documentation) == ("gauge", words)
+        assert {sample.labels[label]: sample.value for sample in family.samples} == values
+        assert all({k: v for k, v in sample.labels.items() if k != label} == pod for sample in family.samples)
+    free = {sample.labels["gpu"]: sample for sample in families["DCGM_FI_DEV_FB_FREE"].samples}
+    assert set(free) == {"0", "1", "2", "3"}
+    assert (free["2"].labels["UUID"], free["2"].labels["device"]) == (held.gpu_uuid, "nvidia2")
+    assert set(free["2"].labels) == set(metrics.DEVICE)
+    assert free["2"].value == 24 * GIB / (1 << 20)
+
+
+async def test_the_agent_tells_of_itself_and_at_gpu_managers_path_too(stage: Stage, control: Control) -> None:
+    port, link = await scraped(stage, control)
+    await put(link, 9, stage.assignment())
+    families = await asyncio.to_thread(read, port, "/metric")
+    assert families["gpucloud_agent_connected"].samples[0].value == 1
+    assert families["gpucloud_agent_frame"].samples[0].value == 9
+    states = {sample.labels["state"]: sample.value for sample in families["gpucloud_agent_assignments"].samples}
+    assert states == {"in_force": 1}
+    await control.stop()
+    async with asyncio.timeout(10):
+        while families["gpucloud_agent_connected"].samples[0].value:
+            families = await asyncio.to_thread(read, port)
+    await control.start()
+
+
+async def test_a_port_that_is_taken_keeps_no_limit_from_being_in_force(stage: Stage, control: Control) -> None:
+    stage.start(GPUCLOUD_METRICS=str(control.port))
+    link = await control.connection()
+    stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
+    await put(link, 1, stage.assignment())
+    assert "metrics-not-served" in stage.log_text()
+
+
+async def test_an_address_that_makes_no_sense_stops_the_start(stage: Stage) -> None:
+    stage.start(GPUCLOUD_METRICS="everywhere")
+    assert await stage.ended() == 2
+    assert "GPUCLOUD_METRICS=everywhere is neither a port nor HOST:PORT" in stage.log_text()
