@@ -13,11 +13,14 @@ from agent import metrics as agents
 from agent import wire
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
+from apps.scheduling import tasks
 from apps.scheduling.metrics import devices, shares
 from apps.scheduling.models import Assignment
+from apps.scheduling.services.placing.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
 from tests.measurements import tell
+from tests.scheduling import monitored
 from tests.scheduling.scrapes import scrape
 
 
@@ -220,3 +223,20 @@ def test_agents_tell_the_same_names_helps_and_labels_as_the_server() -> None:
     assert {name: tuple(family) for name, family in shares.FAMILIES.items()} == agents.SHARES
     assert (shares.POD, shares.TOTAL) == (agents.POD, agents.TOTAL)
     assert (devices.FIELDS, devices.LABELS) == (agents.DEVICES, agents.DEVICE)
+
+
+def test_every_name_in_dashboards_rules_and_alerts_is_in_a_scrape(
+    cast: Cast, machine: Machine, django_capture_on_commit_callbacks: Any
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        _, assignment = placed(cast, machine)
+        ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
+        run_round(cast.pool)
+        tasks.push_node(machine.node.pk)
+    tell(machine.node, used(machine, assignment))
+    cast.olga.get("claims/")
+    of_agents = {name for name in monitored.asked() if name.startswith("gpucloud_agent_")}
+    assert monitored.asked() - of_agents - scrape(cast.olga).names() == set()
+    facts = agents.Facts("n", "n", (), None, wire.Observed(frame=0, assignments=[]), None, True, 0, True, 0, 0)
+    assert of_agents <= {sample.name for family in agents._own(facts) for sample in family.samples}
+    assert len(monitored.asked()) > 25
