@@ -38,6 +38,8 @@ DEVICES = {
     "DCGM_FI_DEV_FB_FREE": "Framebuffer memory free (in MiB).",
     "DCGM_FI_DEV_GPU_TEMP": "GPU temperature (in C).",
     "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
+    "DCGM_FI_DEV_SM_CLOCK": "SM clock frequency (in MHz).",
+    "DCGM_FI_DEV_MEM_CLOCK": "Memory clock frequency (in MHz).",
 }
 
 
@@ -112,6 +114,8 @@ def _devices(facts: Facts) -> Iterable[Metric]:
                 "DCGM_FI_DEV_FB_FREE": max(0, gpu.memory_bytes - usage.memory_bytes) / MIB,
                 "DCGM_FI_DEV_GPU_TEMP": usage.temperature_celsius,
                 "DCGM_FI_DEV_POWER_USAGE": usage.power_watts,
+                "DCGM_FI_DEV_SM_CLOCK": usage.sm_clock_mhz,
+                "DCGM_FI_DEV_MEM_CLOCK": usage.memory_clock_mhz,
             }
             for name, value in values.items():
                 if value is not None:

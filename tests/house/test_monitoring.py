@@ -1,4 +1,4 @@
-"""Dashboards, rules and alerts, by Prometheus' own tool; that what they ask for exists: tests/scheduling/test_metrics."""
+"""Dashboards, rules and alerts by Prometheus' own tool; that what they ask for exists says test_metrics."""
 
 import json
 import shutil

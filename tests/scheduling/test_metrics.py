@@ -55,6 +55,8 @@ def used(machine: Machine, *assignments: Assignment, core_percent: float = 40.0,
                 memory_bytes=2 * GIB * MIB_BYTES,
                 power_watts=120.5,
                 temperature_celsius=61.0,
+                sm_clock_mhz=1410,
+                memory_clock_mhz=1215,
             )
             for gpu in machine.node.gpus.all()
         ],
@@ -124,6 +126,8 @@ def test_devices_have_dcgm_exporters_names_and_labels(cast: Cast, machine: Machi
         "DCGM_FI_DEV_FB_FREE": 22 * GIB,
         "DCGM_FI_DEV_GPU_TEMP": 61,
         "DCGM_FI_DEV_POWER_USAGE": 120.5,
+        "DCGM_FI_DEV_SM_CLOCK": 1410,
+        "DCGM_FI_DEV_MEM_CLOCK": 1215,
     }
     for name, value in values.items():
         assert told.value(name, **labels) == value

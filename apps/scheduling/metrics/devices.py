@@ -18,6 +18,8 @@ FIELDS = {
     "DCGM_FI_DEV_FB_FREE": "Framebuffer memory free (in MiB).",
     "DCGM_FI_DEV_GPU_TEMP": "GPU temperature (in C).",
     "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
+    "DCGM_FI_DEV_SM_CLOCK": "SM clock frequency (in MHz).",
+    "DCGM_FI_DEV_MEM_CLOCK": "Memory clock frequency (in MHz).",
 }
 
 
@@ -58,4 +60,6 @@ def _values(device: Device, sample: Sample) -> dict[str, float | None]:
         "DCGM_FI_DEV_FB_FREE": max(0.0, device.memory_mib - used),
         "DCGM_FI_DEV_GPU_TEMP": sample.temperature_celsius,
         "DCGM_FI_DEV_POWER_USAGE": sample.power_watts,
+        "DCGM_FI_DEV_SM_CLOCK": sample.sm_clock_mhz,
+        "DCGM_FI_DEV_MEM_CLOCK": sample.memory_clock_mhz,
     }
