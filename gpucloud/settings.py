@@ -111,6 +111,9 @@ OIDC_USERNAME_CLAIM = environment.text("OIDC_USERNAME_CLAIM", "preferred_usernam
 OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_GROUP_ROLES = environment.group_roles("OIDC_GROUP_ROLES")
 
+# Beyond the public internet, where webhooks may go too.
+WEBHOOK_NETWORKS = environment.networks("WEBHOOK_NETWORKS")
+
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_I18N = True
@@ -180,6 +183,8 @@ SPECTACULAR_SETTINGS = {
         "QuotaRequestState": "apps.quotas.models.request.RequestState",
         "QuotaResource": "apps.quotas.models.Resource",
         "MemberRole": "apps.quotas.models.Role",
+        "EventKind": "apps.quotas.models.EventKind",
+        "DeliveryState": "apps.quotas.models.webhook.DeliveryState",
     },
 }
 
@@ -241,6 +246,10 @@ CELERY_BEAT_SCHEDULE = {
     "check-ledger": {"task": "apps.scheduling.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "lapse-requests": {"task": "apps.quotas.tasks.lapse_requests", "schedule": 30.0, "options": {"expires": 30}},
+    "watch-nodes": {"task": "apps.scheduling.tasks.watch_nodes", "schedule": 5.0, "options": {"expires": 10}},
+    # The repair of lost hints, and the moment for what failed before.
+    "deliver-webhooks": {"task": "apps.quotas.tasks.deliver_webhooks", "schedule": 2.0, "options": {"expires": 4}},
+    "drop-old-deliveries": {"task": "apps.quotas.tasks.drop_old_deliveries", "schedule": 3600.0},
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     # It counts the last two hours anew each time, second by second: more often would be work for nothing.
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": crontab(minute=5)},

@@ -23,7 +23,7 @@ HEADER = "Idempotency-Key"
 MAX_LENGTH = 200
 KEPT_HEADERS = ("ETag", "Location")
 # A secret is shown once and never kept: a repeated answer carries null in its place.
-SECRETS = ("token", "enrolment_token", "command")
+SECRETS = ("token", "enrolment_token", "command", "secret")
 
 
 class KeyReused(Invalid):

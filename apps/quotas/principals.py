@@ -19,6 +19,8 @@ SCOPES = (
     "tokens:read",
     "tokens:write",
     "audit:read",
+    "webhooks:read",
+    "webhooks:write",
 )
 ALL_SCOPES = frozenset(SCOPES)
 RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}

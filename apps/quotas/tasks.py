@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from apps.quotas.models import IdempotencyRecord
 from apps.quotas.services import attempts, audit_chain, requests
+from apps.quotas.services.webhooks import sending
 
 # A client that retries after a day has lost track of what it did.
 KEPT = timedelta(days=1)
@@ -43,3 +44,19 @@ def verify_audit() -> int:
 def lapse_requests() -> int:
     """Take back what was granted until now; returns how many requests lapsed."""
     return requests.lapse_due()
+
+
+# The log of deliveries is for finding what went wrong this month.
+DELIVERIES_KEPT = timedelta(days=30)
+
+
+@shared_task
+def deliver_webhooks() -> int:
+    """Send what webhooks are to be told, until nothing is due; returns how many attempts it made."""
+    return sending.deliver()
+
+
+@shared_task
+def drop_old_deliveries() -> int:
+    """Drop messages of webhooks after a month; returns how many."""
+    return sending.drop_old(before=timezone.now() - DELIVERIES_KEPT)

@@ -19,6 +19,7 @@ from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.accounting import budgets
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
+from apps.scheduling.services.claims import absences
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.leases import release_lapsed
 from apps.scheduling.services.claims.life import release_claim
@@ -150,6 +151,12 @@ def drive_reservations() -> int:
 def drive_preemption() -> int:
     """Give back to tenants what they lent and need now; returns how many claims were told, spared or preempted."""
     return preemption.drive()
+
+
+@shared_task
+def watch_nodes() -> int:
+    """Tell webhooks of nodes that are silent, or back; returns how many."""
+    return absences.watch_nodes()
 
 
 @shared_task

@@ -30,7 +30,9 @@ MEANINGS = {
 
 
 # Answered with 422, but it is the fields alone that are wrong: no change of the server's state would mend them.
-WRONG_FIELDS = frozenset({"field-missing", "range-invalid", "limit-below-request", "parts-missing", "period-invalid"})
+WRONG_FIELDS = frozenset(
+    {"field-missing", "range-invalid", "limit-below-request", "parts-missing", "period-invalid", "webhook-url"}
+)
 
 
 class Failure(Exception):

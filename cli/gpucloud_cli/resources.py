@@ -309,6 +309,22 @@ TABLE = (
         words="API tokens",
     ),
     Resource(
+        "webhook",
+        "webhooks/",
+        "uid",
+        ("uid", "tenant", "url", "events", "enabled", "failing_since"),
+        fields=(
+            Field("tenant", help="a tenant's slug; without it the whole platform (operators)", changes=False),
+            Field("url", help="https://…, where messages go", flag="--to", required=True),
+            Field("events", help="like claim.active; may be repeated", flag="--event", required=True, many=True),
+            Field("description", help="for people"),
+            Field("enabled", click.BOOL, "false: it is told nothing; true: begin anew"),
+        ),
+        filters=(TENANT,),
+        verbs=ALL,
+        words="who is told, by signed messages, of what happens",
+    ),
+    Resource(
         "queue",
         "pools/{parent}/queue/",
         "claim",

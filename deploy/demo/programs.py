@@ -54,6 +54,7 @@ CONTROL_PLANE = frozenset(
         "TELEMETRY_TENS_DAYS",
         "THROTTLE_BURST",
         "THROTTLE_PER_SECOND",
+        "WEBHOOK_NETWORKS",
     }
 )
 

@@ -1,5 +1,6 @@
 """The cast, for this folder's tests."""
 
 from tests.cast import cast, real_cast
+from tests.scheduling.clock import clock
 
-__all__ = ["cast", "real_cast"]
+__all__ = ["cast", "clock", "real_cast"]

@@ -30,9 +30,12 @@ from apps.quotas.models import (
     Tenant,
     Token,
     User,
+    Webhook,
+    WebhookDelivery,
 )
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, limit_ranges, member_limits, prices, requests, tokens
+from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.reserving.reservations import create_reservation
@@ -91,6 +94,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "claims/<uuid:uid>/"): {"core_limit": 90},
     ("POST", "reservations/"): {"tenant": "acme", "core_request": 5, "memory_mib": 100, "end_at": END},
     ("PATCH", "reservations/<uuid:uid>/"): {"name": "later"},
+    ("POST", "webhooks/"): {"tenant": "acme", "url": "https://hooks.example.org/x", "events": ["claim.active"]},
+    ("PATCH", "webhooks/<uuid:uid>/"): {"description": "the chat"},
 }
 
 
@@ -199,6 +204,23 @@ def make_reservation(cast: Cast) -> dict[str, str]:
     return {"pools/<slug:name>/calendar/": "pools/default/calendar/", **paths}
 
 
+def make_webhook(cast: Cast) -> dict[str, str]:
+    """One of acme's, and a message that was given up. Their paths, by route."""
+    url = "https://hooks.example.org/"
+    hook, _ = hooks.create(principal=SYSTEM, tenant=cast.acme, url=url, events=["claim.active"])
+    hooks.create(principal=SYSTEM, tenant=None, url=url, events=["node.lost"])
+    delivery = hooks.send_test(principal=SYSTEM, hook=hook)
+    delivery.change(state="failed", next_attempt_at=None)
+    again = "webhooks/<uuid:uid>/deliveries/<uuid:delivery>/redeliver/"
+    return {
+        again: f"webhooks/{hook.uid}/deliveries/{delivery.uid}/redeliver/",
+        **{
+            f"webhooks/<uuid:uid>/{verb}": f"webhooks/{hook.uid}/{verb}"
+            for verb in ("", "rotate/", "test/", "deliveries/")
+        },
+    }
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
@@ -236,6 +258,7 @@ def make_platform(cast: Cast) -> Platform:
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",
         **make_reservation(cast),
+        **make_webhook(cast),
     }
     return Platform(cast, machine, claim, paths)
 
@@ -261,7 +284,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
-    LimitRange, MemberLimit, Reservation,
+    LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery,
 ]  # fmt: skip
 
 

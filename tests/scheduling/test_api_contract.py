@@ -121,7 +121,7 @@ def test_a_repeated_post_gets_the_first_answer_and_has_one_effect(platform: Plat
     assert stored() == after
 
 
-SECRETS = {"token", "enrolment_token", "command"}
+SECRETS = {"token", "enrolment_token", "command", "secret"}
 
 
 @every_post

@@ -34,6 +34,8 @@ class Node(Row):
     key_digest = models.CharField(max_length=64, null=True)
     enrolled_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
+    # Told to webhooks as lost, since then.
+    lost_at = models.DateTimeField(null=True)
     # What the agent said of itself in its last hello.
     agent_version = models.CharField(max_length=200, blank=True, default="")
     driver_version = models.CharField(max_length=200, blank=True, default="")

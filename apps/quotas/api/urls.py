@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.quotas.api import limits, prices, quotas, tenants, tokens
+from apps.quotas.api import limits, prices, quotas, tenants, tokens, webhooks
 
 urlpatterns = [
     path("me/", tenants.Me.as_view()),
@@ -21,5 +21,11 @@ urlpatterns = [
     path("tokens/", tokens.TokenList.as_view()),
     path("tokens/<slug:key>/", tokens.TokenDetail.as_view()),
     path("tokens/<slug:key>/rotate/", tokens.TokenRotation.as_view()),
+    path("webhooks/", webhooks.WebhookList.as_view()),
+    path("webhooks/<uuid:uid>/", webhooks.WebhookDetail.as_view()),
+    path("webhooks/<uuid:uid>/rotate/", webhooks.WebhookRotation.as_view()),
+    path("webhooks/<uuid:uid>/test/", webhooks.WebhookTest.as_view()),
+    path("webhooks/<uuid:uid>/deliveries/", webhooks.DeliveryList.as_view()),
+    path("webhooks/<uuid:uid>/deliveries/<uuid:delivery>/redeliver/", webhooks.DeliveryAgain.as_view()),
     path("audit/", tokens.AuditList.as_view()),
 ]

@@ -13,6 +13,7 @@ from apps.quotas.models.resource import Resource
 from apps.quotas.models.sign_in import Attempts, Identity
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
 from apps.quotas.models.token import Token
+from apps.quotas.models.webhook import EventKind, Webhook, WebhookDelivery
 
 __all__ = [
     "Attempts",
@@ -20,6 +21,7 @@ __all__ = [
     "Budget",
     "BudgetPeriod",
     "CohortShare",
+    "EventKind",
     "IdempotencyRecord",
     "Identity",
     "LedgerEntry",
@@ -38,4 +40,6 @@ __all__ = [
     "Tenant",
     "Token",
     "User",
+    "Webhook",
+    "WebhookDelivery",
 ]

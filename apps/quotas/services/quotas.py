@@ -1,11 +1,14 @@
 """Setting and removing quotas. What a claim takes from them is in `charging`."""
 
+from typing import Any
+
 from django.db import IntegrityError, transaction
 
-from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
+from apps.quotas.models import EventKind, LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, charging, cohorts, overcommit
 from apps.quotas.services.tenants import InUse, NameTaken
+from apps.quotas.services.webhooks.outbox import tell
 from gpucloud.api import etags
 
 # What an admin sets of a quota.
@@ -69,10 +72,14 @@ def change_quota(
         setattr(quota, name, value)
     excess = 0 if quota.most is None else max(0, quota.used - quota.most)
     borrowed = 0 if quota.hard is None else max(0, quota.used - quota.hard)
+    more = excess > quota.excess
     quota.change(**values, excess=excess, borrowed=borrowed)
     cohorts.recount([quota.share_id], may_exceed=values.get("lending_limit", 0) == before.get("lending_limit", 0))
     overcommit.refuse_growth(promised)
     _note(quota, principal=principal, action="quota.set", before=before)
+    if more:
+        facts: dict[str, Any] = {"quota": quota.pk, "resource": quota.resource, "pool": quota.pool and quota.pool.name}
+        tell(EventKind.QUOTA_EXCEEDED, tenant=quota.tenant, **facts, hard=quota.hard, used=quota.used, excess=excess)
     return quota
 
 

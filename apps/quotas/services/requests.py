@@ -11,13 +11,17 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from apps.quotas.models import Pool, QuotaRequest, ResourceQuota, Tenant
+from apps.quotas.models import EventKind, Pool, QuotaRequest, ResourceQuota, Tenant
 from apps.quotas.models.request import UNDECIDED, RequestState
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit, charging, overcommit, quotas
+from apps.quotas.services.webhooks.outbox import tell
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
+
+# What answers a request, or ends the answer.
+DECISIONS = frozenset({"approve", "counter", "accept", "deny", "lapse"})
 
 
 class WrongState(Conflict):
@@ -229,3 +233,12 @@ def _note(request: QuotaRequest, *, principal: Principal, action: str, **facts: 
         tenant=request.tenant,
         after={"resource": request.resource, "pool": request.pool and request.pool.name, **told},
     )
+    if action in DECISIONS:
+        asked = {"uid": request.uid, "resource": request.resource, "pool": request.pool and request.pool.name}
+        tell(
+            EventKind.QUOTA_REQUEST_DECIDED,
+            tenant=request.tenant,
+            request={**asked, "amount": request.amount, "state": request.state, "words": request.words},
+            granted_amount=request.granted_amount,
+            granted_until=request.granted_until,
+        )

@@ -12,10 +12,11 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from apps.quotas.models import Budget, BudgetPeriod, Tenant
+from apps.quotas.models import Budget, BudgetPeriod, EventKind, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
 from apps.quotas.services.budgets import period_at
+from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling.core.metering import PER_GPU_HOUR
 from apps.scheduling.models import Claim
 from apps.scheduling.services.accounting.metering import gpu_hours, metered
@@ -143,6 +144,7 @@ def _tell(budget: Budget, standing: Standing, level: int) -> None:
         tenant=budget.tenant,
         after=after,
     )
+    tell(EventKind.BUDGET_THRESHOLD, tenant=budget.tenant, budget=budget.pk, **after)
 
 
 def _reserved(budget: Budget, begin: datetime, end: datetime) -> int:

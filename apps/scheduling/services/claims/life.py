@@ -10,7 +10,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from apps.nodes.models import Node
-from apps.quotas.models import Pool, Tenant
+from apps.quotas.models import EventKind, Pool, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.quotas.services.charging import QuotaExceeded
@@ -101,8 +101,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     except QuotaExceeded as error:
         if claim.when_over_quota == OverQuota.REFUSE:
             raise
-        _refuse_endless_queue(tenant)
-        claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
+        _wait_for_quota(claim, error)
     claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
     claim.save()
     audit.record(
@@ -115,6 +114,13 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     )
     events.claim_made_on_commit(claim)
     return claim
+
+
+def _wait_for_quota(claim: Claim, error: QuotaExceeded) -> None:
+    """Let it go into the queue uncharged, and say why. Raises TooManyWaiting."""
+    _refuse_endless_queue(claim.tenant)
+    claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
+    states.tell_of(claim, EventKind.CLAIM_OVER_QUOTA, why=error.detail)
 
 
 def _refuse_endless_queue(tenant: Tenant) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 from django.db.models import Sum
 from django.utils import timezone
 
-from apps.quotas.models import Pool, Resource, Tenant
+from apps.quotas.models import EventKind, Pool, Resource, Tenant
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import charging
+from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims import loans
@@ -94,11 +95,31 @@ CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
 NOT_PREEMPTED: dict[str, Any] = {"preempt_at": None, "preempted_for": None}
 
 
+# What webhooks are told of when a claim comes to a state.
+TOLD = {
+    ClaimState.ACTIVE: EventKind.CLAIM_ACTIVE,
+    ClaimState.FAILED: EventKind.CLAIM_FAILED,
+    ClaimState.RELEASED: EventKind.CLAIM_RELEASED,
+}
+
+
+def told_of(claim: Claim) -> dict[str, Any]:
+    """What an event says of its claim."""
+    names = ("uid", "name", "state", "gpu_count", "core_request", "memory_mib", "priority")
+    return {"pool": claim.pool.name, **{name: getattr(claim, name) for name in names}}
+
+
+def tell_of(claim: Claim, kind: str, **more: Any) -> None:
+    """Write down for webhooks what happened to a claim, in the caller's transaction."""
+    tell(kind, tenant=claim.tenant, claim=told_of(claim), **more)
+
+
 def move(claim: Claim, state: str, **values: object) -> None:
     """Save the claim in this state, note the time, and tell who watches."""
     now = timezone.now()
     loans.settle(claim, state)
-    if state != claim.state:
+    arrived = state != claim.state
+    if arrived:
         claim.timeline = [*claim.timeline, [state, now.isoformat()]]
         claim.state = state
     if state == ClaimState.RELEASED:
@@ -106,4 +127,6 @@ def move(claim: Claim, state: str, **values: object) -> None:
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
     lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
     claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)
+    if arrived and (kind := TOLD.get(ClaimState(state))):
+        tell_of(claim, kind)
     events.claim_changed_on_commit(claim)

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from apps.quotas.models import CohortShare, Pool
+from apps.quotas.models import CohortShare, EventKind, Pool
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
 from apps.scheduling import events
@@ -29,6 +29,7 @@ from apps.scheduling.services.lending.reclaim import Plan, asking, plans
 # Renewed by every turn; over by itself where there are no more turns.
 BORROWING_STOPS = timedelta(seconds=30)
 CHOSEN = "A tenant of its cohort needs back what it lent"
+SPARED = "The room is needed no longer, or is there without it."
 
 
 def drive() -> int:
@@ -111,6 +112,7 @@ def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
     grace = 0 if claim.waiting else nominee.pool.preemption_grace_seconds or 0
     preempt_at = now + timedelta(seconds=grace)
     _note(claim, "notice", why=CHOSEN, preempt_at=preempt_at.isoformat())
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=CHOSEN)
     detail = f"{CHOSEN}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC it goes back to the queue"
     reasons = claim.reasons if claim.waiting else [{"code": "reclaimed", "gpus": 0, "detail": detail}]
     states.move(claim, claim.state, preempt_at=preempt_at, preempted_for=nominee, reasons=reasons)
@@ -126,6 +128,7 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     if not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
         return False
     _note(claim, "preempt", why=CHOSEN, state=claim.state)
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=CHOSEN)
     reasons = [{"code": "reclaimed", "gpus": 0, "detail": f"{CHOSEN}: it waits again"}]
     if not end_assignments(claim, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
@@ -138,7 +141,8 @@ def _spare(seen: Claim) -> bool:
     claim = _locked(seen)[seen.pk]
     if claim.preempt_at is None or claim.state not in (*PLACED, *WAITING):
         return False
-    _note(claim, "spared", why="The room is needed no longer, or is there without it.")
+    _note(claim, "spared", why=SPARED)
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_SPARED, why=SPARED)
     states.move(claim, claim.state, reasons=[], **states.NOT_PREEMPTED)
     return True
 

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from apps.quotas.models import EventKind
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
 from apps.quotas.services.charging import QuotaExceeded
@@ -22,7 +23,7 @@ from apps.scheduling.services.claims.life import locked as locked_claim
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.reserving import booking, charges
 from apps.scheduling.services.reserving.idleness import used_percent
-from apps.scheduling.services.reserving.reservations import lock, locked, note, release_reservation
+from apps.scheduling.services.reserving.reservations import lock, locked, note, release_reservation, tell_of
 from apps.scheduling.services.reserving.reserved import NOTICE, overrun
 from gpucloud.errors import Busy
 
@@ -72,6 +73,7 @@ def _begin(seen: Reservation, now: datetime) -> bool:
         row.refresh_from_db()
         return _cannot_begin(row, error, now)
     note(row, principal=SYSTEM, action="begin", late_seconds=int((now - row.start_at).total_seconds()))
+    tell_of(row, EventKind.RESERVATION_BEGAN)
     if gone:
         _move(row)
     return True
@@ -187,6 +189,8 @@ def _warn(seen: Claim, yields_at: datetime | None) -> bool:
         tenant=claim.tenant,
         after={"yields_at": yields_at and yields_at.isoformat(), "why": "the room that it borrows is reserved"},
     )
+    kind = EventKind.CLAIM_PREEMPTION_NOTICE if yields_at else EventKind.CLAIM_PREEMPTION_SPARED
+    states.tell_of(claim, kind, at=yields_at, why="The room that it borrows is reserved; it ends then.")
     states.move(claim, claim.state, yields_at=yields_at)
     return True
 

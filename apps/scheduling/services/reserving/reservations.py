@@ -12,10 +12,11 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from apps.quotas.models import Pool, Tenant
+from apps.quotas.models import EventKind, Pool, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.core.values import Placed
 from apps.scheduling.models import Reservation, ReservationState
@@ -155,6 +156,7 @@ def release_reservation(
     before = {"state": reservation.state}
     reservation.change(state=ReservationState.RELEASED, ending=ending, released_at=timezone.now(), reason=None)
     note(reservation, principal=principal, action="release", before=before, why=str(Ending(ending).label))
+    tell_of(reservation, EventKind.RESERVATION_ENDED, ending=ending)
     events.drive_reservations_on_commit()
     return reservation
 
@@ -253,6 +255,11 @@ def note(
         before=before,
         after=after,
     )
+
+
+def tell_of(row: Reservation, kind: str, **more: Any) -> None:
+    """Write down for webhooks what happened to it, in the caller's transaction."""
+    tell(kind, tenant=row.tenant, reservation={"uid": row.uid, "state": row.state, **_facts(row)}, **more)
 
 
 def _facts(row: Reservation) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""Webhooks: who is told of what, and every message that is to reach them."""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+
+from apps.quotas.models.row import Row
+from apps.quotas.models.tenant import Role, Tenant
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class EventKind(models.TextChoices):
+    """What there is to be told of; the label says when."""
+
+    CLAIM_ACTIVE = "claim.active", "A claim is in force on its GPUs."
+    CLAIM_FAILED = "claim.failed", "An agent could not put a claim in force."
+    CLAIM_RELEASED = "claim.released", "A claim has given everything back."
+    CLAIM_OVER_QUOTA = "claim.over_quota", "A claim waits because its tenant's quota has no room for it."
+    CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", "A claim will lose its GPUs at a moment that is said."
+    CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", "A claim that had notice may stay."
+    CLAIM_PREEMPTED = "claim.preempted", "A claim goes back to the queue for somebody else's."
+    QUOTA_EXCEEDED = "quota.exceeded", "A quota was lowered below what is held of it."
+    QUOTA_REQUEST_DECIDED = "quota_request.decided", "A request for more was answered, or what it granted has ended."
+    BUDGET_THRESHOLD = "budget.threshold", "80, 95 or 100 percent of a budget are spent."
+    RESERVATION_BEGAN = "reservation.began", "A reservation holds its room from now on."
+    RESERVATION_ENDED = "reservation.ended", "A reservation is over, or was given back."
+    NODE_LOST = "node.lost", "A node's agent is silent; to tenants whose claims it carries."
+    NODE_RETURNED = "node.returned", "A lost node's agent is back; to tenants whose claims it carries."
+
+
+# Asked for by `test/`; nobody subscribes to it.
+TEST = "webhook.test"
+
+
+class WebhookQuerySet(models.QuerySet["Webhook"]):
+    """Webhooks, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "WebhookQuerySet":
+        """All to an operator; to others those of tenants that they administer."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.with_role(Role.ADMIN))
+
+
+class Webhook(Row):
+    """One address, and what it is told of: in one tenant, or (tenant null) on the whole platform.
+
+    The secret is not stored: it is derived from the uid, `secret_number` and SECRET_KEY.
+    """
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="webhooks", null=True)
+    url = models.CharField(max_length=2000)
+    description = models.CharField(max_length=200, blank=True, default="")
+    # Of `EventKind`.
+    events = ArrayField(models.CharField(max_length=40))
+    enabled = models.BooleanField(default=True)
+    # Why it was disabled by itself.
+    disabled_reason = models.CharField(max_length=300, null=True)
+    secret_number = models.PositiveIntegerField(default=1)
+    rotated_at = models.DateTimeField(null=True)
+    created_by = models.CharField(max_length=200)
+    # Of the deliveries: these change without a new version.
+    failures = models.PositiveIntegerField(default=0)
+    failing_since = models.DateTimeField(null=True)
+    not_before = models.DateTimeField(null=True)
+
+    objects = WebhookQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+
+    def __str__(self) -> str:
+        return f"{self.tenant or 'platform'}: {self.url}"
+
+
+class DeliveryState(models.TextChoices):
+    """pending → delivered, or failed after the last attempt; a redelivery makes it pending again."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+class WebhookDelivery(Row):
+    """One message to one webhook, written in the transaction of what it tells; then what became of it."""
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    # No constraint: a webhook that is removed meanwhile must not undo the fact that would have been told.
+    webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, db_constraint=False, related_name="deliveries")
+    kind = models.CharField(max_length=40)
+    body = models.TextField(help_text="As it is signed and sent, to the byte.")
+    state = models.CharField(max_length=10, choices=DeliveryState, default=DeliveryState.PENDING)
+    attempts = models.PositiveSmallIntegerField(default=0)
+    next_attempt_at = models.DateTimeField(null=True)
+    status_code = models.PositiveSmallIntegerField(null=True)
+    error = models.CharField(max_length=300, null=True)
+    delivered_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=DeliveryState.values), name="delivery_state_known"),
+            models.CheckConstraint(
+                condition=Q(state="pending", next_attempt_at__isnull=False)
+                | (~Q(state="pending") & Q(next_attempt_at=None)),
+                name="delivery_pending_has_a_time",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["webhook", "next_attempt_at"], condition=Q(state="pending"), name="delivery_due"),
+            models.Index(fields=["created_at"], name="delivery_old"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.uid}"

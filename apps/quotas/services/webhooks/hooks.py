@@ -1,0 +1,150 @@
+"""Making, changing, trying and removing webhooks. Their URLs are not in the audit log: a path may be a secret."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from apps.quotas.models import Role, Tenant, Webhook, WebhookDelivery
+from apps.quotas.models.webhook import TEST, DeliveryState
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.webhooks import addresses, outbox, signing
+from gpucloud.api import etags
+from gpucloud.errors import Conflict
+
+# Each may hang until its time is over, and is told of everything again.
+MOST = 20
+
+
+class TooManyWebhooks(Conflict):
+    """The tenant, or the platform, has as many as it may."""
+
+    code = "too-many-webhooks"
+    title = "Too many webhooks"
+
+
+class StillPending(Conflict):
+    """It has not been given up: it is sent without being asked."""
+
+    code = "delivery-pending"
+    title = "The delivery is pending"
+
+
+@transaction.atomic
+def create(
+    *,
+    principal: Principal,
+    tenant: Tenant | None,
+    url: str,
+    events: Iterable[str],
+    description: str = "",
+    enabled: bool = True,
+) -> tuple[Webhook, str]:
+    """Make a webhook; its secret is shown once. Raises UrlRefused, TooManyWebhooks, Denied."""
+    _require(principal, tenant)
+    addresses.parse(url)
+    there = Webhook.objects.filter(tenant=tenant).count()
+    if there >= MOST:
+        raise TooManyWebhooks(f"There are {there} already: remove one.", webhooks=there, most=MOST)
+    hook = Webhook.objects.create(
+        tenant=tenant,
+        url=url,
+        events=sorted(set(events)),
+        description=description,
+        enabled=enabled,
+        created_by=principal.name,
+    )
+    _note(hook, principal=principal, action="create", to=addresses.origin(url), events=hook.events, enabled=enabled)
+    return hook, signing.secret(hook)
+
+
+@transaction.atomic
+def change(*, principal: Principal, hook: Webhook, versions: etags.Versions = None, **values: Any) -> Webhook:
+    """Set what is given; enabling begins anew. Raises UrlRefused, Denied, PreconditionFailed."""
+    hook = _locked(principal, hook, versions)
+    told = {name: value for name, value in values.items() if name != "url"}
+    if "url" in values:
+        addresses.parse(values["url"])
+        told["to"] = addresses.origin(values["url"])
+    if "events" in values:
+        values["events"] = told["events"] = sorted(set(values["events"]))
+    if "enabled" in values or "url" in values:
+        values |= {"failures": 0, "failing_since": None, "not_before": None}
+    if "enabled" in values:
+        values["disabled_reason"] = None
+    hook.change(**values)
+    _note(hook, principal=principal, action="change", **told)
+    transaction.on_commit(outbox.hint)
+    return hook
+
+
+@transaction.atomic
+def delete(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> None:
+    """Tell it nothing more; what is pending is dropped. Raises Denied, PreconditionFailed."""
+    hook = _locked(principal, hook, versions)
+    _note(hook, principal=principal, action="delete", to=addresses.origin(hook.url))
+    hook.delete()
+
+
+@transaction.atomic
+def rotate(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> tuple[Webhook, str]:
+    """A new secret; the one before signs too for a day. Raises Denied, PreconditionFailed."""
+    hook = _locked(principal, hook, versions)
+    hook.change(secret_number=hook.secret_number + 1, rotated_at=timezone.now())
+    _note(hook, principal=principal, action="rotate")
+    return hook, signing.secret(hook)
+
+
+@transaction.atomic
+def send_test(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> WebhookDelivery:
+    """Send it a message that says so, also where it is disabled. Raises Denied, PreconditionFailed."""
+    hook = _locked(principal, hook, versions)
+    _note(hook, principal=principal, action="test")
+    Webhook.objects.filter(pk=hook.pk).update(not_before=None)
+    return outbox.write([hook.pk], TEST, {"tenant": hook.tenant and hook.tenant.slug, "webhook": hook.uid})[0]
+
+
+@transaction.atomic
+def redeliver(
+    *, principal: Principal, hook: Webhook, delivery: WebhookDelivery, versions: etags.Versions = None
+) -> WebhookDelivery:
+    """Send a message once more, under the same id. Raises StillPending, Denied, PreconditionFailed."""
+    hook = _locked(principal, hook, None)
+    delivery = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
+    etags.check(delivery.version, versions)
+    if delivery.state == DeliveryState.PENDING:
+        raise StillPending(
+            f"It is tried next at {delivery.next_attempt_at:%Y-%m-%d %H:%M:%S} UTC: wait for that.",
+            next_attempt_at=delivery.next_attempt_at,
+        )
+    delivery.change(state=DeliveryState.PENDING, attempts=0, next_attempt_at=timezone.now(), delivered_at=None)
+    _note(hook, principal=principal, action="redeliver", delivery=str(delivery.uid), kind=delivery.kind)
+    transaction.on_commit(outbox.hint)
+    return delivery
+
+
+def _require(principal: Principal, tenant: Tenant | None) -> None:
+    if tenant is None:
+        principal.require_operator()
+    else:
+        principal.require_role(tenant, Role.ADMIN)
+
+
+def _locked(principal: Principal, hook: Webhook, versions: etags.Versions) -> Webhook:
+    _require(principal, hook.tenant)
+    hook = Webhook.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=hook.pk)
+    etags.check(hook.version, versions)
+    return hook
+
+
+def _note(hook: Webhook, *, principal: Principal, action: str, **after: Any) -> None:
+    audit.record(
+        principal=principal,
+        action=f"webhook.{action}",
+        object_type="webhook",
+        object_id=hook.uid,
+        tenant=hook.tenant,
+        after=after or None,
+    )

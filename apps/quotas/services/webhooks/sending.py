@@ -1,0 +1,148 @@
+"""Carrying messages out of the database: at least once each, later again where it fails, for three days.
+
+One sender at a time, in one worker: it takes from each webhook the message that is due first, posts on threads of its
+own, and writes down what came of it. A message is taken by a lease, so what a killed sender had in flight is due again
+after it. A webhook that fails is left alone for a while as a whole: one that hangs would else hold a thread for each of
+its messages. The threads touch no database.
+"""
+
+import hashlib
+import random
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from datetime import datetime, timedelta
+
+from django.db import connection, transaction
+from django.db.models import F, OuterRef, Q, Subquery
+from django.utils import timezone
+
+from apps.quotas.models import Webhook, WebhookDelivery
+from apps.quotas.models.webhook import TEST, DeliveryState
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import audit
+from apps.quotas.services.webhooks import posting, signing
+from apps.quotas.services.webhooks.posting import Answer
+
+# After each attempt that fails; none after the last. The sum is three days, a long weekend of a receiver.
+WAITS = (5, 30, 300, 1800, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 20 * 3600)
+# Of the webhook as a whole, doubled with each failure in a row.
+PAUSE_SECONDS, MOST_PAUSE_SECONDS = 5, 300
+DISABLED_AFTER = timedelta(days=3)
+# Longer than any attempt takes.
+LEASE = timedelta(seconds=60)
+AT_ONCE = 32
+# Then the worker is free for others, and a hint or the beat begins the next turn.
+TURN_SECONDS = 60.0
+# What comes in meanwhile is seen so soon, whoever hangs.
+LOOK_SECONDS = 0.5
+
+
+def deliver() -> int:
+    """One turn, until nothing is due; returns how many attempts it made. Two at once are one."""
+    if not _alone("pg_try_advisory_lock"):
+        return 0
+    try:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as threads:
+            return _turn(threads)
+    finally:
+        _alone("pg_advisory_unlock")
+
+
+def _alone(function: str) -> bool:
+    number = int.from_bytes(hashlib.sha256(b"gpucloud:webhooks").digest()[:8], signed=True)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {function}(%s)", [number])
+        return bool(cursor.fetchone()[0])
+
+
+def _turn(threads: ThreadPoolExecutor) -> int:
+    flying: dict[Future[Answer], WebhookDelivery] = {}
+    made, end = 0, time.monotonic() + TURN_SECONDS
+    while True:
+        busy = [delivery.webhook_id for delivery in flying.values()]
+        for key in _due(but=busy, most=AT_ONCE - len(busy)) if time.monotonic() < end else ():
+            if delivery := _take(key):
+                flying[_started(threads, delivery)] = delivery
+                made += 1
+        if not flying:
+            return made
+        done, _ = wait(flying, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
+        for future in done:
+            _record(flying.pop(future), future.result())
+
+
+def _started(threads: ThreadPoolExecutor, delivery: WebhookDelivery) -> Future[Answer]:
+    hook, body = delivery.webhook, delivery.body.encode()
+    headers = signing.headers(hook, message=f"msg_{delivery.uid.hex}", body=body, now=timezone.now())
+    return threads.submit(posting.post, hook.url, body, headers)
+
+
+def _due(*, but: list[int], most: int) -> list[int]:
+    """Of each webhook that may be told now, the message that is due first."""
+    now = timezone.now()
+    mine = WebhookDelivery.objects.filter(Q(webhook__enabled=True) | Q(kind=TEST), webhook=OuterRef("pk"))
+    first = mine.filter(state=DeliveryState.PENDING, next_attempt_at__lte=now).order_by("next_attempt_at", "pk")
+    hooks = Webhook.objects.filter(Q(not_before=None) | Q(not_before__lte=now)).exclude(pk__in=but)
+    found = hooks.annotate(first=Subquery(first.values("pk")[:1])).filter(first__isnull=False)
+    return list(found.order_by("pk").values_list("first", flat=True)[:most])
+
+
+@transaction.atomic
+def _take(key: int) -> WebhookDelivery | None:
+    """The message, by a lease; None where it has gone, or somebody else has it."""
+    rows = WebhookDelivery.objects.select_for_update(of=("self",), skip_locked=True).select_related("webhook")
+    now = timezone.now()
+    delivery = rows.filter(pk=key, state=DeliveryState.PENDING, next_attempt_at__lte=now).first()
+    return delivery and delivery.change(attempts=delivery.attempts + 1, next_attempt_at=now + LEASE)
+
+
+@transaction.atomic
+def _record(seen: WebhookDelivery, answer: Answer) -> None:
+    """What came of an attempt, for the message and for its webhook. Locks: the webhook, then the message."""
+    hook = Webhook.objects.select_for_update(of=("self",)).select_related("tenant").filter(pk=seen.webhook_id).first()
+    delivery = WebhookDelivery.objects.select_for_update().filter(pk=seen.pk, version=seen.version).first()
+    if hook is None or delivery is None:
+        return  # removed meanwhile, or taken by another sender after the lease
+    now = timezone.now()
+    said = {"status_code": answer.status, "error": answer.error}
+    if answer.delivered:
+        delivery.change(state=DeliveryState.DELIVERED, next_attempt_at=None, delivered_at=now, **said)
+        if hook.failures:
+            _keep(hook, failures=0, failing_since=None, not_before=None)
+        return
+    if delivery.attempts > len(WAITS):
+        delivery.change(state=DeliveryState.FAILED, next_attempt_at=None, **said)
+    else:
+        seconds = max(WAITS[delivery.attempts - 1], answer.retry_after_seconds)
+        # Not all at the same moment after a common outage.
+        again = now + timedelta(seconds=seconds * random.uniform(1, 1.1))  # noqa: S311 - no secret
+        delivery.change(next_attempt_at=again, **said)
+    _failed(hook, answer, now)
+
+
+def _failed(hook: Webhook, answer: Answer, now: datetime) -> None:
+    pause = min(PAUSE_SECONDS * 2 ** min(hook.failures, 10), MOST_PAUSE_SECONDS)
+    since = hook.failing_since or now
+    _keep(hook, failures=F("failures") + 1, failing_since=since, not_before=now + timedelta(seconds=pause))
+    if hook.enabled and (answer.gone or since <= now - DISABLED_AFTER):
+        why = "Its server answered 410 Gone." if answer.gone else f"It has failed since {since:%Y-%m-%d %H:%M} UTC."
+        hook.refresh_from_db()
+        hook.change(enabled=False, disabled_reason=why)
+        audit.record(
+            principal=SYSTEM,
+            action="webhook.disable",
+            object_type="webhook",
+            object_id=hook.uid,
+            tenant=hook.tenant,
+            after={"why": why, "error": answer.error},
+        )
+
+
+def _keep(hook: Webhook, **values: object) -> None:
+    """What deliveries note of their webhook is no news to its entity tag."""
+    Webhook.objects.filter(pk=hook.pk).update(updated_at=timezone.now(), **values)
+
+
+def drop_old(*, before: datetime) -> int:
+    """Drop what was written before, whatever became of it; returns how many messages."""
+    return WebhookDelivery.objects.filter(created_at__lt=before).delete()[0]

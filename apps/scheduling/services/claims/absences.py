@@ -1,0 +1,48 @@
+"""Nodes that fall silent, and come back: told once each, to the platform and to whose claims they carry."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.nodes.models.node import FRESH
+from apps.quotas.models import EventKind, Tenant
+from apps.quotas.services.webhooks.outbox import tell
+from apps.scheduling.models import Assignment, AssignmentState
+
+# Nothing is placed on a node after ten seconds; somebody is woken when it was no restart of its agent.
+SILENT = timedelta(seconds=30)
+
+
+def watch_nodes() -> int:
+    """Tell what has changed since it was told last; returns of how many nodes."""
+    now = timezone.now()
+    gone = Q(lost_at=None, last_seen_at__lt=now - SILENT)
+    back = Q(lost_at__isnull=False) & (Q(last_seen_at__gte=now - FRESH) | Q(last_seen_at=None))
+    return sum(_tell(key, now) for key in Node.objects.filter(gone | back).order_by("pk").values_list("pk", flat=True))
+
+
+@transaction.atomic
+def _tell(key: int, now: datetime) -> bool:
+    node = Node.objects.select_for_update(of=("self",)).select_related("pool").filter(pk=key).first()
+    if node is None:
+        return False
+    seen = node.last_seen_at
+    if seen is None:  # forgotten: nobody waits for it any more
+        return bool(Node.objects.filter(pk=key).update(lost_at=None))
+    lost = node.lost_at is None
+    if seen >= now - SILENT if lost else seen < now - FRESH:
+        return False
+    Node.objects.filter(pk=key).update(lost_at=now if lost else None)
+    kind = EventKind.NODE_LOST if lost else EventKind.NODE_RETURNED
+    facts: dict[str, Any] = {"node": node.name, "pool": node.pool.name, "last_seen_at": seen}
+    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    uids = sorted(live.values_list("claim__tenant", "claim__uid").distinct())
+    tell(kind, tenant=None, **facts, claims=len(uids))
+    for tenant in Tenant.objects.filter(pk__in={key for key, _ in uids}).order_by("pk"):
+        mine = [str(uid) for key, uid in uids if key == tenant.pk]
+        tell(kind, tenant=tenant, platform=False, **facts, claims=mine)
+    return True
