@@ -46,8 +46,10 @@ class Walk:
 
     def gpu(self, node: str, index: int) -> GpuState:
         alive = self.random.random() < 0.9
+        # Most nodes have one model; some are mixed.
+        model = MODELS[ord(node) % 3] if self.random.random() < 0.8 else self.random.choice(MODELS)
         # Not unique: a device that was replaced has the index of the old one.
-        return GpuState(f"{node}{index}", node, index // 2, self.random.choice(MODELS), SIZE, 100, SIZE, alive)
+        return GpuState(f"{node}{index}", node, index // 2, model, SIZE, 100, SIZE, alive)
 
     def request(self) -> Request:
         draw = self.random

@@ -33,11 +33,57 @@ static enum filter verdict(const struct board *b, const struct shape *s, int32_t
     return kept_off(b, at, want) ? EXCLUSION : NONE;
 }
 
-void look(const struct board *b, const struct shape *s, int32_t node, const uint8_t *extra, int32_t want,
-          struct fit *fit)
+/* Whether more than room decides: a GPU that is down, a label that shuts others out, GPUs of several models. */
+static int is_plain(const struct board *b, int32_t node)
 {
+    int64_t first = (int64_t)node * b->width;
+    for (int64_t at = first; at < first + b->count[node]; at++)
+        if (!b->alive[at] || b->exclusion[at] || b->model[at] != b->model[first])
+            return 0;
+    return b->count[node] > 0;
+}
+
+/* The same as verdict() of each GPU, for a plain node and a request that nothing is special to. */
+static void look_plainly(const struct board *b, const struct shape *s, int32_t node, struct fit *fit)
+{
+    int32_t n = b->count[node], little_memory = 0, fitting = 0;
+    const int32_t *core = b->core + (int64_t)node * b->width;
+    const int64_t *memory = b->memory + (int64_t)node * b->width;
+    if (!s->nodes[node]) {
+        fit->removed[NODE_SELECTOR] = (uint8_t)n;
+        return;
+    }
+    if (!s->models[b->model[(int64_t)node * b->width]]) {
+        fit->removed[GPU_MODEL] = (uint8_t)n;
+        return;
+    }
+    for (int32_t g = 0; g < n; g++) {
+        int enough = memory[g] >= s->memory;
+        fit->gpus[fitting] = g;
+        little_memory += !enough;
+        fitting += enough & (core[g] >= s->core);
+    }
+    fit->removed[GPU_MEMORY] = (uint8_t)little_memory;
+    fit->removed[GPU_CORE] = (uint8_t)(n - little_memory - fitting);
+    if (b->cpu[node] != UNKNOWN && b->cpu[node] < s->cpu)
+        fit->removed[NODE_CPU] = (uint8_t)fitting;
+    else if (b->ram[node] != UNKNOWN && b->ram[node] < s->ram)
+        fit->removed[NODE_RAM] = (uint8_t)fitting;
+    else
+        fit->removed[NONE] = (uint8_t)(fit->count = fitting);
+}
+
+void look(struct kernel *k, const struct shape *s, int32_t node, const uint8_t *extra, int32_t want, struct fit *fit)
+{
+    const struct board *b = &k->board;
     memset(fit->removed, 0, sizeof fit->removed);
     fit->count = 0;
+    if (k->plain[node] == UNSURE)
+        k->plain[node] = is_plain(b, node) ? PLAIN : PECULIAR;
+    if (!extra && !want && k->plain[node] == PLAIN) {
+        look_plainly(b, s, node, fit);
+        return;
+    }
     for (int32_t g = 0; g < b->count[node]; g++) {
         int64_t at = (int64_t)node * b->width + g;
         enum filter by = verdict(b, s, node, at, extra ? extra[g] : 0, want);

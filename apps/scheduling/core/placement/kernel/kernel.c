@@ -18,7 +18,8 @@ struct kernel *kernel_open(const struct board *board)
     k->worth = calloc(n + 1, sizeof *k->worth);
     k->special_score = calloc(n + 1, sizeof *k->special_score);
     k->known = calloc(n + 1, 1);
-    if (k->log && k->stamp && k->listed && k->usable && k->worth && k->special_score && k->known)
+    k->plain = calloc(n + 1, 1);
+    if (k->log && k->stamp && k->listed && k->usable && k->worth && k->special_score && k->known && k->plain)
         return k;
     kernel_close(k);
     return 0;
@@ -36,6 +37,7 @@ void kernel_close(struct kernel *k)
     free(k->worth);
     free(k->special_score);
     free(k->known);
+    free(k->plain);
     free(k);
 }
 
@@ -95,6 +97,7 @@ void kernel_drop_row(struct kernel *k, int32_t row)
 void kernel_changed(struct kernel *k, int32_t node)
 {
     k->known[node] = 0;
+    k->plain[node] = UNSURE;
     k->log[k->head++ % k->board.nodes] = node;
 }
 
@@ -119,12 +122,14 @@ static void rescore(struct kernel *k, struct row *row, int32_t node)
     struct fit fit;
     int32_t chosen[WIDEST + 1];
     struct cell *cell = &row->cell[node];
-    look(&k->board, &row->shape, node, 0, row->shape.exclusion, &fit);
+    look(k, &row->shape, node, 0, row->shape.exclusion, &fit);
     if (memcmp(cell->removed, fit.removed, sizeof fit.removed) != 0) {
         for (int32_t f = 0; f < FILTERS; f++)
             row->totals[f] += fit.removed[f] - cell->removed[f];
         memcpy(cell->removed, fit.removed, sizeof fit.removed);
     }
+    if (fit.count < needed(&row->shape) && cell->score == NO_FIT)
+        return;
     int64_t score = evaluate(k, &row->shape, node, &fit, 0, chosen), *best = &row->block[node / BLOCK];
     if (score >= *best)
         *best = score;
@@ -236,7 +241,7 @@ static void consider(struct kernel *k, const struct row *row, const struct speci
     k->serial++;
     for (int32_t i = 0; i < special->listed; i++) {
         int32_t node = special->nodes[i];
-        look(&k->board, &row->shape, node, special->extra + (int64_t)i * k->board.width, special->want, &fit);
+        look(k, &row->shape, node, special->extra + (int64_t)i * k->board.width, special->want, &fit);
         k->special_score[i] = evaluate(k, &row->shape, node, &fit, draw, chosen);
         k->stamp[node] = k->serial;
         k->listed[node] = i;
@@ -248,7 +253,7 @@ static void consider(struct kernel *k, const struct row *row, const struct speci
         answer->removed[NONE] = answer->removed[EXCLUSION] = 0;
     }
     for (int32_t i = 0; i < special->listed; i++) {
-        look(&k->board, &row->shape, special->nodes[i], special->extra + (int64_t)i * k->board.width, special->want,
+        look(k, &row->shape, special->nodes[i], special->extra + (int64_t)i * k->board.width, special->want,
              &fit);
         for (int32_t f = 0; f < FILTERS; f++)
             answer->removed[f] += fit.removed[f];
@@ -291,7 +296,7 @@ int32_t kernel_best(struct kernel *k, int32_t number, uint64_t draw, const struc
         extra = special->extra + (int64_t)k->listed[answer->node] * k->board.width;
         want = special->want;
     }
-    look(&k->board, &row->shape, answer->node, extra, want, &fit);
+    look(k, &row->shape, answer->node, extra, want, &fit);
     evaluate(k, &row->shape, answer->node, &fit, draw, gpus);
     return answer->node;
 }

@@ -108,6 +108,9 @@ struct worth {
     int32_t cpu, class_count[CLASSES_KEPT];
 };
 
+/* Of each node: whether nothing but room and models decides which of its GPUs fit. */
+enum plainness { UNSURE, PLAIN, PECULIAR };
+
 struct kernel {
     struct board board;
     struct mix mix;
@@ -117,7 +120,7 @@ struct kernel {
     int32_t rows;
     int64_t *usable, *special_score;
     struct worth *worth;
-    uint8_t *known;
+    uint8_t *known, *plain;
     struct row **row;
 };
 
@@ -140,14 +143,19 @@ struct fit {
     int32_t count, gpus[WIDEST + 1];
 };
 
-void look(const struct board *b, const struct shape *s, int32_t node, const uint8_t *extra, int32_t want,
-          struct fit *fit);
+void look(struct kernel *k, const struct shape *s, int32_t node, const uint8_t *extra, int32_t want, struct fit *fit);
 int64_t evaluate(struct kernel *k, const struct shape *s, int32_t node, const struct fit *fit, uint64_t draw,
                  int32_t *chosen);
 const struct worth *worth_of(struct kernel *k, int32_t node);
 int64_t fragmentation_after(struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen);
 int64_t nearest(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t count, int32_t *chosen);
 int64_t least_broken(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t *chosen);
+
+/* So many GPUs of a node must fit; CPU alone is given out where some GPU would do, too. */
+static inline int32_t needed(const struct shape *s)
+{
+    return s->count ? s->count : 1;
+}
 
 static inline int64_t core_at(const struct board *b, int64_t at)
 {

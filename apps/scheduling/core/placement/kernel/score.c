@@ -175,7 +175,7 @@ int64_t evaluate(struct kernel *k, const struct shape *s, int32_t node, const st
                  int32_t *chosen)
 {
     const struct board *b = &k->board;
-    if (fit->count < (s->count ? s->count : 1))
+    if (fit->count < needed(s))
         return NO_FIT;
     switch (b->policy) {
     case BINPACK:
