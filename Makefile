@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-gpu bench-shim bench-placement bench-placement-speed clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-gpu bench-shim bench-placement bench-placement-speed bench-churn clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench-placement: ## how much each policy gives out of a production trace's GPUs 
 
 bench-placement-speed: ## decisions a second of the placement core: 5,000 nodes of 8 GPUs, C kernel and numpy (ARGS="--runs 3")
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.placement_speed $(ARGS)
+
+bench-churn: ## a production trace played back by its own clock, against first come, first served (GPUCLOUD_TRACES=…, ARGS="--seeds 0-2")
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.churn $(ARGS)
 
 # The Python of the system, which may have PyTorch; nothing else need be installed.
 bench-shim: ## what libvcuda costs and how its limits hold, on a real GPU (OUT=.bench, PARTS="calls share …", SECONDS_EACH=3)

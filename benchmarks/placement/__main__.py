@@ -59,19 +59,19 @@ def _cell(row: Row, published: float | None) -> str:
     return f"{row['allocated_percent']:7.2f} {beside:>7}"
 
 
-def _seeds(words: str) -> list[int]:
+def seeds(words: str) -> list[int]:
     """`1,2,3`, `100-109` or both."""
-    seeds: list[int] = []
+    found: list[int] = []
     for part in words.split(","):
         first, _, last = part.partition("-")
-        seeds += range(int(first), int(last or first) + 1)
-    return seeds
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.placement", description=__doc__)
     parser.add_argument("--lists", default="", help="names joined by commas; all that are there unless given")
-    parser.add_argument("--seeds", type=_seeds, default=_seeds("0-9"), help="1,2,3 or 100-109; 0-9 unless given")
+    parser.add_argument("--seeds", type=seeds, default=seeds("0-9"), help="1,2,3 or 100-109; 0-9 unless given")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--out", default=".bench/placement.jsonl")
     return parser.parse_args()

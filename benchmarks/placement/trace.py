@@ -7,7 +7,7 @@ as published in hkust-adsl/kubernetes-scheduler-simulator for Weng et al., USENI
 import csv
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,15 @@ class Machine(NamedTuple):
     model: str
 
 
+class Timed(NamedTuple):
+    """A request with its times, in seconds of the trace's clock; alike in all they ask for: one application's."""
+
+    ask: Ask
+    application: str
+    at: int
+    ends: int
+
+
 @dataclass(frozen=True)
 class Trace:
     """The directory with the data."""
@@ -74,15 +83,17 @@ class Trace:
 
     def asks(self, name: str) -> list[Ask]:
         """The requests of a list, in one order whatever the file's."""
+        return sorted(_ask(row) for row in self._rows(f"{LIST}{name}.csv"))
+
+    def timed(self, name: str) -> list[Timed]:
+        """The requests of a list with their times. Raises SystemExit where the list has none."""
+        rows = list(self._rows(f"{LIST}{name}.csv"))
+        if "creation_time" not in rows[0]:
+            raise SystemExit(f"The list {name} has no times")
         return sorted(
-            Ask(
-                int(row["cpu_milli"]),
-                int(row["memory_mib"]),
-                int(row["num_gpu"]),
-                int(row["gpu_milli"]),
-                row.get("gpu_spec") or "",
-            )
-            for row in self._rows(f"{LIST}{name}.csv")
+            Timed(ask, f"{ask} {row['qos']}", int(row["creation_time"]), int(row["deletion_time"]))
+            for row in rows
+            for ask in [_ask(row)]
         )
 
     def published(self) -> dict[tuple[str, str, int], float]:
@@ -100,6 +111,11 @@ class Trace:
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
         with (self.at / name).open(newline="") as file:
             yield from csv.DictReader(file)
+
+
+def _ask(row: Mapping[str, str]) -> Ask:
+    cpu, ram, gpus, milli = (int(row[name]) for name in ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli"))
+    return Ask(cpu, ram, gpus, milli, row.get("gpu_spec") or "")
 
 
 def drawn(machines: Sequence[Machine], asks: Sequence[Ask], seed: int) -> tuple[list[Machine], list[Ask]]:

@@ -1,7 +1,6 @@
 """What a pool gives back by itself, and when: by the time limits of what runs."""
 
 from collections.abc import Collection
-from datetime import datetime
 from itertools import groupby
 
 from django.db.models import Q
@@ -12,8 +11,11 @@ from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, ClaimState
 
 
-def ending(pool: Pool, uuids: Collection[str], *, now: datetime) -> list[Running]:
-    """Placed claims of the pool, on these GPUs, that end by themselves; those that are being released end now."""
+def ending(pool: Pool, uuids: Collection[str], now: float) -> list[Running]:
+    """Placed claims of the pool, on these GPUs, that end by themselves; those that are being released end now.
+
+    Times in Unix seconds.
+    """
     ending = Q(claim__time_limit_seconds__isnull=False) | Q(claim__state=ClaimState.RELEASING)
     live = Assignment.objects.filter(ending, claim__pool=pool, gpu__uuid__in=uuids).exclude(
         state=AssignmentState.RELEASED
@@ -31,7 +33,7 @@ def ending(pool: Pool, uuids: Collection[str], *, now: datetime) -> list[Running
     found: list[Running] = []
     for (key, state, begun, limit, tenant, core, memory), parts in groupby(rows, lambda row: (*row[:5], *row[6:])):
         gpus = tuple(row[5] for row in parts)
-        ends = now.timestamp()
+        ends = now
         if state != ClaimState.RELEASING:
             ends = max(ends, begun.timestamp() + limit)
         found.append(Running(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))

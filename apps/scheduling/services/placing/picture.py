@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 from django.db.models import Q, QuerySet
@@ -19,13 +20,14 @@ from apps.quotas.models import Pool, Tenant
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
 from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.front import Front
 from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.life import request_of
+from apps.scheduling.services.placing.ending import ending
 from apps.scheduling.services.placing.fleet import Device, read_devices, read_nodes
-from apps.scheduling.services.placing.front import Front
 from apps.scheduling.services.placing.notices import Notices
 from apps.scheduling.services.placing.records import Journal, plain
 from apps.scheduling.services.reserving.charges import ReservationFull
@@ -108,7 +110,7 @@ class Picture:
         self._groups: dict[Group, set[int]] = defaultdict(set)
         self._no_group: dict[Group, Refused] = {}
         self._early: dict[int, float] = {}
-        self.front = Front(pool)
+        self.front = Front(partial(ending, pool))
         self._spent: dict[int, Refused] = {}
         self.reserved = read_reserved(pool, now=timezone.now())
         self._keep_devices((), read_devices(pool))

@@ -238,7 +238,7 @@ def read(pool: Pool) -> Line:
         nodes=tuple(read_nodes(pool)) if any(claim.node_selector for claim in claims) else (),
         claims={str(claim.uid): claim for claim in claims},
         waiting=tuple(waiting_of(claim) for claim in claims),
-        running=tuple(ending(pool, {gpu.uuid for gpu in gpus}, now=now)),
+        running=tuple(ending(pool, {gpu.uuid for gpu in gpus}, now.timestamp())),
         standing=standing(pool, gpus, {claim.tenant.slug: claim.tenant.weight for claim in claims}),
         freed=freed,
         freed_since=since.timestamp(),

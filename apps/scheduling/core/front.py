@@ -1,28 +1,25 @@
-"""The head of a pool's queue while its scheduler runs, and what is kept for it (`core.backfill`).
+"""The head of a pool's queue from round to round, and what is kept for it (`core.backfill`).
 
 A claim that is head stays it until it is placed, leaves, or a more urgent one is refused: what was kept for it once is
 not given away because shares have moved. Its shadow is cast anew where the head, or a GPU of the shadow, has changed
 otherwise than by what was placed here since.
 """
 
-from collections.abc import Callable, Collection
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Iterable
 
-from apps.quotas.models import Pool
-from apps.scheduling.core.backfill import Shadow, cast_shadow
+from apps.scheduling.core.backfill import Running, Shadow, cast_shadow
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING, Held
 from apps.scheduling.core.queue import Ask
 from apps.scheduling.core.values import Placed, Refused
 from apps.scheduling.core.walk import kept_for_earlier
-from apps.scheduling.services.placing.ending import ending
 
 
 class Front:
-    """One pool's head."""
+    """One pool's head. `ending` says what ends by itself on these GPUs; asked only where a shadow is cast."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, ending: Callable[[Collection[str], float], Iterable[Running]]) -> None:
+        self._ending = ending
         self.head: Ask | None = None
         self.shadow: Shadow | None = None
         self._stale = False
@@ -35,7 +32,7 @@ class Front:
             return
         self._stale = False
         self.kept_out.clear()
-        running = ending(self._pool, gpus, now=datetime.fromtimestamp(now, UTC))
+        running = self._ending(gpus, now)
         self.shadow = cast_shadow(fleet, self.head, running, now=now, held=reserved(self.head))
 
     def held_from(self, ask: Ask, *, now: float) -> Held:

@@ -1,0 +1,192 @@
+"""Who schedules: the product's own rounds without their database, and first come, first served.
+
+`Rounds` does what `services.placing` does: candidates by what may have changed, the core's order, the head of the queue
+and what is kept for it, refusals remembered until something that could change them was freed.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Protocol
+
+from apps.scheduling.core import gangs
+from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.front import Front
+from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.refusals import could_help
+from apps.scheduling.core.values import GpuState, Placed, Refused, Request
+from benchmarks.churn.load import Arrival
+
+# Of claims alike so many of a tenant are asked in a walk: the first that is refused speaks for those behind it.
+ALIKE = 32
+
+Started = list[tuple[Arrival, tuple[str, ...]]]
+
+
+class Scheduler(Protocol):
+    """Told what arrives and what ends; says what starts."""
+
+    def arrived(self, claim: Arrival) -> None:
+        """It waits from now on."""
+
+    def ended(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
+        """It gives its GPUs back."""
+
+    def round(self, now: float) -> Started:
+        """Who starts now, and where."""
+
+
+class Rounds:
+    """The product's rounds."""
+
+    def __init__(self, gpus: Iterable[GpuState], policy: str = "gpucloud") -> None:
+        self._fleet = Fleet(gpus, policy=policy)
+        self._states = {gpu.uuid: gpu for gpu in self._fleet.gpus()}
+        self._capacity = Amounts(100 * len(self._states), 0, len(self._states))
+        self._held: dict[str, Amounts] = defaultdict(Amounts)
+        self._running: dict[str, Running] = {}
+        self._front = Front(self._ending)
+        self._claims: dict[int, Arrival] = {}
+        # A tenant's claims alike, oldest first.
+        self._lines: dict[tuple[Request, str], dict[int, Ask]] = defaultdict(dict)
+        self._no_room: set[Request] = set()
+
+    def arrived(self, claim: Arrival) -> None:
+        """It waits from now on."""
+        self._fleet.learn(claim.request)
+        waiting = Waiting(
+            f"{claim.number:08}", claim.tenant, claim.request, claim.number,
+            time_limit_seconds=claim.time_limit_seconds,
+        )  # fmt: skip
+        self._claims[claim.number] = claim
+        self._lines[claim.request, claim.tenant][claim.number] = Ask((waiting,))
+
+    def ended(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
+        """It gives its GPUs back: refusals that this may change are forgotten."""
+        self._fleet.give_back(gpus, claim.request)
+        self._running.pop(f"{claim.number:08}", None)
+        self._held[claim.tenant] -= Amounts.of(claim.request)
+        for uuid in gpus:
+            self._front.changed(uuid)
+            state = self._carries(uuid, claim.request, -1)
+            self._no_room = {kind for kind in self._no_room if not could_help(state, kind)}
+
+    def round(self, now: float) -> Started:
+        """Walks along those whose answer may have changed."""
+        started: Started = []
+        front = self._front
+        if front.head is None and (first := self._first_refused()) is not None:
+            front.refused(first)
+        front.look(self._fleet, self._states, _nothing_reserved, now=now)
+        more = True
+        while more:
+            placed = self._walk(now)
+            started += placed
+            more = len(placed) >= ALIKE
+        return started
+
+    def _walk(self, now: float) -> Started:
+        started: Started = []
+        kept_out = self._front.kept_out
+        asks: list[Ask] = []
+        for (kind, _), line in self._lines.items():
+            if line and kind not in self._no_room:
+                asks += islice((ask for number, ask in line.items() if number not in kept_out), ALIKE)
+        queue = Queue(asks, capacity=self._capacity, held=self._held, weights={})
+        while (ask := queue.next()) is not None:
+            if ask.members[0].request in self._no_room:
+                continue
+            placed = self._ask(ask, now)
+            if placed is not None:
+                queue.placed(ask)
+                started.append((self._claims.pop(ask.since), placed))
+        return started
+
+    def _ask(self, ask: Ask, now: float) -> tuple[str, ...] | None:
+        waiting, front = ask.members[0], self._front
+        front.look(self._fleet, self._states, _nothing_reserved, now=now)
+        guard = front.held_from(ask, now=now)
+        answer = gangs.place_all(self._fleet, ask, held=guard)
+        if isinstance(answer, Refused):
+            if guard and (why := front.why_not(self._fleet, ask, held=gangs.NOTHING)):
+                front.kept_out[waiting.since] = why
+                return None
+            front.refused(ask)
+            self._no_room.add(waiting.request)
+            return None
+        self._take(waiting, answer[0], now)
+        front.placed(ask, answer, now=now)
+        front.left(waiting.since, waiting.id)
+        return answer[0].gpus
+
+    def _take(self, waiting: Waiting, placed: Placed, now: float) -> None:
+        request = waiting.request
+        self._fleet.take(placed.gpus, request)
+        self._held[waiting.tenant] += Amounts.of(request)
+        for uuid in placed.gpus:
+            self._carries(uuid, request, 1)
+        if (limit := waiting.time_limit_seconds) is not None:
+            self._running[waiting.id] = Running(now + limit, waiting.id, placed.gpus, request, waiting.tenant)
+        del self._lines[request, waiting.tenant][waiting.since]
+
+    def _carries(self, uuid: str, request: Request, sign: int) -> GpuState:
+        state = self._states[uuid]
+        self._states[uuid] = state = replace(state, core_free=state.core_free - sign * request.core_request)
+        return state
+
+    def _first_refused(self) -> Ask | None:
+        firsts = [
+            next(iter(line.values())) for (kind, _), line in self._lines.items() if line and kind in self._no_room
+        ]
+        return min(firsts, key=lambda ask: ask.since, default=None)
+
+    def _ending(self, _gpus: Collection[str], now: float) -> Iterable[Running]:
+        return [replace(item, ends_at=max(now, item.ends_at)) for item in self._running.values()]
+
+
+class Fifo:
+    """First come, first served. Strictly: who does not fit makes all wait; or passing: the next one that fits goes."""
+
+    def __init__(self, gpus: Iterable[GpuState], policy: str, *, passing: bool) -> None:
+        self._fleet, self._passing = Fleet(gpus, policy=policy), passing
+        self._waiting: dict[int, Arrival] = {}
+        self._by_kind: dict[Request, dict[int, Arrival]] = defaultdict(dict)
+        self._no_room: set[Request] = set()
+
+    def arrived(self, claim: Arrival) -> None:
+        """It waits from now on."""
+        self._fleet.learn(claim.request)
+        self._waiting[claim.number] = claim
+        self._by_kind[claim.request][claim.number] = claim
+
+    def ended(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
+        """It gives its GPUs back: anybody may fit now."""
+        self._fleet.give_back(gpus, claim.request)
+        self._no_room.clear()
+
+    def round(self, _now: float) -> Started:
+        """The oldest first, one by one."""
+        started: Started = []
+        while (claim := self._next()) is not None:
+            answer = self._fleet.place(claim.request)
+            if isinstance(answer, Placed):
+                self._fleet.take(answer.gpus, claim.request)
+                del self._waiting[claim.number], self._by_kind[claim.request][claim.number]
+                started.append((claim, answer.gpus))
+            else:
+                self._no_room.add(claim.request)
+        return started
+
+    def _next(self) -> Arrival | None:
+        if not self._passing:
+            first = next(iter(self._waiting.values()), None)
+            return None if first is None or first.request in self._no_room else first
+        lines = (line for kind, line in self._by_kind.items() if line and kind not in self._no_room)
+        firsts = (next(iter(line.values())) for line in lines)
+        return min(firsts, key=lambda claim: claim.number, default=None)
+
+
+def _nothing_reserved(_ask: Ask) -> gangs.Held:
+    return gangs.NOTHING
