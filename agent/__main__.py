@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 
 RUN_WORDS = """\
 The daemon. Its first start enrols the node with the one-time token in GPUCLOUD_ENROL_TOKEN; later ones need none.
@@ -38,11 +40,17 @@ The token and the secret are not passed on to the program.
 
 exit codes: the program's, or 125 the claim cannot be used, 126 the command cannot be run, 127 it was not found,
 2 bad usage"""
+CHECK_MORE = """\
+It changes nothing. The environment is that of `agent run`.
+
+exit codes: 0 nothing failed, 1 something did, 2 bad usage or settings"""
 
 GIVE_WORDS = """\
 Let another user's programs in under a claim, before a container or a unit of that user is started: its usage page
 becomes that user's. Without --user, yours. The claim is opened as by `agent exec`."""
 
+RAW = argparse.RawDescriptionHelpFormatter
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -57,17 +65,22 @@ def _parser() -> argparse.ArgumentParser:
     words = "The gpucloud node agent: limits and watches the GPU programs of one machine."
     parser = argparse.ArgumentParser(prog="agent", description=words)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    raw = argparse.RawDescriptionHelpFormatter
-    run = commands.add_parser("run", help="the daemon", description=RUN_WORDS, epilog=RUN_MORE, formatter_class=raw)
+    run = commands.add_parser("run", help="the daemon", description=RUN_WORDS, epilog=RUN_MORE, formatter_class=RAW)
     run.add_argument("--server", metavar="URL", help="the control plane's address, like http://127.0.0.1:8000")
     run.add_argument("--state-dir", metavar="DIR", help="where identity and last wanted state are kept")
     run.set_defaults(call=_run)
+    _add_ways_in(commands)
+    _add_questions(commands)
+    return parser
+
+
+def _add_ways_in(commands: Commands) -> None:
     launch = commands.add_parser(
         "exec",
         help="start a program under a claim",
         description=EXEC_WORDS,
         epilog=EXEC_MORE,
-        formatter_class=raw,
+        formatter_class=RAW,
         usage="agent exec [-h] [--wait SECONDS] CLAIM -- COMMAND [ARGUMENT ...]",
     )
     launch.add_argument(
@@ -76,10 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
     launch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
     launch.set_defaults(call=_exec, parser=launch)
-    give = commands.add_parser("give", help="let a user's programs in", description=GIVE_WORDS, formatter_class=raw)
+    give = commands.add_parser("give", help="let a user's programs in", description=GIVE_WORDS, formatter_class=RAW)
     give.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
     give.add_argument("--user", type=_user, metavar="UID[:GID]", help="whose; only root may name another than itself")
     give.set_defaults(call=_give)
+
+
+def _add_questions(commands: Commands) -> None:
     status = commands.add_parser(
         "status", help="what the agent holds", description="What the agent of this machine holds."
     )
@@ -87,7 +103,17 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--state-dir", metavar="DIR", help="of the agent, to find its default run directory")
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(call=_status)
-    return parser
+    check = commands.add_parser(
+        "check",
+        help="what this machine lacks for an agent",
+        description="Looks at everything that an agent needs, and says in words what is missing and what to do.",
+        epilog=CHECK_MORE,
+        formatter_class=RAW,
+    )
+    check.add_argument("--server", metavar="URL", help="the control plane's address (else GPUCLOUD_SERVER)")
+    check.add_argument("--state-dir", metavar="DIR", help="of the agent (else GPUCLOUD_STATE_DIR, or the default)")
+    check.add_argument("--json", action="store_true", help="for programs")
+    check.set_defaults(call=_check)
 
 
 def _uid(text: str) -> str:
@@ -161,6 +187,20 @@ def _status(options: argparse.Namespace) -> int:
         return _fail(error, EXIT_FAILED)
     sys.stdout.write((status.as_json(told) if options.json else status.as_table(told)) + "\n")
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from agent import settings  # noqa: PLC0415
+    from agent.check import everything, words  # noqa: PLC0415
+
+    try:
+        chosen = settings.read(server=options.server, state_dir=options.state_dir, environment=os.environ)
+    except settings.SettingsError as error:
+        return _fail(error, EXIT_USAGE)
+    found = everything.of_everything(chosen)
+    sys.stdout.write((words.as_json(found) if options.json else words.as_table(found)) + "\n")
+    sys.stdout.flush()
+    return EXIT_FAILED if any(check.state == "failed" for check in found) else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import TypeVar
 import structlog
 
 from agent import VERSION, statefile, wire
+from agent.check import everything as check
 from agent.door import admission, report
 from agent.door.listener import Caller, Door
 from agent.door.localwire import Answer, Refusal, Request, Status
@@ -44,6 +45,8 @@ T = TypeVar("T")
 NVML_RETRY_SECONDS = 30.0
 # Without the persistence daemon, a machine of eight GPUs takes 10 to 20 s for its first answer.
 NVML_SECONDS = 30.0
+# It takes milliseconds; the hello must not wait for what hangs.
+CHECK_SECONDS = 5.0
 
 
 class Daemon:
@@ -190,7 +193,17 @@ class Daemon:
             simulated=self._settings.library.simulated_node is not None,
             arbiter=self._arbiter.installed,
             gpus=list(self._inventory.gpus),
+            checks=await self._check(),
         )
+
+    async def _check(self) -> list[wire.Check]:
+        """What the self-check finds of the machine; nothing where it takes too long (a hung disk, say)."""
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await asyncio.to_thread(check.of_machine, self._settings, self._inventory)
+        except TimeoutError:
+            log.warning("check-abandoned", reason=f"it took more than {CHECK_SECONDS:g} s")
+            return []
 
     async def _take_inventory(self) -> bool:
         """Look at the GPUs; True if NVML answered."""

@@ -21,6 +21,7 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_GPUS = 64
 MAX_ASSIGNMENTS = 4096
 MAX_CONDITIONS = 1024
+MAX_CHECKS = 32
 
 # Containers name a claim's device so: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
@@ -73,6 +74,16 @@ class Gpu(Record, frozen=True, kw_only=True):
     links: dict[GpuUuid, Word] = {}
 
 
+class Check(Record, frozen=True, kw_only=True):
+    """What the agent's self-check found of one thing that it needs."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+    state: Literal["ok", "warning", "failed"]
+    detail: Annotated[str, Meta(max_length=500)]
+    # What to do about it, where it is not `ok`.
+    cure: Annotated[str, Meta(max_length=500)] | None = None
+
+
 class Hello(Frame, frozen=True, kw_only=True):
     """Agent → server, first frame of a connection: who is here and what the machine has."""
 
@@ -87,6 +98,7 @@ class Hello(Frame, frozen=True, kw_only=True):
     # True where an arbiter is installed, which gives the claims of a GPU their turns.
     arbiter: bool = False
     gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
+    checks: Annotated[list[Check], Meta(max_length=MAX_CHECKS)] = []
 
 
 class Observation(Record, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ def request(url: str, *, body: object = None, headers: Mapping[str, str] | None 
     if data is not None:
         asked.add_header("Content-Type", "application/json")
     try:
-        with _opener(url).open(asked, timeout=TIMEOUT_SECONDS) as answer:
+        with opener(url).open(asked, timeout=TIMEOUT_SECONDS) as answer:
             text = answer.read(MAX_ANSWER_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:
@@ -61,7 +61,8 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def opener(url: str) -> urllib.request.OpenerDirector:
+    """By the machine's proxy where it names one, never to this machine itself."""
     if is_loopback(url):
         return urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return urllib.request.build_opener()

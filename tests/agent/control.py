@@ -165,7 +165,7 @@ class Control:
             status, answer = self._enrol(json.loads(body))
         else:
             self.tokens_seen.append(headers.get("authorization", ""))
-            status, answer = self._environment(path)
+            status, answer = (200, {"status": "ok"}) if path == "/healthz" else self._environment(path)
         if status:
             text = json.dumps(answer).encode()
             kind = "application/json" if status == 200 else "application/problem+json"

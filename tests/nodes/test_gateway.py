@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from agent import wire
@@ -111,6 +112,15 @@ async def test_a_hello_brings_welcome_and_the_whole_desired_state(
     desired = await agents().greet()
     assert [item.claim_uid for item in desired.assignments] == [str(claim.uid)]
     assert await in_database(lambda: Node.objects.get(name="gpu1").online)
+
+
+async def test_what_the_self_check_found_stands_in_the_node(agents: Agents, real_cast: Cast) -> None:
+    check = wire.Check(name="disk", state="warning", detail="12 MiB free", cure="Free some.")
+    await agents().greet(msgspec.structs.replace(hello("gpu1"), checks=[check]))
+    node = await in_database(lambda: real_cast.olga.get("nodes/gpu1/").body)
+    assert node["checks"] == [{"name": "disk", "state": "warning", "detail": "12 MiB free", "cure": "Free some."}]
+    # A tenant need not know what does not hold on a machine.
+    assert (await in_database(lambda: real_cast.anna.get("nodes/gpu1/").body))["checks"] == []
 
 
 async def test_what_the_agent_observes_is_taken(agents: Agents, real_cast: Cast, machine: Machine) -> None:

@@ -83,6 +83,17 @@ def test_nodes_are_the_operators(cast: Cast, machine: Machine, browser: SignIn) 
     assert browser("anna").post("/nodes/gpu1/cordon/", {"cordoned": "yes"}).status_code == 403
 
 
+def test_a_node_shows_what_its_self_check_found_wrong(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    said = [
+        wire.Check(name="disk", state="warning", detail="12 MiB free", cure="Free some."),
+        wire.Check(name="driver", state="ok", detail="580, 8 GPUs"),
+    ]
+    nodes.take_hello(node=machine.node, hello=msgspec.structs.replace(hello("gpu1"), checks=said))
+    text = browser("olga").get("/nodes/gpu1/").content.decode()
+    assert "12 MiB free. Free some." in text
+    assert "580, 8 GPUs" not in text
+
+
 def test_the_overview_says_first_what_is_wrong(cast: Cast, machine: Machine, browser: SignIn) -> None:
     give(cast.acme, vgpus=1)
     placed(cast, machine)

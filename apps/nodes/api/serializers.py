@@ -48,6 +48,17 @@ class ConditionSerializer(Strict):
     unschedulable = serializers.BooleanField(read_only=True, help_text="No new claims while it is so.")
 
 
+class CheckSerializer(Strict):
+    """What the agent's self-check found of one thing that it needs."""
+
+    name = serializers.CharField(read_only=True)
+    state = serializers.ChoiceField(
+        ["ok", "warning", "failed"], read_only=True, help_text="`failed`: limits would not hold."
+    )
+    detail = serializers.CharField(read_only=True, help_text="In words.")
+    cure = serializers.CharField(read_only=True, allow_null=True, help_text="What to do about it.")
+
+
 class NodeSerializer(Strict):
     """A node."""
 
@@ -69,6 +80,11 @@ class NodeSerializer(Strict):
     agent_version = serializers.CharField(read_only=True)
     driver_version = serializers.CharField(read_only=True)
     last_seen_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    checks = CheckSerializer(
+        many=True,
+        read_only=True,
+        help_text="The agent's self-check when it last connected; operators see it. `agent check` runs it anew.",
+    )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
@@ -77,6 +93,13 @@ class NodeSerializer(Strict):
     def get_conditions(self, node: Node) -> Any:
         """Of the node, not of its GPUs."""
         return ConditionSerializer(of_node(node), many=True).data
+
+    def to_representation(self, instance: Node) -> dict[str, Any]:
+        """What a machine lacks is nothing for those whom it limits."""
+        shown: dict[str, Any] = super().to_representation(instance)
+        if not self.context["request"].user.is_operator:
+            shown["checks"] = []
+        return shown
 
 
 class NewNodeSerializer(NodeSerializer):

@@ -44,6 +44,8 @@ class Node(Row):
     library = models.CharField(max_length=2000, blank=True, default="")
     arbiter = models.BooleanField(default=False, db_default=False)
     simulated = models.BooleanField(default=False)
+    # Its self-check: {"name", "state", "detail", "cure"} each.
+    checks = models.JSONField(default=list, db_default=[])
 
     class Meta:
         ordering = ["name"]

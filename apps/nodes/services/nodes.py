@@ -6,6 +6,7 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -171,5 +172,6 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         library=hello.library,
         simulated=hello.simulated,
         arbiter=hello.arbiter,
+        checks=msgspec.to_builtins(hello.checks),
     )
     return node

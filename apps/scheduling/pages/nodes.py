@@ -87,6 +87,7 @@ def _shown(node: Node) -> dict[str, Any]:
         "reports": AuditEvent.objects.filter(
             object_type="node", object_id=node.name, action__startswith="agent."
         ).order_by("-pk")[:REPORTS],
+        "wrong": [check for check in node.checks if check["state"] != "ok"],
         "claims": len({item.claim_id for item in live}),
         "gpus": [bars_of(gpu, assignments=live, use=use, shares=shares) for gpu in gpus],
     }

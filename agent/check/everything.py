@@ -1,0 +1,60 @@
+"""All checks in the order in which a person mends what they find."""
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.check import devices, kernel, library, places, server
+from agent.check.finding import warning
+from agent.machine.gpus import Inventory, Nvml
+from agent.settings import Settings
+from agent.wire import Check
+
+# Without the persistence daemon, a machine of eight GPUs takes 10 to 20 s for its first answer.
+NVML_SECONDS = 30.0
+
+
+def of_machine(settings: Settings, inventory: Inventory) -> list[Check]:
+    """What can be seen without the server: what the hello carries."""
+    simulated = settings.library.simulated_node is not None
+    checks: list[tuple[str, Callable[[], Check]]] = [
+        ("user", kernel.user),
+        ("driver", lambda: devices.driver(inventory)),
+        ("library", lambda: library.pages(settings.pages_library)),
+        ("preload", lambda: library.preload(settings.library.path)),
+        ("arbiter", lambda: library.arbiter(settings.arbiter)),
+        ("run-dir", lambda: places.run_dir(settings.run_dir)),
+        ("state-dir", lambda: places.state_dir(settings.state_dir)),
+        ("disk", lambda: places.disk(settings.state_dir)),
+        ("cgroup", kernel.cgroup),
+        ("processes", lambda: kernel.visibility(pids_are_ours=simulated)),
+        ("other-sharing", devices.others),
+    ]
+    if not simulated:
+        checks.insert(2, ("devices", devices.files))
+    return [_looked(name, look) for name, look in checks]
+
+
+def of_everything(settings: Settings) -> list[Check]:
+    """All of it, as `python -m agent check` says it."""
+    found = of_machine(settings, _inventory(settings.nvml_library))
+    found.append(_looked("enrolled", lambda: server.enrolled(settings.state_dir)))
+    return found + server.reachable(settings.server)
+
+
+def _looked(name: str, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except OSError as error:
+        return warning(name, f"this could not be looked at: {error}", "Run the check as the agent's own user.")
+
+
+def _inventory(nvml_library: Path | None) -> Inventory:
+    """Asked in a thread that dies with the process: a hung driver must not keep the other findings from being told."""
+    answer: concurrent.futures.Future[Inventory] = concurrent.futures.Future()
+    threading.Thread(target=lambda: answer.set_result(Nvml(nvml_library).inventory()), daemon=True).start()
+    try:
+        return answer.result(timeout=NVML_SECONDS)
+    except TimeoutError:
+        return Inventory(problem=f"NVML has not answered within {NVML_SECONDS:g} s: the driver hangs")

@@ -1,0 +1,64 @@
+"""What limited programs load: libvcuda, its pages library, the arbiter."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from agent.check.finding import failed, ok, warning
+from agent.holding.abi import ABI_VERSION, PageError, PagesLibrary
+from agent.wire import Check
+
+BUILD = "Install the agent again, or build the library with `make -C libvcuda`."
+# It ends at once; a loader that hangs is worth a word, too.
+TRIAL_SECONDS = 10.0
+
+
+def pages(path: Path) -> Check:
+    """Whether the pages library loads and lays pages out as this agent does."""
+    try:
+        PagesLibrary(path)
+    except PageError as error:
+        return failed("library", str(error), BUILD)
+    return ok("library", f"{path.with_name('libvcuda.so')}, pages of version {ABI_VERSION}")
+
+
+def preload(path: Path) -> Check:
+    """Whether a program can be started with libvcuda preloaded: tried with one that does nothing."""
+    if not path.is_file():
+        return failed("preload", f"{path} is not there", BUILD)
+    try:
+        trial = subprocess.run(
+            ["/bin/true"],
+            env={"LD_PRELOAD": str(path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TRIAL_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return failed("preload", f"/bin/true does not run with {path} preloaded: {error}", BUILD)
+    # The loader goes on without what it cannot preload: the program runs, unlimited, and only stderr tells.
+    if trial.returncode != 0 or trial.stderr:
+        words = trial.stderr.strip().splitlines()
+        libc = " ".join(platform.libc_ver())
+        return failed(
+            "preload",
+            f"{path} cannot be preloaded: {words[0] if words else f'exit code {trial.returncode}'}",
+            f"It needs glibc 2.34 (here: {libc or 'another libc'}), this machine's architecture "
+            f"({platform.machine()}), and a file system that is not mounted noexec.",
+        )
+    return ok("preload", "a program starts with the library preloaded")
+
+
+def arbiter(path: Path) -> Check:
+    """Whether there is an arbiter to start."""
+    if not path.is_file() or not os.access(path, os.X_OK):
+        return warning("arbiter", f"{path} is not there: the claims of a GPU get no turns", BUILD)
+    try:
+        told = subprocess.run([path, "--help"], capture_output=True, check=False, timeout=TRIAL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return warning("arbiter", f"{path} does not run: {error}", BUILD)
+    if told.returncode != 0:
+        return warning("arbiter", f"{path} does not run: exit code {told.returncode}", BUILD)
+    return ok("arbiter", str(path))
