@@ -27,6 +27,11 @@ LOOKS: Final = {
     "failed": Look("Failed", "circle-x", "bad"),
     "in_force": Look("In force", "circle-check", "good"),
     "over_limit": Look("Over its limit", "alert-triangle", "bad"),
+    # Of reservations.
+    "booked": Look("Booked", "calendar", "busy"),
+    "unclaimed": Look("Nobody claims", "alert-triangle", "warn"),
+    "idle": Look("Idle", "player-pause", "warn"),
+    "waits": Look("Could not begin", "clock", "warn"),
     # Of nodes.
     "ready": Look("Ready", "circle-check", "good"),
     "cordoned": Look("Cordoned", "ban", "warn"),

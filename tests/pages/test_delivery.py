@@ -14,7 +14,9 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from apps.nodes.models import Sample
+from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services.reserving.reservations import create_reservation
 from gpucloud.urls import server_error
 from gpucloud.web.looks import LOOKS
 from gpucloud.web.tags import SPRITE
@@ -38,7 +40,34 @@ def pages(cast: Cast, machine: Machine) -> list[str]:
         placed(cast, machine, name=f"train-{number}", core_request=15, memory_mib=1024)
     uid = Claim.objects.latest("pk").uid
     _measure(machine)
-    return ["/", "/claims/", "/claims/new/", f"/claims/{uid}/", f"/claims/{uid}/series/", "/nodes/", "/nodes/gpu1/"]
+    return [
+        "/",
+        "/claims/",
+        "/claims/new/",
+        f"/claims/{uid}/",
+        f"/claims/{uid}/series/",
+        "/nodes/",
+        "/nodes/gpu1/",
+        *_reserved(cast),
+    ]
+
+
+def _reserved(cast: Cast) -> list[str]:
+    now = timezone.now()
+    window = {"start_at": now + timedelta(hours=1), "end_at": now + timedelta(hours=3)}
+    rows = [
+        create_reservation(
+            principal=SYSTEM,
+            tenant=cast.acme,
+            pool=cast.pool,
+            name=f"exam-{number}",
+            core_request=5,
+            memory_mib=256,
+            **window,
+        )
+        for number in range(3)
+    ]
+    return ["/reservations/", "/reservations/new/", f"/reservations/{rows[0][0].uid}/"]
 
 
 @pytest.mark.parametrize("name", ["olga", "anna"])

@@ -16,7 +16,9 @@ PASSWORD = "correct horse battery"
 HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state=active"}
 
 
-@pytest.mark.parametrize("path", ["/", "/claims/", "/claims/new/", "/nodes/", "/nodes/gpu1/"])
+@pytest.mark.parametrize(
+    "path", ["/", "/claims/", "/claims/new/", "/nodes/", "/nodes/gpu1/", "/reservations/", "/reservations/new/"]
+)
 def test_every_page_needs_somebody_signed_in_and_comes_back_afterwards(cast: Cast, path: str) -> None:
     answer = Client().get(path)
     assert answer.status_code == 302

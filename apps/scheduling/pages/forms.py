@@ -23,7 +23,8 @@ FIELD_OF_RESOURCE: Final[Mapping[str, str]] = {
 }
 
 
-def _number(label: str, *, most: int, help_text: str, **more: Any) -> forms.IntegerField:
+def number(label: str, *, most: int, help_text: str, **more: Any) -> forms.IntegerField:
+    """A field for a number from 1 on."""
     return forms.IntegerField(
         label=label,
         min_value=1,
@@ -57,13 +58,13 @@ def _in_words(error: GpucloudError) -> str:
 class ResizeForm(ServiceForm):
     """The three numbers that move live. Only what the person changed is sent: someone else may have moved the rest."""
 
-    core_request = _number(
+    core_request = number(
         "Core request", most=100, help_text="Percent of the GPU, guaranteed.", show_hidden_initial=True
     )
-    core_limit = _number(
+    core_limit = number(
         "Core limit", most=100, help_text="Percent, the ceiling when others are idle.", show_hidden_initial=True
     )
-    memory_mib = _number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", show_hidden_initial=True)
+    memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", show_hidden_initial=True)
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -93,13 +94,13 @@ class ClaimForm(ServiceForm):
         empty_label=None,
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    gpu_count = _number("GPUs", most=64, help_text="How many, each with the same share.", initial=1)
-    core_request = _number("Core request", most=100, help_text="Percent of each GPU, guaranteed.", initial=25)
-    core_limit = _number(
+    gpu_count = number("GPUs", most=64, help_text="How many, each with the same share.", initial=1)
+    core_request = number("Core request", most=100, help_text="Percent of each GPU, guaranteed.", initial=25)
+    core_limit = number(
         "Core limit", most=100, help_text="Percent, the ceiling; the request unless given.", required=False
     )
-    memory_mib = _number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
-    weight = _number("Weight", most=MOST_WEIGHT, help_text="Its part, among those that want the GPU.", initial=1)
+    memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
+    weight = number("Weight", most=MOST_WEIGHT, help_text="Its part, among those that want the GPU.", initial=1)
     best_effort = forms.BooleanField(
         label="Best effort",
         required=False,

@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from apps.scheduling.pages import claims, nodes, overview, queue, reallocation, sign_in
+from apps.scheduling.pages import claims, nodes, overview, queue, reallocation, reservations, sign_in
 
 urlpatterns = [
     path("sign-in/", sign_in.SignIn.as_view(), name="sign-in"),
@@ -16,6 +16,10 @@ urlpatterns = [
     path("nodes/<slug:name>/series/", nodes.node_series, name="node-series"),
     path("nodes/<slug:name>/cordon/", nodes.cordon, name="cordon"),
     path("queue/", queue.queue_page, name="queue"),
+    path("reservations/", reservations.reservation_list, name="reservations"),
+    path("reservations/new/", reservations.new_reservation, name="new-reservation"),
+    path("reservations/<uuid:uid>/", reservations.reservation_detail, name="reservation"),
+    path("reservations/<uuid:uid>/release/", reservations.give_back, name="give-back"),
     path("claims/", claims.claim_list, name="claims"),
     path("claims/new/", claims.new_claim, name="new-claim"),
     path("claims/<uuid:uid>/", claims.claim_detail, name="claim"),

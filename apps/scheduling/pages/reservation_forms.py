@@ -1,0 +1,113 @@
+"""Forms of the reservations' pages."""
+
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.utils import timezone
+
+from apps.quotas.models import Pool, Role, Tenant
+from apps.quotas.models.pool import DEFAULT
+from apps.quotas.principals import Principal
+from apps.scheduling.api.serializers import MAX_MEMORY_MIB
+from apps.scheduling.pages.forms import ServiceForm, number
+
+LOCAL = "%Y-%m-%dT%H:%M"
+# What the API takes as its own where nothing is said.
+RULES: dict[str, Any] = {"grace_seconds": 900, "idle_percent": 5, "idle_seconds": 1800}
+
+
+def _moment(label: str, *, help_text: str, **more: Any) -> forms.DateTimeField:
+    widget = forms.DateTimeInput(attrs={"class": "form-control", "type": "datetime-local"}, format=LOCAL)
+    return forms.DateTimeField(label=label, help_text=help_text, widget=widget, input_formats=[LOCAL], **more)
+
+
+class WeekForm(forms.Form):
+    """Which pool's week; it lives in the URL."""
+
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        to_field_name="name",
+        required=False,
+        empty_label=None,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    week = forms.DateField(
+        required=False,
+        label="Week of",
+        widget=forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d"),
+    )
+    node = forms.CharField(
+        required=False,
+        max_length=63,
+        widget=forms.TextInput(attrs={"class": "form-control", "placeholder": "all", "autocomplete": "off"}),
+    )
+
+    def chosen(self) -> tuple[Pool | None, datetime | None, str]:
+        """The pool (one that is none is the first one), a moment of the week, the node's name."""
+        self.is_valid()
+        pool = self.cleaned_data.get("pool") or Pool.objects.filter(name=DEFAULT).first() or Pool.objects.first()
+        day: date | None = self.cleaned_data.get("week")
+        # Weeks whose neighbours no calendar has are no weeks.
+        day = day if day is not None and 1970 <= day.year < 9999 else None
+        moment = timezone.make_aware(datetime(day.year, day.month, day.day)) if day else None  # noqa: DTZ001
+        return pool, moment, self.cleaned_data.get("node") or ""
+
+
+class BookingForm(ServiceForm):
+    """A new reservation."""
+
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        to_field_name="slug",
+        empty_label="Choose one",
+        help_text="Whose quota bears it while it lasts.",
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    name = forms.CharField(
+        max_length=200,
+        help_text="What you will recognise it by.",
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "exam"}),
+    )
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        to_field_name="name",
+        help_text="Which nodes may carry it.",
+        empty_label=None,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    gpu_count = number("GPUs", most=64, help_text="How many, the same share of each.", initial=1)
+    core_request = number("Core", most=100, help_text="Percent of each GPU; 100 is all of it.", initial=100)
+    memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
+    start_at = _moment("From", help_text="Times are in UTC.")
+    end_at = _moment("To", help_text="Claims in it end with it.")
+    weekly_until = _moment(
+        "Every week until", help_text="Booked again each week, all or none. Empty: once.", required=False
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        mine = Tenant.objects.visible_to(principal)
+        if not principal.is_operator:
+            mine = mine.filter(pk__in=principal.with_role(Role.MEMBER))
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = mine
+        if len(mine) == 1 and not self.initial.get("tenant"):
+            self.initial["tenant"] = mine[0].slug
+        self.fields["pool"].initial = DEFAULT
+        hour = timezone.localtime().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        self.fields["start_at"].initial, self.fields["end_at"].initial = hour, hour + timedelta(hours=2)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service."""
+        return RULES | self.cleaned_data
+
+    def clean(self) -> dict[str, Any]:
+        """The API's own rule."""
+        values = super().clean() or {}
+        start, end = values.get("start_at"), values.get("end_at")
+        if start and end and end <= start:
+            self.add_error("end_at", "Must be after its beginning.")
+        return values

@@ -1,0 +1,153 @@
+"""Reservations: the week of a pool, one's own, booking one, giving one back."""
+
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db.models import Count
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Claim, Reservation
+from apps.scheduling.models.reservation import OPEN, ReservationState
+from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.reservation_forms import BookingForm, WeekForm
+from apps.scheduling.pages.week import A_WEEK, monday, rows_of
+from apps.scheduling.services.reserving.calendar import pool_calendar
+from apps.scheduling.services.reserving.reservations import (
+    create_reservation,
+    preview_reservation,
+    release_reservation,
+)
+from gpucloud.errors import GpucloudError
+
+PER_PAGE = 50
+# More rows than one reads; the choice of a node shows the others.
+MOST_ROWS = 64
+
+
+@require_GET
+@page
+def reservation_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """A pool's week, and the reservations that one may see."""
+    form = WeekForm(request.GET)
+    pool, day, node = form.chosen()
+    begin = monday(day or timezone.now())
+    shown: dict[str, Any] = {"form": form, "pool": pool, "begin": begin, "days": _days(begin)}
+    if pool is not None:
+        found = pool_calendar(principal=principal, pool=pool, begin=begin, end=begin + A_WEEK, node=node or None)
+        rows = rows_of(found["gpus"][:MOST_ROWS], begin)
+        shown |= {"rows": rows, "left_out": len(found["gpus"]) - len(rows) + found["gpus_left_out"]}
+    mine = _visible(principal).filter(state__in=OPEN).order_by("start_at", "pk")
+    shown |= {"part": Paginator(mine, PER_PAGE).get_page(request.GET.get("page")), "now_at": _now_at(begin)}
+    shown |= {"earlier": begin - A_WEEK, "later": begin + A_WEEK, "this_week": monday(timezone.now())}
+    return render(request, "reservations/_rows.html" if wants_fragment(request) else "reservations/list.html", shown)
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_reservation(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Book a window, or ask first what stands in its way."""
+    form = BookingForm(_window_taken(request), principal=principal, initial={"tenant": request.GET.get("tenant")})
+    preview = None
+    if request.method == "POST" and form.is_valid():
+        try:
+            if "book" in request.POST:
+                return _booked(request, principal, form)
+            preview = preview_reservation(principal=principal, **form.asked)
+        except GpucloudError as error:
+            form.refuse(error)
+            preview = error.facts if error.facts.get("windows") else None
+    status = 422 if form.is_bound and not form.is_valid() else 200
+    shown = {"form": form, "preview": preview, "windows": _whole_minutes(preview["windows"]) if preview else []}
+    return render(request, "reservations/new.html", shown, status=status)
+
+
+def _whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, datetime]]:
+    """Free windows as a person types times: from the next whole minute on, as long."""
+    shown = []
+    for window in windows:
+        begin = (window["start_at"] + timedelta(seconds=59, microseconds=999_999)).replace(second=0, microsecond=0)
+        shown.append((begin, begin + (window["end_at"] - window["start_at"])))
+    return shown
+
+
+def _booked(request: HttpRequest, principal: Principal, form: BookingForm) -> HttpResponse:
+    rows = create_reservation(principal=principal, **form.asked)
+    times = "" if len(rows) == 1 else f", {len(rows)} times"
+    messages.success(request, f"{rows[0]} is booked{times}.")
+    return redirect("reservation", uid=rows[0].uid)
+
+
+def _window_taken(request: HttpRequest) -> Any:
+    """What was posted; where one of the free windows was chosen, with its times."""
+    if request.method != "POST":
+        return None
+    data = request.POST.copy()
+    begin, _, end = data.get("window", "").partition("/")
+    if end:
+        data["start_at"], data["end_at"] = begin, end
+    return data
+
+
+@require_GET
+@page
+def reservation_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """One reservation, what runs in it, and giving it back."""
+    row = _find(principal, uid)
+    claims = Claim.objects.visible_to(principal).filter(reservation=row).select_related("tenant").order_by("-pk")
+    shown = {
+        "reservation": row,
+        "claims": claims[:PER_PAGE],
+        "may_change": principal.is_operator or row.tenant_id in principal.with_role("member"),
+        "is_open": row.state in OPEN,
+        "unclaimed_until": _unclaimed_until(row),
+    }
+    template = "reservations/_live.html" if wants_fragment(request) else "reservations/reservation.html"
+    return render(request, template, shown)
+
+
+@require_POST
+@page
+def give_back(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Release it."""
+    row = release_reservation(principal=principal, reservation=_find(principal, uid))
+    messages.success(request, f"{row} is given back: its room is free, and claims in it end.")
+    return redirect("reservation", uid=uid)
+
+
+def _visible(principal: Principal) -> Any:
+    rows = Reservation.objects.visible_to(principal).select_related("tenant", "pool").prefetch_related("gpus__node")
+    return rows.annotate(claims_made=Count("claims"))
+
+
+def _find(principal: Principal, uid: uuid.UUID) -> Reservation:
+    row: Reservation | None = _visible(principal).filter(uid=uid).first()
+    if row is None:
+        raise Http404("There is no such reservation that you may see.")
+    return row
+
+
+def _unclaimed_until(row: Reservation) -> datetime | None:
+    """When it gives itself back unless somebody claims; None: nothing to warn of."""
+    unclaimed = row.state == ReservationState.ACTIVE and row.claimed_at is None and row.started_at is not None
+    if not unclaimed or row.grace_seconds is None or row.started_at is None:
+        return None
+    return row.started_at + timedelta(seconds=row.grace_seconds)
+
+
+def _days(begin: datetime) -> list[tuple[datetime, bool, float]]:
+    """Each day of the week, whether it is today, and where it begins, in percent."""
+    today, days = timezone.localtime().date(), [begin + timedelta(days=number) for number in range(7)]
+    return [(day, day.date() == today, 100 * (day - begin) / A_WEEK) for day in days]
+
+
+def _now_at(begin: datetime) -> float | None:
+    """Where the present is, in percent of the week."""
+    at = 100 * (timezone.now() - begin) / A_WEEK
+    return at if 0 <= at <= 100 else None

@@ -1,0 +1,101 @@
+"""A pool's week as its page draws it: each GPU a row, each hold a box, as wide as it lasts and as high as its core."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from apps.scheduling.pages.bars import COLOURS
+
+A_WEEK = timedelta(days=7)
+WHOLE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """`left` and `width` in percent of the week, `top` and `height` in percent of the GPU's core."""
+
+    left: float
+    width: float
+    top: int
+    height: int
+    # One of the page's colours for what the reader may know, else none.
+    colour: int | None
+    is_claim: bool
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One GPU's week."""
+
+    node: str
+    index: int
+    model: str
+    boxes: list[Box]
+
+    @property
+    def words(self) -> str:
+        """What a screen reader says of the row."""
+        if not self.boxes:
+            return f"{self.node}, GPU {self.index}: free all week"
+        return f"{self.node}, GPU {self.index}: {'; '.join(box.title for box in self.boxes)}"
+
+
+def monday(moment: datetime) -> datetime:
+    """When the week of `moment` begins."""
+    day = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
+    return day - timedelta(days=day.weekday())
+
+
+def rows_of(gpus: Sequence[Mapping[str, Any]], begin: datetime) -> list[Row]:
+    """The rows of a calendar's week. Whose name the reader knows has the same colour on every row."""
+    names = sorted({_who(hold) for gpu in gpus for hold in gpu["holds"] if hold["uid"] is not None})
+    colours = {name: number % COLOURS for number, name in enumerate(names)}
+    return [Row(gpu["node"], gpu["index"], gpu["model"], _boxes(gpu["holds"], begin, colours)) for gpu in gpus]
+
+
+def _who(hold: Mapping[str, Any]) -> str:
+    """A claim in a reservation has the reservation's colour."""
+    return str(hold["reservation"] or hold["uid"])
+
+
+def _boxes(holds: Sequence[Mapping[str, Any]], begin: datetime, colours: Mapping[str, int]) -> list[Box]:
+    end, boxes = begin + A_WEEK, list[Box]()
+    for hold in holds:
+        since, until = max(begin, hold["start_at"] or begin), min(end, hold["end_at"] or end)
+        left, right = (100 * (moment - begin) / A_WEEK for moment in (since, until))
+        box = Box(
+            left=left,
+            width=right - left,
+            top=_free(boxes, left, right, hold["core"]),
+            height=hold["core"],
+            colour=colours[_who(hold)] if hold["uid"] is not None else None,
+            is_claim=hold["kind"] == "claim",
+            title=_title(hold),
+        )
+        boxes.append(box)
+    return boxes
+
+
+def _free(boxes: Sequence[Box], left: float, right: float, height: int) -> int:
+    """The highest place where a box covers none that is there; at the bottom where core was lent twice."""
+    beside = [box for box in boxes if box.left < right and left < box.left + box.width]
+    tops = sorted({0, *(box.top + box.height for box in beside)})
+    for top in tops:
+        if top + height <= WHOLE and all(top + height <= box.top or box.top + box.height <= top for box in beside):
+            return top
+    return max(0, WHOLE - height)
+
+
+def _title(hold: Mapping[str, Any]) -> str:
+    who = f"{hold['tenant']}/{hold['name']}" if hold["uid"] is not None else f"a {hold['kind']} of another tenant"
+    return f"{who}, {hold['core']} % {_when(hold)}"
+
+
+def _when(hold: Mapping[str, Any]) -> str:
+    end = hold["end_at"]
+    since = f"from {timezone.localtime(hold['start_at']):%a %H:%M} " if hold["start_at"] else ""
+    return since + (f"to {timezone.localtime(end):%a %d %b %H:%M}" if end else "without an end")
