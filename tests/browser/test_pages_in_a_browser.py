@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,22 @@ def test_the_keyboard_reaches_the_content_first(visitor: Visitor) -> None:
 
 
 def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
-    visitor: Visitor, running: dict[str, Any], axe: str, theme: str
+    visitor: Visitor, platform: Platform, running: dict[str, Any], axe: str, theme: str
 ) -> None:
     page = visitor.page
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light", reduced_motion="reduce")
     node = running["assignments"][0]["node"]
-    paths = ["/", "/claims/", "/claims/new/", f"/claims/{running['uid']}/", "/nodes/", f"/nodes/{node}/"]
+    paths = [
+        "/",
+        "/claims/",
+        "/claims/new/",
+        f"/claims/{running['uid']}/",
+        "/nodes/",
+        f"/nodes/{node}/",
+        "/reservations/",
+        "/reservations/new/",
+        reserved(platform, running),
+    ]
     for path in paths:
         page.goto(path)
         page.wait_for_timeout(400)
@@ -151,6 +162,14 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
     page.get_by_role("button", name="Sign out").click()
     page.get_by_role("heading", name="gpucloud").wait_for()
     assert violations(page, axe) == []
+
+
+def reserved(platform: Platform, claim: dict[str, Any]) -> str:
+    """The page of a reservation of tomorrow."""
+    begin = datetime.now(UTC) + timedelta(days=1)
+    window = {"start_at": begin.isoformat(), "end_at": (begin + timedelta(hours=1)).isoformat()}
+    asked = {"tenant": claim["tenant"], "name": "exam", "core_request": 20, "memory_mib": 256}
+    return f"/reservations/{platform.granted('POST', 'reservations/', asked | window)['uid']}/"
 
 
 def now(page: Page) -> dict[str, float]:

@@ -35,9 +35,9 @@ MOST_ROWS = 64
 @page
 def reservation_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     """A pool's week, and the reservations that one may see."""
-    form = WeekForm(request.GET)
-    pool, day, node = form.chosen()
+    pool, day, node = WeekForm(request.GET).chosen()
     begin = monday(day or timezone.now())
+    form = WeekForm(initial={"pool": pool and pool.name, "week": day and begin.date(), "node": node})
     shown: dict[str, Any] = {"form": form, "pool": pool, "begin": begin, "days": _days(begin)}
     if pool is not None:
         found = pool_calendar(principal=principal, pool=pool, begin=begin, end=begin + A_WEEK, node=node or None)
