@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -23,7 +24,8 @@ from agent.door.localwire import Answer, Refusal, Request, Status
 from agent.door.ways import Ways
 from agent.holding.abi import PagesLibrary
 from agent.holding.registry import Registry
-from agent.machine import audit, processes
+from agent.holding.troubles import Troubles, named
+from agent.machine import audit, cgroups, processes
 from agent.machine.arbiter import Arbiter
 from agent.machine.audit import Audit, Finding
 from agent.machine.gpus import Inventory, Nvml
@@ -61,6 +63,7 @@ class Daemon:
             claims=run_dir.claims,
             registry=Registry(run_dir.processes),
             grace_seconds=settings.grace_seconds,
+            hierarchy=cgroups.find() if settings.cgroups else None,
         )
         self._nvml = Nvml(settings.nvml_library)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
@@ -71,11 +74,15 @@ class Daemon:
         self._schedule = Schedule(now=time.monotonic())
         simulated = settings.library.simulated_node is not None
         self._audit = Audit(pids_are_ours=simulated or processes.sees_all())
-        self._arbiter = Arbiter(settings.arbiter, run_dir, report=self._arbiter_died)
+        self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._door = Door(run_dir.socket, self._answer)
         self._ways = Ways(
-            library=settings.library, run_dir=run_dir, cdi_dir=settings.cdi_dir, report=self._ways_not_written
+            library=settings.library,
+            run_dir=run_dir,
+            cdi_dir=settings.cdi_dir,
+            report=partial(self._tell, "ways-not-written"),
         )
+        self._troubles = Troubles(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
         self._told: Hashable = None
@@ -143,12 +150,13 @@ class Daemon:
 
     def _settle(self, now: float) -> None:
         """Go on with releases; tell the server where that or anything else changed what it was last told."""
-        for claim_uid, pid in self._node.end_processes(now=now):
+        for killed in self._node.end_processes(now=now):
             words = (
-                f"Process {pid} of claim {claim_uid} did not end in {self._settings.grace_seconds:g} s and was killed."
+                f"{named(killed.pids)} of claim {killed.claim_uid} did not end in {self._settings.grace_seconds:g} s"
             )
-            log.warning("killed", claim=claim_uid, pid=pid)
-            self._outbox.put(wire.Event(at=time.time(), code="process-killed", detail=words))
+            self._tell("process-killed", f"{words} and got SIGKILL.")
+        for trouble in self._troubles.news(self._node.holdings, now=now):
+            self._tell(trouble.code, trouble.detail)
         told = tuple(
             # What is over a limit changes all the time; that it is over is the news.
             (one.uid, one.generation, one.state, one.reason if one.state != "over_limit" else None)
@@ -159,11 +167,9 @@ class Daemon:
             self._outbox.mark_observed()
         self._ways.keep(self._node, self._inventory.minors)
 
-    def _arbiter_died(self, words: str) -> None:
-        self._outbox.put(wire.Event(at=time.time(), code="arbiter-died", detail=words))
-
-    def _ways_not_written(self, words: str) -> None:
-        self._outbox.put(wire.Event(at=time.time(), code="ways-not-written", detail=words[:2000]))
+    def _tell(self, code: str, words: str) -> None:
+        log.warning(code, detail=words)
+        self._outbox.put(wire.Event(at=time.time(), code=code, detail=words[:2000]))
 
     async def _keep_link(self) -> None:
         me = await enrolment.enrol(

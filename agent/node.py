@@ -5,6 +5,7 @@ use that is to fall, a write that failed). What is on the disk is adopted, never
 between any two lines. Before the first desired state is known, nothing that is found is taken away.
 """
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +14,11 @@ import structlog
 from agent import wire
 from agent.holding.abi import PageError, PagesLibrary
 from agent.holding.claim import Holding, gpu_key
+from agent.holding.groups import Groups
 from agent.holding.pages import LimitSlot
 from agent.holding.registry import Registry
-from agent.machine import processes
+from agent.machine import cgroups, kin
+from agent.machine.cgroups import Hierarchy
 
 log = structlog.get_logger()
 
@@ -29,17 +32,27 @@ UID_CHARACTERS = frozenset("0123456789abcdef-")
 
 
 class Killed(NamedTuple):
-    """A process that did not end when it was asked to."""
+    """Processes of a claim that did not end when they were asked to."""
 
     claim_uid: str
-    pid: int
+    pids: list[int]
 
 
 class Node:
     """Every claim on this machine. Not thread-safe: the event loop's."""
 
-    def __init__(self, *, library: PagesLibrary, claims: Path, registry: Registry, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        library: PagesLibrary,
+        claims: Path,
+        registry: Registry,
+        grace_seconds: float,
+        hierarchy: Hierarchy | None = None,
+    ) -> None:
         self._library = library
+        # None: claims get no control groups of their own.
+        self._hierarchy = hierarchy
         self._claims = claims
         self._registry = registry
         self._grace_seconds = grace_seconds
@@ -67,6 +80,12 @@ class Node:
                 log.warning("claim-not-adopted", claim=directory.name, reason=str(error))
                 continue
             log.info("claim-adopted", claim=directory.name, assignments=len(holding.slots))
+        made = cgroups.named(self._hierarchy) if self._hierarchy is not None else {}
+        for holding in self.holdings.values():
+            holding.members.adopt_groups(made)
+        for group in (cgroups.Group(path) for uid, paths in made.items() if uid not in self.holdings for path in paths):
+            # Of agents that are gone; one in which somebody is stays, whosever it is.
+            group.remove()
 
     def know_gpus(self, uuids: frozenset[str], problem: str | None) -> None:
         """What the inventory found, and why it found nothing."""
@@ -94,22 +113,31 @@ class Node:
         killed = []
         if self._must_look_for_kin(ending, now):
             self._kin_looked_at = now
-            kin = processes.carrying("GPUCLOUD_CLAIM_DIR")
-            for holding in ending:
-                holding.members.know_kin(kin.get(str(holding.directory), set()))
-                holding.kin_known_at = now
+            self._look_for_kin(ending, now)
         for holding in ending:
             victims = holding.end(now=now, grace_seconds=self._grace_seconds)
-            killed += [Killed(holding.claim_uid, process.pid) for process in victims]
+            if victims:
+                killed.append(Killed(holding.claim_uid, [process.pid for process in victims]))
             # The last process may have started another just before it ended: never without a look of this moment.
-            if holding.kin_known_at == now and not holding.members.living():
+            if holding.kin_known_at == now and not holding.members.any_left:
                 self._finish(holding)
         return killed
+
+    def _look_for_kin(self, ending: list[Holding], now: float) -> None:
+        divided = kin.divide(
+            kin.take(),
+            {uid: one.members.living() for uid, one in self.holdings.items()},
+            {str(one.directory): uid for uid, one in self.holdings.items()},
+            me=os.getpid(),
+        )
+        for holding in ending:
+            holding.members.know_kin(divided.get(holding.claim_uid, set()))
+            holding.kin_known_at = now
 
     def _must_look_for_kin(self, ending: list[Holding], now: float) -> bool:
         """Now and then, and at once where a release begins or nobody is left."""
         return now - self._kin_looked_at >= KIN_SECONDS or any(
-            one.kin_known_at is None or not one.members.living() for one in ending
+            one.kin_known_at is None or not one.members.any_left for one in ending
         )
 
     def pause_seconds(self, *, now: float) -> float:
@@ -150,7 +178,13 @@ class Node:
         )
 
     def _open(self, claim_uid: str) -> Holding:
-        holding = Holding(library=self._library, claims=self._claims, claim_uid=claim_uid, registry=self._registry)
+        holding = Holding(
+            library=self._library,
+            claims=self._claims,
+            claim_uid=claim_uid,
+            registry=self._registry,
+            groups=Groups(claim_uid, self._hierarchy),
+        )
         # What was never read must not be told as nothing in use.
         holding.refresh()
         self.holdings[claim_uid] = holding
@@ -210,6 +244,8 @@ class Node:
             failures[wanted.uid] = f"an assignment keeps its GPU: this one is in force on GPU-{held.gpu}"
             return False
         try:
+            if holding is not None and holding.lost:
+                holding = self._made_again(holding)
             if holding is None:
                 holding = self._open(wanted.claim_uid)
             if holding.ending_since is not None or holding.occupant(gpu) not in (None, wanted.uid):
@@ -225,6 +261,16 @@ class Node:
             holding.refresh()
             log.info("in-force", assignment=wanted.uid, generation=wanted.generation)
         return changed
+
+    def _made_again(self, holding: Holding) -> Holding:
+        """New pages in the place of those that were deleted, once nobody lives who has the old ones mapped."""
+        self._look_for_kin([holding], self._kin_looked_at)
+        if holding.members.any_left or holding.ending_since is not None:
+            return holding
+        log.warning("pages-made-again", claim=holding.claim_uid, lost=holding.lost)
+        del self.holdings[holding.claim_uid]
+        holding.abandon()
+        return self._open(holding.claim_uid)
 
     def _release(self, holding: Holding, slot: LimitSlot) -> None:
         self._released[slot.assignment_uid] = holding.slots[slot.assignment_uid].generation

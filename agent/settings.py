@@ -49,6 +49,8 @@ class Settings(NamedTuple):
     audit: AuditMode
     # Where Prometheus asks: host and port; None: nowhere.
     metrics: tuple[str, int] | None
+    # Whether a claim's programs get a control group of their own, where it can be made.
+    cgroups: bool
     grace_seconds: float
     backoff_cap_seconds: float
 
@@ -70,6 +72,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
         audit=_audit(environment.get("GPUCLOUD_AUDIT") or "warn"),
         metrics=_address(environment, "GPUCLOUD_METRICS"),
+        cgroups=_on(environment, "GPUCLOUD_CGROUPS"),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
     )
@@ -123,6 +126,13 @@ def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | Non
     if not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
         raise SettingsError(f"{name}={text} is neither a port nor HOST:PORT.")
     return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _on(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(name) or "on"
+    if text not in ("on", "off"):
+        raise SettingsError(f"{name}={text} is neither on nor off.")
+    return text == "on"
 
 
 def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:

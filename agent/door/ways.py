@@ -63,7 +63,7 @@ class Ways:
         made: dict[str, _Made] = {}
         for uid, holding in node.holdings.items():
             gpus = environment.gpus(holding, names)
-            if holding.ending_since is not None or not gpus:
+            if holding.ending_since is not None or not gpus or holding.lost:
                 continue
             try:
                 made[uid] = self._made_for(holding, gpus, names, minors)

@@ -5,12 +5,12 @@ from there. Nothing here truncates or replaces a page that exists.
 """
 
 import shutil
-import signal
 from pathlib import Path
 from uuid import UUID
 
 from agent import wire
 from agent.holding.abi import PageError, PagesLibrary
+from agent.holding.groups import Groups
 from agent.holding.members import Members
 from agent.holding.pages import Accounted, Attached, LimitSlot, LimitsPage, Totals, UsagePage
 from agent.holding.registry import Registry
@@ -26,7 +26,9 @@ def gpu_key(gpu_uuid: str) -> UUID:
 class Holding:
     """One claim's share of this node. Raises PageError where its pages cannot be made."""
 
-    def __init__(self, *, library: PagesLibrary, claims: Path, claim_uid: str, registry: Registry) -> None:
+    def __init__(
+        self, *, library: PagesLibrary, claims: Path, claim_uid: str, registry: Registry, groups: Groups
+    ) -> None:
         self.claim_uid = claim_uid
         self.directory = claims / claim_uid
         self._registry = registry
@@ -38,7 +40,8 @@ class Holding:
             self._usage = UsagePage(library, self.directory)
         except OSError as error:
             raise PageError(f"cannot make {self.directory}: {error.strerror}") from error
-        self.members = Members(claim_uid, self._usage, registry)
+        self._groups = groups
+        self.members = Members(claim_uid, self._usage, registry, groups)
         # As on the page, by assignment.
         self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
         self.totals: dict[UUID, Totals] = {}
@@ -49,9 +52,11 @@ class Holding:
         self._most = {uid: slot.memory_bytes + 1 for uid, slot in self.slots.items()}
         # When the release of the whole claim began, by the monotonic clock; None while it is wanted.
         self.ending_since: float | None = None
-        # When its processes were last looked for by their environment, by the same clock.
+        # When its processes were last looked for on the whole machine, by the same clock.
         self.kin_known_at: float | None = None
         self.damaged = False
+        # Whether the usage page has no place for another process.
+        self.full = False
 
     def put(self, wanted: wire.Assignment) -> bool:
         """Put the assignment's limits on the page; False if they were there already. Raises PageError."""
@@ -94,14 +99,18 @@ class Holding:
 
     def refresh(self) -> None:
         """Read the usage page, and have cleared what dead processes left in it."""
+        self._groups.tidy()
         # First what was asked for before: where that is done, this reading is without the dead.
         self._usage.reap([])
         self.damaged = not self._usage.read()
+        self.full = False
         if self.damaged:
             # The tenant cut its own page: its last numbers stand, its registered processes are still known.
             self.accounted = {}
             return
-        dead = self.members.refresh(self._usage.processes())
+        rows = self._usage.processes()
+        self.full = len(rows) >= self._library.max_processes
+        dead = self.members.refresh(rows)
         if dead:
             self._usage.reap(dead)
         self.accounted = {
@@ -144,7 +153,15 @@ class Holding:
 
     def register(self, process: Process) -> None:
         """The process starts under this claim."""
+        # First what a restarted agent must know; then the group, so that its children are in it from the start.
         self._registry.add(self.claim_uid, process)
+        self._groups.enter(process)
+
+    @property
+    def lost(self) -> list[str]:
+        """The pages that do not stand under their names any more: a program that starts now would find none."""
+        pages = (("the limits page", self._limits.is_lost), ("the usage page", self._usage.is_lost))
+        return [name for name, is_lost in pages if is_lost]
 
     @property
     def owner_uid(self) -> int:
@@ -160,15 +177,20 @@ class Holding:
         if self.ending_since is None:
             self.ending_since = now
         if now - self.ending_since < grace_seconds:
-            self.members.send(signal.SIGTERM)
+            self.members.ask_to_end()
             return []
-        return self.members.send(signal.SIGKILL)
+        return self.members.kill()
 
     def remove(self) -> None:
         """The claim has ended here: let go of the pages and take the directory away."""
+        self._registry.drop(self.claim_uid)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The same where the claim goes on, on new pages."""
         self._limits.unmap()
         self._usage.close()
-        self._registry.drop(self.claim_uid)
+        self._groups.tidy()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _memory(self, gpu: UUID) -> dict[Attached, Accounted]:

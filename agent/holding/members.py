@@ -1,14 +1,16 @@
 """The processes of one claim: who is believed to be one, who is dead, how they are ended.
 
-Three ways to be one: to stand in the usage page, to have come in through agent.sock, to have inherited the claim's
-directory in the environment.
+To be one is to stand in the usage page, to have come in through agent.sock, to be in a control group that was made for
+one of these, or what a look at the whole machine tells (agent/machine/kin.py).
 
 A usage page is written by the tenant. A pid in it is believed only if that process maps the page: a forged slot must
 not make the agent signal a stranger.
 """
 
 import signal
+from pathlib import Path
 
+from agent.holding.groups import Groups
 from agent.holding.pages import Attached, UsagePage
 from agent.holding.registry import Registry
 from agent.machine import processes
@@ -18,10 +20,11 @@ from agent.machine.processes import Process
 class Members:
     """One claim's processes, attached and registered."""
 
-    def __init__(self, claim_uid: str, usage: UsagePage, registry: Registry) -> None:
+    def __init__(self, claim_uid: str, usage: UsagePage, registry: Registry, groups: Groups) -> None:
         self._claim_uid = claim_uid
         self._usage = usage
         self._registry = registry
+        self._groups = groups
         self._namespace = processes.own_namespace()
         self._sees_all = processes.sees_all()
         # Once proven, a member is one until it dies: one that is just ending maps nothing any more, and one that rubs
@@ -29,8 +32,8 @@ class Members:
         self._proven: dict[Attached, Process] = {}
         self._strangers: set[Attached] = set()
         self._signalled: dict[Process, signal.Signals] = {}
-        # Those that only their environment gives away: children of members that have not touched a GPU yet. Left alone
-        # they would start on a GPU after the claim's pages are gone.
+        # Those that only a look at the machine gives away: children of members that have not touched a GPU yet. Left
+        # alone they would start on a GPU after the claim's pages are gone.
         self._kin: set[Process] = set()
 
     def refresh(self, rows: list[Attached]) -> list[Attached]:
@@ -54,25 +57,45 @@ class Members:
             self._proven.pop(row, None)
         return dead
 
+    def adopt_groups(self, made: dict[str, set[Path]]) -> None:
+        """Take over the control groups that an earlier agent made for it."""
+        self._groups.adopt(made)
+
     def living(self) -> list[Process]:
         """Every process of the claim that lives."""
         attached = {process for process in self._proven.values() if processes.alive(process)}
         kin = {process for process in self._kin if processes.alive(process)}
-        return sorted(attached | kin | self._registry.living(self._claim_uid))
+        return sorted(attached | kin | self._registry.living(self._claim_uid) | self._groups.members())
+
+    @property
+    def any_left(self) -> bool:
+        """Whether any process of the claim lives, also one that nobody has been able to look at."""
+        return bool(self.living()) or self._groups.occupied()
 
     def attached(self, row: Attached) -> Process | None:
         """The process that stands in this row and maps the page; None where it is forged."""
         return self._proven.get(row)
 
     def know_kin(self, kin: set[Process]) -> None:
-        """Those that were started with the claim's directory in their environment."""
+        """Those that a look at the machine found."""
         self._kin = kin
 
-    def send(self, number: signal.Signals) -> list[Process]:
-        """Send the signal to each living process that has not had it; returns who got it now."""
-        reached = []
+    def ask_to_end(self) -> None:
+        """SIGTERM to each living process that has not had it."""
         for process in self.living():
-            if self._signalled.get(process) != number and processes.send(process, number):
-                self._signalled[process] = number
-                reached.append(process)
+            if process not in self._signalled and processes.send(process, signal.SIGTERM):
+                self._signalled[process] = signal.SIGTERM
+
+    def kill(self) -> list[Process]:
+        """SIGKILL to all; returns whom it reached now. To be repeated: who is not in a group may have forked."""
+        living = self.living()
+        self._signalled = {process: self._signalled[process] for process in living if process in self._signalled}
+        self._groups.kill()
+        reached = []
+        for process in living:
+            if self._signalled.get(process) != signal.SIGKILL:
+                # One that the group took with it is gone by now.
+                if processes.send(process, signal.SIGKILL) or not processes.alive(process):
+                    reached.append(process)
+                self._signalled[process] = signal.SIGKILL
         return reached

@@ -91,6 +91,12 @@ class LimitsPage:
         self._must("make", self._calls.vcuda_limits_create(
             os.fsencode(self._path), UUID(claim_uid).bytes, ctypes.byref(self._page)
         ))  # fmt: skip
+        self._inode = inode_of(self._path)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the name leads to another file, or to none."""
+        return inode_of(self._path) != self._inode
 
     def slots(self) -> list[LimitSlot]:
         """What the page says now. A slot whose writer was killed in the middle of its write is left out."""
@@ -149,6 +155,14 @@ class LimitsPage:
         if result < 0:
             raise PageError(f"cannot {verb} {self._path}: {os.strerror(-result)}")
         return result
+
+
+def inode_of(path: Path) -> int:
+    """The number of the file of this name; 0 where there is none."""
+    try:
+        return os.lstat(path).st_ino
+    except OSError:
+        return 0
 
 
 def _raw(slot: LimitSlot) -> RawLimit:
@@ -313,6 +327,11 @@ class UsagePage:
         """Make the page this user's. Raises OSError where the agent may not."""
         os.fchown(self._file, uid, gid)
         os.fchmod(self._file, 0o600)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the name leads to another file, or to none."""
+        return inode_of(self.path) != self.inode
 
     @property
     def inode(self) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 # start time the 22nd (proc(5)).
 _STATE = 0
 _PARENT = 1
+_THREADS = 17
 _START = 19
 _DEAD = frozenset("ZXx")
 # Docker, containerd, CRI-O and Podman all name a container's cgroup after its id.
@@ -29,6 +30,7 @@ class Process(NamedTuple):
 def find(pid: int) -> Process | None:
     """The living process with this pid; None if there is none (a zombie has given everything back but its number).
 
+    One whose main thread has ended shows as a zombie too, while its other threads go on: it lives.
     None too where /proc shows the processes of other users to nobody else (mounted with hidepid=1).
     """
     if pid <= 0:
@@ -37,7 +39,7 @@ def find(pid: int) -> Process | None:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    if fields[_STATE].decode() in _DEAD:
+    if fields[_STATE].decode() in _DEAD and int(fields[_THREADS]) <= 1:
         return None
     return Process(pid, int(fields[_START]))
 
@@ -71,34 +73,17 @@ def maps(process: Process, inode: int, name: str) -> bool:
     The device is not compared: on some file systems /proc shows another one than stat does. A stranger's process does
     not map a file of this number and name.
     """
+    ending = b"/" + name.encode()
     try:
-        with Path(f"/proc/{process.pid}/maps").open("rb") as lines:
-            for line in lines:
-                fields = line.split(maxsplit=5)
-                if int(fields[4]) == inode and fields[5].strip().endswith(b"/" + name.encode()):
-                    return True
+        # Where the main thread has ended, only the others have anything mapped.
+        for task in sorted(Path(f"/proc/{process.pid}/task").iterdir()):
+            with (task / "maps").open("rb") as lines:
+                rows = [line.split(maxsplit=5) for line in lines]
+            if rows:
+                return any(int(row[4]) == inode and row[5].strip().endswith(ending) for row in rows)
     except OSError:
         return False
     return False
-
-
-def carrying(name: str) -> dict[str, set[Process]]:
-    """The living processes that were started with this environment variable, by its value; one walk through /proc."""
-    prefix = f"{name}=".encode()
-    found: dict[str, set[Process]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = b"\0" + (entry / "environ").read_bytes()
-        except OSError:
-            # Gone, or another user's: not one that this agent started.
-            continue
-        _, name_found, rest = environment.partition(b"\0" + prefix)
-        process = find(int(entry.name)) if name_found else None
-        if process is not None:
-            found.setdefault(os.fsdecode(rest.partition(b"\0")[0]), set()).add(process)
-    return found
 
 
 def myself() -> Process:
@@ -116,13 +101,18 @@ def command(process: Process) -> str:
         return ""
 
 
-def parent(process: Process) -> Process | None:
-    """Who started it, or took it over; None for the first one."""
+def parent_pid(process: Process) -> int | None:
+    """The pid of who started it, or took it over; 0 for the first one, None where it is gone."""
     try:
         fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return find(int(fields[_PARENT]))
+    return int(fields[_PARENT])
+
+
+def parent(process: Process) -> Process | None:
+    """Who started it, or took it over; None for the first one."""
+    return find(parent_pid(process) or 0)
 
 
 def variable(process: Process, name: str) -> str | None:
@@ -136,13 +126,20 @@ def variable(process: Process, name: str) -> str | None:
 
 
 def container(process: Process) -> str | None:
-    """The id of the container that the process runs in, by its cgroup; None outside of containers."""
+    """What names the container that the process runs in; None outside of containers.
+
+    Its id, as runtimes name its cgroup; else its pid namespace with its cgroup, since the containers of a pod may share
+    the one and those of a test the other.
+    """
     try:
         cgroups = Path(f"/proc/{process.pid}/cgroup").read_text()
+        namespace = Path(f"/proc/{process.pid}/ns/pid").stat().st_ino & 0xFFFFFFFF
     except OSError:
         return None
     found = _CONTAINER.search(cgroups)
-    return found.group() if found else None
+    if found:
+        return found.group()
+    return f"{namespace} {cgroups}" if namespace != own_namespace() else None
 
 
 def has_open(process: Process, prefix: str) -> bool:

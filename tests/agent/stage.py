@@ -1,6 +1,7 @@
 """What a test needs around the agent: its process, a virtual node, claims to put on it, programs to run under them."""
 
 import asyncio
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -17,6 +18,7 @@ from typing import Any
 from agent import wire
 from agent.holding.abi import PagesLibrary
 from agent.holding.pages import LimitSlot, LimitsPage, Totals, UsagePage
+from agent.machine import cgroups
 from tests.agent.control import Control
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,3 +209,17 @@ class Stage:
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
+        self._remove_groups()
+
+    def _remove_groups(self) -> None:
+        """Control groups that the agent made and did not live to take away; the tests' own process may be in one."""
+        hierarchy = cgroups.find()
+        claims = self.run_dir / "claims"
+        if hierarchy is None or not claims.is_dir():
+            return
+        mine = {directory.name for directory in claims.iterdir()}
+        for path in (path for uid, paths in cgroups.named(hierarchy).items() if uid in mine for path in paths):
+            for pid in cgroups.Group(path).pids():
+                with contextlib.suppress(OSError):
+                    (path.parent / "cgroup.procs").write_text(str(pid))
+            cgroups.Group(path).remove()

@@ -13,7 +13,8 @@ import pytest
 
 from agent import wire
 from agent.holding.registry import Registry
-from agent.machine import processes
+from agent.machine import kin, processes
+from agent.machine.kin import Seen
 from agent.machine.processes import Process
 from agent.node import Node
 from tests.agent.control import Connection, Control
@@ -220,13 +221,13 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
     member = processes.find(stubborn.pid)
     assert member is not None
     registry.add(held.claim_uid, member)
-    looks: list[str] = []
+    looks: list[None] = []
 
-    def carrying(name: str) -> dict[str, set[Process]]:
-        looks.append(name)
-        return {}
+    def take() -> list[Seen]:
+        looks.append(None)
+        return []
 
-    monkeypatch.setattr(processes, "carrying", carrying)
+    monkeypatch.setattr(kin, "take", take)
     node.apply(wire.Desired(frame=2, assignments=[]), now=10)
     for tenth in range(11):
         node.end_processes(now=10 + tenth / 10)

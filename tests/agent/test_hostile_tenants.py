@@ -1,0 +1,180 @@
+"""What a tenant's programs may do to what is theirs, and to the agent's: it stays up and says so."""
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent import wire
+from agent.holding.groups import Groups
+from agent.holding.registry import Registry
+from agent.holding.troubles import Troubles
+from agent.machine import processes
+from agent.node import Node
+from tests.agent.control import Connection
+from tests.agent.stage import GIB, Stage, eventually
+from tests.agent.test_limits import load
+from tests.agent.test_reconcile import changed, put
+from tests.agent.test_ways import spec_file
+
+LONG = pytest.mark.long
+
+
+@pytest.fixture
+async def held(stage: Stage, link: Connection) -> wire.Assignment:
+    """A claim in force: half a GPU, 4 GiB."""
+    assignment = stage.assignment()
+    await put(link, 1, assignment)
+    return assignment
+
+
+async def told(link: Connection, code: str) -> str:
+    return (await link.expect(wire.Event, lambda event: event.code == code)).detail
+
+
+def is_up(stage: Stage) -> bool:
+    return stage.agent is not None and stage.agent.poll() is None
+
+
+async def release(link: Connection, held: wire.Assignment) -> None:
+    await link.send(wire.Desired(frame=9, assignments=[changed(held, present=False, generation=9)]))
+    await link.state(held.uid, "released", 9)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty", marks=LONG),
+        pytest.param(b"garbage", id="short", marks=LONG),
+        pytest.param(os.urandom(561_152), id="random"),
+    ],
+)
+async def test_garbage_in_the_usage_page_is_told(
+    stage: Stage, link: Connection, held: wire.Assignment, content: bytes
+) -> None:
+    program = await load(stage, held, "--memory", "1GiB", "--kernel-us", "0")
+    program.send_signal(signal.SIGSTOP)
+    (stage.claim_dir(held) / "usage").write_bytes(content)
+    assert held.claim_uid in await told(link, "usage-page-damaged")
+    await release(link, held)
+    assert processes.find(program.pid) is None
+    assert is_up(stage)
+
+
+async def test_forged_counters_behind_a_good_header_break_nothing(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    program = await load(stage, held, "--memory", "1GiB", "--kernel-us", "0")
+    program.send_signal(signal.SIGSTOP)
+    usage = stage.claim_dir(held) / "usage"
+    with usage.open("r+b") as page:
+        page.seek(stage.library.slots_used_at)
+        page.write(os.urandom(4))
+        page.seek(stage.library.processes_at)
+        page.write(os.urandom(usage.stat().st_size - stage.library.processes_at))
+    # Samples go on, and each is one that the server takes.
+    link.forget()
+    for _ in range(2):
+        await link.expect(wire.Usage)
+        link.forget()
+    await release(link, held)
+    assert is_up(stage)
+
+
+async def test_a_deleted_directory_is_told_and_made_again_when_its_programs_have_ended(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    program = await load(stage, held, "--memory", "1GiB", "--kernel-us", "0")
+    directory = stage.claim_dir(held)
+    shutil.rmtree(directory)
+    assert str(directory) in await told(link, "claim-files-lost")
+    # The program goes on under its last limits; no other may start without any.
+    assert program.poll() is None
+    code, _, error = await stage.executed(held.claim_uid, "true")
+    assert (code, "was deleted or replaced" in error) == (125, True)
+    await eventually(lambda: not spec_file(stage, held).exists())
+    program.kill()
+    await asyncio.to_thread(program.wait)
+    await eventually((directory / "env").exists)
+    slot = stage.slot(held)
+    assert slot is not None
+    assert (slot.is_open, slot.memory_bytes) == (True, 4 * GIB)
+    assert (await stage.executed(held.claim_uid, "true"))[0] == 0
+    assert spec_file(stage, held).exists()
+
+
+@pytest.mark.parametrize("name", ["usage", pytest.param("limits", marks=LONG)])
+async def test_a_replaced_page_is_told_and_a_release_still_ends_the_programs(
+    stage: Stage, link: Connection, held: wire.Assignment, name: str
+) -> None:
+    program = await load(stage, held, "--kernel-us", "0")
+    page = stage.claim_dir(held) / name
+    page.rename(page.with_name("aside"))
+    page.write_bytes(b"mine")
+    assert f"the {name} page" in await told(link, "claim-files-lost")
+    await release(link, held)
+    assert processes.find(program.pid) is None
+    assert not stage.claim_dir(held).exists()
+    assert is_up(stage)
+
+
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=LONG)])
+async def test_children_that_will_not_end_are_ended_and_told_of_once(
+    stage: Stage, link: Connection, held: wire.Assignment, count: int
+) -> None:
+    script = f"trap '' TERM; for i in $(seq {count}); do sleep 600 & done; echo up; wait"
+    program = stage.exec(held.claim_uid, "sh", "-c", script)
+    await asyncio.to_thread(program.stdout.readline)
+    status = await asyncio.to_thread(stage.status)
+    children = status["assignments"][0]["processes"]
+    await release(link, held)
+    detail = await told(link, "process-killed")
+    assert detail.startswith(f"{count + 1} processes (")
+    assert len(detail) < 300
+    assert [pid for pid in children if processes.find(pid)] == []
+    assert len([one for one in link.frames if isinstance(one, wire.Event) and one.code == "process-killed"]) == 1
+
+
+async def test_a_page_that_is_full_is_told(stage: Stage, link: Connection, held: wire.Assignment) -> None:
+    usage = stage.claim_dir(held) / "usage"
+    places, me = stage.library.max_processes, processes.myself()
+    with usage.open("r+b") as page:
+        page.seek(stage.library.slots_used_at)
+        page.write(places.to_bytes(4, "little"))
+        for place in range(places):
+            page.seek(stage.library.processes_at + place * stage.library.process_bytes)
+            # One that lives, so that no place is cleared.
+            page.write(((processes.own_namespace() << 32) | me.pid).to_bytes(8, "little"))
+            page.write(me.start_ticks.to_bytes(8, "little"))
+    assert held.claim_uid in await told(link, "usage-page-full")
+    assert is_up(stage)
+
+
+async def test_a_killed_program_that_still_lives_is_told_once(stage: Stage, run_dir: Path) -> None:
+    stage.gpus = ["GPU-00000000-0000-4000-8000-000000000001"]
+    (run_dir / "claims").mkdir()
+    registry = Registry(run_dir / "processes.json")
+    node = Node(library=stage.library, claims=run_dir / "claims", registry=registry, grace_seconds=10)
+    node.know_gpus(frozenset(stage.gpus), None)
+    held = stage.assignment()
+    node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
+    # One that does not end whatever the agent does: this one.
+    registry.add(held.claim_uid, processes.myself())
+    troubles = Troubles(grace_seconds=10)
+    node.holdings[held.claim_uid].ending_since = 0.0
+    assert troubles.news(node.holdings, now=14.9) == []
+    (news,) = troubles.news(node.holdings, now=15)
+    assert (news.code, f"Process {os.getpid()} " in news.detail) == ("process-stuck", True)
+    assert troubles.news(node.holdings, now=16) == []
+
+
+def test_a_claim_without_a_hierarchy_has_no_groups_and_no_errors() -> None:
+    groups = Groups("7c9e6679-7425-40de-944b-e07fc1f90ae7", None)
+    groups.enter(processes.myself())
+    groups.kill()
+    groups.tidy()
+    assert not groups.occupied()
+    assert groups.members() == set()
