@@ -36,6 +36,7 @@ COPY agent agent
 COPY templates templates
 COPY static static
 COPY deploy/docker deploy/docker
+COPY deploy/systemd deploy/systemd
 COPY --from=library /src/libvcuda/build libvcuda/build
 COPY --from=library /src/kernel/build apps/scheduling/core/placement/kernel/build
 # By number, so that Kubernetes can see that it is not root.

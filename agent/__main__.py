@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from agent.install import command as installing
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -46,6 +48,8 @@ It changes nothing. The environment is that of `agent run`.
 
 exit codes: 0 nothing failed, 1 something did, 2 bad usage or settings"""
 
+ENROL_WORDS = """\
+Give the one-time token in GPUCLOUD_ENROL_TOKEN for a key of this machine's own. A node stays what it is."""
 GIVE_WORDS = """\
 Let another user's programs in under a claim, before a container or a unit of that user is started: its usage page
 becomes that user's. Without --user, yours. The claim is opened as by `agent exec`."""
@@ -72,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(call=_run)
     _add_ways_in(commands)
     _add_questions(commands)
+    _add_installation(commands)
     return parser
 
 
@@ -117,6 +122,16 @@ def _add_questions(commands: Commands) -> None:
     check.set_defaults(call=_check)
 
 
+def _add_installation(commands: Commands) -> None:
+    enrol = commands.add_parser("enrol", help="make this machine a node", description=ENROL_WORDS)
+    enrol.add_argument("--server", metavar="URL", help="the control plane's address (else GPUCLOUD_SERVER)")
+    enrol.add_argument("--state-dir", metavar="DIR", help="of the agent (else GPUCLOUD_STATE_DIR, or the default)")
+    enrol.add_argument("--anew", action="store_true", help="though it is one: drop its key first")
+    enrol.set_defaults(call=_enrol)
+    installing.add_upgrade(commands.add_parser("upgrade", help="replace the agent by the server's version"))
+    installing.add_uninstall(commands.add_parser("uninstall", help="take the agent away from this machine"))
+
+
 def _uid(text: str) -> str:
     if not UID.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a claim's uid (8-4-4-4-12 hex digits)")
@@ -150,6 +165,12 @@ def _run(options: argparse.Namespace) -> int:
     from agent import runner  # noqa: PLC0415
 
     return runner.run(server=options.server, state_dir=options.state_dir)
+
+
+def _enrol(options: argparse.Namespace) -> int:
+    from agent import runner  # noqa: PLC0415
+
+    return runner.enrol(server=options.server, state_dir=options.state_dir, anew=options.anew)
 
 
 def _exec(options: argparse.Namespace) -> int:

@@ -12,7 +12,9 @@ from agent.daemon import Daemon
 from agent.holding.abi import PageError
 from agent.rundir import RunDir, RunDirError
 from agent.server import enrolment
+from agent.server.backoff import Backoff
 from agent.server.enrolment import EnrolmentFailed
+from agent.server.identity import Identity
 from agent.server.link import CredentialRefused
 from agent.settings import Settings, SettingsError
 
@@ -22,6 +24,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_ENROLLED = 3
 EXIT_REFUSED = 4
+# Somebody waits for it at a terminal.
+ENROL_SECONDS = 60.0
 
 
 def run(*, server: str | None, state_dir: str | None) -> int:
@@ -42,6 +46,40 @@ def run(*, server: str | None, state_dir: str | None) -> int:
         log.error("not-started", reason=str(error))  # noqa: TRY400
         return EXIT_FAILED
     return asyncio.run(_work(chosen, run_dir, token))
+
+
+def enrol(*, server: str | None, state_dir: str | None, anew: bool) -> int:
+    """Make this machine a node, unless it is one; the exit code."""
+    logs.configure()
+    token = enrolment.take_token()
+    try:
+        chosen = settings.read(server=server, state_dir=state_dir, environment=os.environ)
+    except SettingsError as error:
+        return _fail(error, EXIT_USAGE)
+    try:
+        chosen.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if anew:
+            (chosen.state_dir / "agent.json").unlink(missing_ok=True)
+        me = asyncio.run(_enrol(chosen, token))
+    except OSError as error:
+        return _fail(f"{chosen.state_dir}: {error.strerror}", EXIT_FAILED)
+    except TimeoutError:
+        return _fail(f"{chosen.server} has not answered within {ENROL_SECONDS:g} s", EXIT_FAILED)
+    except (EnrolmentFailed, statefile.Damaged) as error:
+        return _fail(error, EXIT_NOT_ENROLLED)
+    sys.stdout.write(f"This machine is node {me.node_name}.\n")
+    return 0
+
+
+async def _enrol(chosen: Settings, token: str | None) -> Identity:
+    backoff = Backoff(chosen.backoff_cap_seconds)
+    async with asyncio.timeout(ENROL_SECONDS):
+        return await enrolment.enrol(server=chosen.server, state_dir=chosen.state_dir, token=token, backoff=backoff)
+
+
+def _fail(words: object, code: int) -> int:
+    sys.stderr.write(f"gpucloud: {words}\n")
+    return code
 
 
 async def _work(chosen: Settings, run_dir: RunDir, token: str | None) -> int:

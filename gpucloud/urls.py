@@ -5,6 +5,7 @@ from django.urls import include, path
 from django.views import defaults
 from drf_spectacular.views import SpectacularSwaggerView
 
+from apps.nodes import downloads
 from gpucloud import health
 from gpucloud.api import problems
 from gpucloud.api.document import Document
@@ -12,6 +13,8 @@ from gpucloud.api.document import Document
 urlpatterns = [
     path("healthz", health.healthz),
     path("readyz", health.readyz),
+    path("agent/bundle.json", downloads.agent_manifest),
+    path("agent/gpucloud-agent-<slug:digest>.pyz", downloads.agent_bundle),
     path("api/v1/openapi.yaml", Document.as_view(), name="openapi"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="openapi"), name="api-docs"),
     path("api/v1/", include("apps.quotas.api.urls")),

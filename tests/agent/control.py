@@ -77,6 +77,8 @@ class Control:
         # Close the next websockets right after accepting them, with these codes.
         self.close_codes: list[int] = []
         self.welcomes = True
+        # Served as they are, by path.
+        self.files: dict[str, bytes] = {}
         self.claim_environments: dict[str, dict[str, Any]] = {}
         self.tokens_seen: list[str] = []
         self.connections: asyncio.Queue[Connection] = asyncio.Queue()
@@ -166,6 +168,11 @@ class Control:
         else:
             self.tokens_seen.append(headers.get("authorization", ""))
             status, answer = (200, {"status": "ok"}) if path == "/healthz" else self._environment(path)
+        if path in self.files:
+            writer.write(f"HTTP/1.1 200 x\r\nContent-Length: {len(self.files[path])}\r\n".encode())
+            writer.write(b"Connection: close\r\n\r\n" + self.files[path])
+            await writer.drain()
+            return
         if status:
             text = json.dumps(answer).encode()
             kind = "application/json" if status == 200 else "application/problem+json"

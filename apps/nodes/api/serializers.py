@@ -118,7 +118,10 @@ class NodeWithEnrolmentSerializer(NodeSerializer):
     """A node just made: the only time its enrolment token is shown."""
 
     enrolment_token = serializers.CharField(read_only=True, help_text="Valid once, for 24 hours.")
-    command = serializers.CharField(read_only=True, help_text="Start the agent with it on the machine.")
+    command = serializers.CharField(
+        read_only=True,
+        help_text="To run on the machine, as root: fetches the agent from here, compares its digest, enrols.",
+    )
 
 
 class NodeChangeSerializer(NodeSerializer):

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from apps.nodes.api import serializers
 from apps.nodes.models import Gpu, Node
-from apps.nodes.services import nodes
+from apps.nodes.services import bundle, nodes
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.authentication import source_of
 from apps.quotas.idempotency import idempotent
@@ -21,8 +21,7 @@ from gpucloud.api.filters import Changed
 
 def enrolment_command(request: HttpRequest | Request, token: str) -> str:
     """The line to copy to the machine."""
-    server = request.build_absolute_uri("/").rstrip("/")
-    return f"GPUCLOUD_ENROL_TOKEN={token} python -m agent run --server {server}"
+    return bundle.command(server=request.build_absolute_uri("/").rstrip("/"), token=token)
 
 
 class NodeFilter(Changed):

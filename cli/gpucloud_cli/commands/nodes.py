@@ -84,5 +84,5 @@ def _enrolment(asked: Asked, node: dict[str, Any]) -> None:
     if asked.json:
         output.as_json(node)
         return
-    output.say(f"node {node['name']} awaits its agent; run this there once, within 24 hours:")
+    output.say(f"node {node['name']} awaits its agent; run this there as root, within 24 hours:")
     click.echo(node["command"])

@@ -1,0 +1,157 @@
+"""One command for a new machine and for a new version: unpack, look, enrol, switch, start.
+
+Until the switch nothing that runs is touched; a step that fails before it leaves the machine as it was. The switch is
+one rename. A new version that does not come up is switched back.
+"""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.install import systemd, unpack
+from agent.install.layout import Layout, replace_link, write
+
+
+class Refused(Exception):
+    """The machine is as it was; the message says why and what to do."""
+
+
+class Asked(NamedTuple):
+    """What the operator wants."""
+
+    bundle: Path
+    layout: Layout
+    # None: as the settings have it.
+    server: str | None
+    # One-time; None where the machine is a node already.
+    token: str | None
+    # More lines for the settings.
+    settings: Mapping[str, str]
+    # Go on though the self-check found something, or pages change under running programs.
+    force: bool
+    # How long a new version has to come up.
+    patience_seconds: float
+
+
+def install(asked: Asked, say: Callable[[str], None]) -> None:
+    """Do it. Raises Refused, unpack.Unfit, OSError."""
+    layout = asked.layout
+    before = layout.version()
+    _refuse_other_pages(asked)
+    place = unpack.unpack(asked.bundle, layout)
+    kept = layout.settings.read_text() if layout.settings.exists() else None
+    try:
+        _settle(asked, kept)
+        _look(asked, place, say)
+        _enrol(asked, place, say)
+    except BaseException:
+        _undo(layout, place, before, kept)
+        raise
+    replace_link(layout.current, place)
+    replace_link(layout.command, layout.current / "gpucloud-agent")
+    if layout.has_systemd:
+        _start(asked, before, say)
+        unpack.remove_others(layout, {place.name})
+    else:
+        # What runs may still load modules of its own version.
+        unpack.remove_others(layout, {place.name, before or place.name})
+        verb = "Restart" if before else "Start"
+        say(f"There is no systemd here. {verb} the agent, and keep it running: {layout.command} run")
+
+
+def _refuse_other_pages(asked: Asked) -> None:
+    claims = asked.layout.claims()
+    now, then = asked.layout.manifest().get("pages"), unpack.manifest(asked.bundle)["pages"]
+    if claims and now not in (None, then) and not asked.force:
+        raise Refused(
+            f"{len(claims)} claims lie on this machine with pages of version {now}, and this bundle's library reads "
+            f"version {then}: their next programs would start without limits. Cordon the node and release them first; "
+            "--force goes on all the same."
+        )
+
+
+def _settle(asked: Asked, kept: str | None) -> None:
+    layout = asked.layout
+    chosen = dict(line.split("=", 1) for line in (kept or "").splitlines() if "=" in line and line[:1] != "#")
+    if asked.server:
+        chosen["GPUCLOUD_SERVER"] = asked.server
+    if not chosen.get("GPUCLOUD_SERVER"):
+        raise Refused("The control plane's address is missing: --server URL. `gpucloud node add NAME` prints it all.")
+    chosen["GPUCLOUD_LIBRARY"] = str(layout.current / "libvcuda.so")
+    chosen["GPUCLOUD_STATE_DIR"], chosen["GPUCLOUD_RUN_DIR"] = str(layout.state), str(layout.run)
+    chosen |= asked.settings
+    head = "# Settings of the gpucloud agent, one NAME=VALUE a line; `gpucloud-agent run --help` names them.\n"
+    write(layout.settings, head + "".join(f"{name}={value}\n" for name, value in chosen.items()), mode=0o644)
+
+
+def _look(asked: Asked, place: Path, say: Callable[[str], None]) -> None:
+    """The self-check of the new version, before anything is changed for it."""
+    told = _run(asked, place, "check", text=True)
+    say(told.stdout.rstrip() or told.stderr.rstrip())
+    if told.returncode != 0 and not asked.force:
+        raise Refused("Nothing was changed. Mend what failed and run the same command again, or add --force.")
+
+
+def _enrol(asked: Asked, place: Path, say: Callable[[str], None]) -> None:
+    asked.layout.state.mkdir(mode=0o700, exist_ok=True)
+    told = _run(asked, place, "enrol", text=True, token=asked.token)
+    if told.returncode != 0:
+        raise Refused(told.stderr.strip().removeprefix("gpucloud: "))
+    say(told.stdout.strip())
+
+
+def _start(asked: Asked, before: str | None, say: Callable[[str], None]) -> None:
+    layout = asked.layout
+    try:
+        systemd.place(layout, unpack.unit(asked.bundle))
+        systemd.start(again=before is not None)
+        _wait(asked)
+    except OSError as error:
+        if before is None:
+            raise
+        replace_link(layout.current, layout.versions / before)
+        systemd.start(again=True)
+        raise Refused(f"The new version does not come up, and {before} runs again: {error}") from error
+    say("The agent runs; systemd starts it with the machine.")
+
+
+def _wait(asked: Asked) -> None:
+    """Until the agent answers at its socket."""
+    end = time.monotonic() + asked.patience_seconds
+    while _run(asked, asked.layout.current, "status", text=True).returncode != 0:
+        if time.monotonic() > end:
+            raise OSError(
+                f"it does not answer within {asked.patience_seconds:g} s; `journalctl -u gpucloud-agent` says why"
+            )
+        time.sleep(0.2)
+
+
+def _run(
+    asked: Asked, place: Path, *words: str, text: bool, token: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    # The new version's own library, not the one that `current` leads to until the switch.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUCLOUD_")}
+    environment |= {"GPUCLOUD_LIBRARY": str(place / "libvcuda.so")}
+    if token:
+        environment["GPUCLOUD_ENROL_TOKEN"] = token
+    return subprocess.run(
+        [place / "gpucloud-agent", *words], env=environment, capture_output=True, text=text, check=False
+    )
+
+
+def _undo(layout: Layout, place: Path, before: str | None, kept: str | None) -> None:
+    if kept is None:
+        layout.settings.unlink(missing_ok=True)
+    else:
+        write(layout.settings, kept, mode=0o644)
+    if before is None:
+        shutil.rmtree(layout.home, ignore_errors=True)
+        # An identity that the server knows already must not be lost with a later step.
+        if layout.state.is_dir() and not any(layout.state.iterdir()):
+            layout.state.rmdir()
+    elif place.name != before:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""Taking the agent away: what an install and the agent itself have made, and nothing else."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.install import systemd
+from agent.install.layout import Layout
+
+END_SECONDS = 10.0
+_UCRED = struct.Struct("3i")
+
+
+class Refused(Exception):
+    """Nothing was changed; the message says why."""
+
+
+def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> None:
+    """Do it. Raises Refused, OSError."""
+    if not layout.home.is_dir():
+        raise Refused(f"No bundle installed an agent here: there is no {layout.home}.")
+    claims = layout.claims()
+    if claims and not force:
+        raise Refused(
+            f"{len(claims)} claims lie on this machine ({', '.join(claims[:4])}{', …' if len(claims) > 4 else ''}). "
+            "Cordon the node, release them and try again. With --force their programs run on under their last limits, "
+            "which nobody can change or end any more."
+        )
+    if layout.has_systemd:
+        systemd.take_away(layout)
+    else:
+        layout.unit.unlink(missing_ok=True)
+    _end_agent(layout)
+    layout.command.unlink(missing_ok=True)
+    layout.settings.unlink(missing_ok=True)
+    _remove_specs(layout)
+    for directory in (layout.run, layout.state, layout.home):
+        shutil.rmtree(directory, ignore_errors=True)
+    say("The agent is gone from this machine. In the control plane: `gpucloud node forget NAME`.")
+
+
+def _remove_specs(layout: Layout) -> None:
+    """What container engines were told of this agent's claims; another agent's, and other vendors', stay."""
+    for path in (layout.root / "var/run/cdi").glob("gpucloud.io-vgpu_*.json"):
+        try:
+            mounted = json.loads(path.read_text())["devices"][0]["containerEdits"]["mounts"][0]["hostPath"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        if Path(mounted).parent == layout.run / "claims":
+            path.unlink(missing_ok=True)
+
+
+def _end_agent(layout: Layout) -> None:
+    """An agent that was started by hand ends too; whom to tell, the kernel knows by its socket."""
+    path = layout.run / "agent.sock"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.connect(str(path))
+            pid, _, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        end = time.monotonic() + END_SECONDS
+        # It takes its socket away as its last act.
+        while path.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)

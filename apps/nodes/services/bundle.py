@@ -1,0 +1,105 @@
+"""The agent's bundle: one zip file that Python runs, with all that a GPU machine needs, made and served by the server.
+
+It is made from what this server itself is made of: its agent/, its libvcuda, its own installed packages (and, for other
+Pythons, what an operator put into agent-packages/cp312/ and the like). Every process makes the same bytes from the same
+files, so that the digest in a command that one of them printed is the digest of what another one sends.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import io
+import json
+import platform
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from django.conf import settings
+
+# What agent/ imports of others; a test reads its imports.
+PACKAGES = ("msgspec", "nvidia-ml-py", "prometheus-client", "structlog", "websockets")
+PROGRAMS = ("libvcuda.so", "libvcuda-pages.so", "vcuda-arbiter")
+# Zip knows no time before.
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+class Bundle(NamedTuple):
+    """The bytes and what is said of them."""
+
+    content: bytes
+    sha256: str
+    version: str
+
+    @property
+    def path(self) -> str:
+        """Its address on this server; another content has another one."""
+        return f"/agent/gpucloud-agent-{self.sha256[:16]}.pyz"
+
+
+@functools.cache
+def bundle() -> Bundle | None:
+    """The bundle, made once in each process; None where libvcuda is not built here."""
+    root = Path(settings.BASE_DIR)
+    built = root / "libvcuda" / "build"
+    if not all((built / name).is_file() for name in PROGRAMS):
+        return None
+    files = dict(_files(root, built))
+    version = _version(files["agent/__init__.py"].decode())
+    pythons = sorted({name.split("/")[1] for name in files if name.startswith("packages/")})
+    told = {
+        "version": version,
+        "machine": platform.machine(),
+        "pythons": pythons,
+        "pages": json.loads((built / "abi.json").read_text())["version"],
+    }
+    files["manifest.json"] = json.dumps(told, indent=2).encode()
+    content = _zipped(files)
+    return Bundle(content, hashlib.sha256(content).hexdigest(), version)
+
+
+def command(*, server: str, token: str) -> str:
+    """The one line to copy to the machine, as root: fetch, compare, install and enrol."""
+    made = bundle()
+    if made is None:
+        return f"GPUCLOUD_ENROL_TOKEN={token} python -m agent run --server {server}"
+    return (
+        f"(f=$(mktemp) && trap 'rm -f $f' EXIT && curl -fsSo $f {server}{made.path} && "
+        f"echo '{made.sha256}  '$f | sha256sum -c --quiet && "
+        f"GPUCLOUD_ENROL_TOKEN={token} python3 $f install --server {server})"
+    )
+
+
+def _files(root: Path, built: Path) -> Iterator[tuple[str, bytes]]:
+    for path in (root / "agent").rglob("*.py"):
+        yield str(path.relative_to(root)), path.read_bytes()
+    yield "__main__.py", (root / "agent" / "install" / "start.py").read_bytes()
+    yield "gpucloud-agent.service", (root / "deploy" / "systemd" / "gpucloud-agent.service").read_bytes()
+    yield "LICENSE", (root / "LICENSE").read_bytes()
+    for name in PROGRAMS:
+        yield name, (built / name).read_bytes()
+    own = f"packages/cp{sys.version_info[0]}{sys.version_info[1]}"
+    for package in PACKAGES:
+        for file in importlib.metadata.distribution(package).files or ():
+            # Not the package's commands, and nothing that says how and where it was installed here.
+            if ".." not in file.parts and not {"__pycache__", "RECORD", "INSTALLER", "REQUESTED"} & set(file.parts):
+                yield f"{own}/{file}", Path(str(file.locate())).read_bytes()
+    others = root / "agent-packages"
+    for path in others.rglob("*") if others.is_dir() else ():
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield f"packages/{path.relative_to(others)}", path.read_bytes()
+
+
+def _version(source: str) -> str:
+    line = next(line for line in source.splitlines() if line.startswith("VERSION = "))
+    return line.split('"')[1]
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name], zipfile.ZIP_DEFLATED)
+    return out.getvalue()
