@@ -238,6 +238,8 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 2.0,
         "options": {"expires": 4},
     },
+    # As often as ten seconds pass: what is complete is rolled up, and what came late again.
+    "roll-up-telemetry": {"task": "apps.nodes.tasks.roll_up_telemetry", "schedule": 10.0, "options": {"expires": 10}},
     # Four hours are made ahead, so a worker may be away for as long.
     "keep-partitions": {"task": "apps.nodes.tasks.keep_partitions", "schedule": 60.0, "options": {"expires": 60}},
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from agent import wire
-from apps.nodes.models import Gpu, Node, Sample, UsageFrame
+from apps.nodes.models import Gpu, LateFrames, Node, Sample, TelemetryMark, UsageFrame
 from apps.nodes.services.telemetry.storing import Measured, source_of, store
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Assignment
@@ -20,6 +20,9 @@ def keep(samples: Iterable[Sample]) -> None:
     for row in rows:
         row.on_gpu_id = row.gpu_id or gpu_of[row.assignment_uid]
         frames[node_of_gpu[row.on_gpu_id], row.at].append(row)
+    closing = TelemetryMark.objects.filter(name="closing").first()
+    minutes = {(node_id, at.replace(second=0, microsecond=0)) for node_id, at in frames if closing and at < closing.at}
+    LateFrames.objects.bulk_create(LateFrames(node_id=node, minute=at) for node, at in minutes)
     first = UsageFrame.objects.count() + 1
     UsageFrame.objects.bulk_create(
         frame(node_id, at, seq, some) for seq, ((node_id, at), some) in enumerate(frames.items(), first)

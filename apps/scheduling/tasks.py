@@ -11,6 +11,7 @@ from agent import wire
 from apps.nodes.gateway.registry import group
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
+from apps.nodes.services.telemetry import rolling
 from apps.quotas.models import Pool, RebalanceMode
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
@@ -161,7 +162,8 @@ def watch_nodes() -> int:
 
 @shared_task
 def roll_up_usage() -> int:
-    """Keep what samples say of each hour before they are dropped; returns how many rows were written."""
+    """Keep what was used in each hour when telemetry is dropped; returns how many rows were written."""
+    rolling.roll_up()
     return roll_up()
 
 

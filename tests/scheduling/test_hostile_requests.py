@@ -235,7 +235,7 @@ def test_a_wrong_filter_is_refused(platform: Platform, path: str) -> None:
     ("path", "status"),
     [
         ("claims/?node=%FF", 200), ("claims/?name=%F0%9F%98%80", 200), ("audit/?object_id=" + "x" * 5000, 200),
-        ("utilization/?tenant=acme&from=1970-01-01T00:00:00Z", 422),
+        ("utilization/?tenant=acme&from=1970-01-01T00:00:00Z&step=60", 422),
         ("utilization/?tenant=acme&from=9990-01-01T00:00:00Z&to=1990-01-01T00:00:00Z", 200),
         ("quotas/" + "9" * 30 + "/", 404), ("quotas/" + "9" * 5000 + "/", 404), ("quotas/0/", 404),
         ("rounds/" + "9" * 30 + "/", 404), ("tenants/%00/", 404), ("tenants/acme%00/", 404),

@@ -3,6 +3,19 @@
 from apps.nodes.models.condition import Condition
 from apps.nodes.models.gpu import Gpu
 from apps.nodes.models.node import Node
+from apps.nodes.models.rolled import LateFrames, TelemetryMark, UsageDay, UsageHour, UsageMinute, UsageTens
 from apps.nodes.models.sample import Sample, UsageFrame
 
-__all__ = ["Condition", "Gpu", "Node", "Sample", "UsageFrame"]
+__all__ = [
+    "Condition",
+    "Gpu",
+    "LateFrames",
+    "Node",
+    "Sample",
+    "TelemetryMark",
+    "UsageDay",
+    "UsageFrame",
+    "UsageHour",
+    "UsageMinute",
+    "UsageTens",
+]

@@ -73,7 +73,7 @@ class WindowSerializer(Strict):
     tenant = drf.CharField(required=False)
     start = drf.DateTimeField(required=False)
     end = drf.DateTimeField(required=False)
-    step = drf.IntegerField(min_value=1, max_value=86400, default=1)
+    step = drf.IntegerField(min_value=1, max_value=86400, default=None, allow_null=True)
 
     def to_internal_value(self, data: Any) -> Any:
         """In a query every number is text."""
@@ -97,7 +97,9 @@ class Utilization(ApiView):
             OpenApiParameter("tenant", OpenApiTypes.STR),
             OpenApiParameter("from", OpenApiTypes.DATETIME, description="Without it: the latest sample and its age."),
             OpenApiParameter("to", OpenApiTypes.DATETIME),
-            OpenApiParameter("step", OpenApiTypes.INT, description="Seconds a point; 1 unless given."),
+            OpenApiParameter(
+                "step", OpenApiTypes.INT, description="Seconds a point; chosen by the window unless given."
+            ),
         ]
     )
     def get(self, request: Request) -> Response:

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 # As many are made ahead: a worker that is away for less than that is not missed.
-AHEAD = 4
+AHEAD_HOURS = 4
 # Whoever makes partitions makes them alone: it waits for nothing else and locks the table for a moment.
 LOCK = 0x67706370
 
@@ -39,7 +39,14 @@ class Table:
 
 def tables() -> tuple[Table, ...]:
     """All of them."""
-    return (Table("nodes_usageframe", HOUR, timedelta(hours=settings.TELEMETRY_RAW_HOURS)),)
+    kept = settings
+    return (
+        Table("nodes_usageframe", HOUR, timedelta(hours=kept.TELEMETRY_RAW_HOURS)),
+        Table("nodes_usagetens", DAY, timedelta(days=kept.TELEMETRY_TENS_DAYS)),
+        Table("nodes_usageminute", DAY, timedelta(days=kept.TELEMETRY_MINUTES_DAYS)),
+        Table("nodes_usagehour", 30 * DAY, timedelta(days=kept.TELEMETRY_HOURS_DAYS)),
+        Table("nodes_usageday", 360 * DAY, timedelta(days=kept.TELEMETRY_HOURS_DAYS)),
+    )
 
 
 def keep_up() -> tuple[int, int]:
@@ -47,7 +54,7 @@ def keep_up() -> tuple[int, int]:
     made = dropped = 0
     now = timezone.now()
     for table in tables():
-        made += sum(_make(table, now + ahead * table.each) for ahead in range(AHEAD + 1))
+        made += sum(_make(table, now + hour * HOUR) for hour in range(AHEAD_HOURS + 1))
         dropped += sum(_drop(name) for name in _over(table, now))
         with connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table.name}_default WHERE at < %s", [now - table.kept])  # noqa: S608 - ours

@@ -22,6 +22,12 @@ SEEN_EVERY = timedelta(seconds=2)
 STAGE = "CREATE TEMP TABLE IF NOT EXISTS incoming_frame (LIKE nodes_usageframe) ON COMMIT DELETE ROWS"
 COPY = "COPY incoming_frame FROM STDIN (FORMAT BINARY)"
 KEEP = "INSERT INTO nodes_usageframe SELECT * FROM incoming_frame ON CONFLICT DO NOTHING"
+# Shared until the end: a roll-up that closes a span waits for what is being stored, and what comes after it is late.
+CLOSING = "SELECT at FROM nodes_telemetrymark WHERE name = 'closing' FOR SHARE"
+LATE = """
+INSERT INTO nodes_lateframes (node_id, minute)
+SELECT DISTINCT node_id, date_trunc('minute', at) FROM incoming_frame WHERE at < %s
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +83,11 @@ def store(batch: Sequence[Measured]) -> None:
         copying: Any = cursor
         with copying.copy(COPY) as copy:
             copy.write(b"".join((packing.HEADER, *rows, packing.TRAILER)))
+        cursor.execute(CLOSING)
+        closing = cursor.fetchone()
         cursor.execute(KEEP)
+        if closing is not None:
+            cursor.execute(LATE, closing)
         _saw({source.node_id for source, _ in batch})
 
 

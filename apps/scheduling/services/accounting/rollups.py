@@ -1,7 +1,6 @@
-"""Rolling samples up to hours, before they are dropped.
+"""Counting what tenants used by the hour, from telemetry's minutes: kept when those are dropped.
 
-A sample says which share of the GPU was used since the one before it, so each counts for that time. Counting again
-gives the same hours again: a task that runs twice, or late, changes nothing.
+Counting again gives the same hours again: a task that runs twice, or late, changes nothing.
 """
 
 from datetime import datetime, timedelta
@@ -13,24 +12,18 @@ from django.utils import timezone
 from apps.scheduling.models import UsedHour
 
 HOUR = timedelta(hours=1)
-# Samples are kept for a day; an hour of which some may be gone already must not be counted anew.
+# Minutes are kept for a day at least; an hour of which some may be gone already must not be counted anew.
 COUNTABLE = timedelta(hours=23)
 # An agent that was away sends what it kept; frames that come later than this are not counted.
 LATE = timedelta(hours=2)
-# Samples come once a second. A longer silence is no use: the agent was away.
-LONGEST_GAP = timedelta(seconds=5)
-
-# The account is libvcuda's, whose page a tenant's process can write: no assignment uses more than its GPU.
 COUNT = """
-SELECT claim.tenant_id, claim.pool_id, gpu.model, date_trunc('hour', sample.at, 'UTC') AS hour,
-       round(sum(least(greatest(sample.core_percent, 0), 100) * 10
-                 * extract(epoch FROM least(coalesce(sample.gap, interval '0'), %(gap)s))))::bigint AS gpu_time_ms
-FROM (SELECT assignment_uid, at, core_percent, at - lag(at) OVER (PARTITION BY assignment_uid ORDER BY at) AS gap
-      FROM nodes_sample WHERE gpu_id IS NULL AND at >= %(before)s) AS sample
-JOIN scheduling_assignment AS assignment ON assignment.uid = sample.assignment_uid
+SELECT claim.tenant_id, claim.pool_id, gpu.model, date_trunc('hour', used.at, 'UTC') AS hour,
+       round(sum(used.gpu_time_ms))::bigint AS gpu_time_ms
+FROM nodes_usageminute AS used
+JOIN scheduling_assignment AS assignment ON assignment.uid = used.uid
 JOIN scheduling_claim AS claim ON claim.id = assignment.claim_id
 JOIN nodes_gpu AS gpu ON gpu.id = assignment.gpu_id
-WHERE sample.at >= %(begin)s
+WHERE used.at >= %(begin)s
 GROUP BY 1, 2, 3, 4
 ORDER BY 1, 2, 3, 4
 """
@@ -62,7 +55,6 @@ def _begin(now: datetime) -> datetime:
 
 def _counted(begin: datetime) -> list[dict[str, Any]]:
     names = ("tenant_id", "pool_id", "gpu_model", "hour", "gpu_time_ms")
-    asked: dict[str, Any] = {"begin": begin, "before": begin - LONGEST_GAP, "gap": LONGEST_GAP}
     with connection.cursor() as cursor:
-        cursor.execute(COUNT, asked)
+        cursor.execute(COUNT, {"begin": begin})
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -1,0 +1,174 @@
+"""Rolling telemetry up: seconds to tens, tens to minutes, minutes to hours, hours to days.
+
+Rolling a span up again gives the same rows, so a run may come twice. Which spans are complete is agreed on with those
+who store: a run first moves the mark `closing` on, which waits for transactions that store and had read the old one;
+from then on a frame of before the mark is written down as late in its own transaction, and its minute is rolled up
+again, and all above it.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import Min
+from django.utils import timezone
+
+from apps.nodes.models import LateFrames, TelemetryMark, UsageFrame
+from apps.nodes.services.telemetry.levels import EPOCH, HOUR, MINUTE, ROLLED, TENS, Level, floor
+
+# Of what an agent sends in time, nearly all is stored by then.
+CLOSED_AFTER = timedelta(seconds=3)
+# Work of one transaction: after an hour without a worker there is much to make up for.
+AT_ONCE = timedelta(minutes=10)
+# Samples come once a second. A longer silence is no use: the agent was away.
+LONGEST_GAP = timedelta(seconds=5)
+LOCK = 0x67706375
+
+WRITTEN = (
+    "samples", "core", "core_most", "core_limit", "throttled", "memory", "memory_most", "memory_limit", "gpu_time_ms",
+    "watts", "celsius_most",
+)  # fmt: skip
+AGAIN = "ON CONFLICT (at, node_id, gpu_id, uid) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in WRITTEN
+)
+
+# The account of an assignment is libvcuda's, whose page a tenant's process can write: none uses more than its GPU.
+SECONDS_TO_TENS = f"""
+WITH frame AS MATERIALIZED (
+    SELECT *, date_bin(%(span)s, at, %(epoch)s) AS bin,
+        least(coalesce(at - lag(at) OVER (PARTITION BY node_id ORDER BY at, seq), interval '0'), %(gap)s) AS gap
+    FROM nodes_usageframe
+    WHERE at >= %(begin)s - %(gap)s AND at < %(end)s AND (%(nodes)s::bigint[] IS NULL OR node_id = ANY(%(nodes)s))
+)
+INSERT INTO nodes_usagetens (at, node_id, gpu_id, uid, {", ".join(WRITTEN)})
+SELECT bin, node_id, gpu_id, uid, count(*), avg(core), max(core), avg(core_limit), avg(throttled),
+    avg(memory::float8), max(memory), max(memory_limit),
+    sum(least(greatest(core, 0), 100) * 10 * extract(epoch FROM gap)::float8), avg(watts), max(celsius)
+FROM (
+    SELECT bin, node_id, gap, item.gpu_id, item.uid, item.core, item.core_limit, item.throttled, item.memory,
+        item.memory_limit, NULL::real AS watts, NULL::real AS celsius
+    FROM frame, unnest(uids, on_gpus, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit)
+        AS item (uid, gpu_id, core, core_limit, throttled, memory, memory_limit)
+    WHERE at >= %(begin)s
+    UNION ALL
+    SELECT bin, node_id, gap, gpu.id, '00000000-0000-0000-0000-000000000000', gpu.core, NULL, NULL, gpu.memory,
+        NULL, gpu.watts, gpu.celsius
+    FROM frame, unnest(gpu_ids, gpu_core, gpu_memory, gpu_watts, gpu_celsius) AS gpu (id, core, memory, watts, celsius)
+    WHERE at >= %(begin)s
+) AS sample
+WHERE gpu_id IS NOT NULL
+GROUP BY bin, node_id, gpu_id, uid
+{AGAIN}
+"""  # noqa: S608 - all names are ours
+UP = f"""
+INSERT INTO {{upper}} (at, node_id, gpu_id, uid, {", ".join(WRITTEN)})
+SELECT date_bin(%(span)s, at, %(epoch)s), node_id, gpu_id, uid, sum(samples), sum(core * samples) / sum(samples),
+    max(core_most), sum(core_limit * samples) / nullif(sum(samples) FILTER (WHERE core_limit IS NOT NULL), 0),
+    sum(throttled * samples) / nullif(sum(samples) FILTER (WHERE throttled IS NOT NULL), 0),
+    sum(memory::float8 * samples) / sum(samples), max(memory_most), max(memory_limit), sum(gpu_time_ms),
+    sum(watts * samples) / nullif(sum(samples) FILTER (WHERE watts IS NOT NULL), 0), max(celsius_most)
+FROM {{lower}}
+WHERE at >= %(begin)s AND at < %(end)s AND (%(nodes)s::bigint[] IS NULL OR node_id = ANY(%(nodes)s))
+GROUP BY 1, 2, 3, 4
+{AGAIN}
+"""  # noqa: S608 - likewise
+
+
+def roll_up() -> int:
+    """Bring every level up to now; returns how many rows were written. May run twice, and at the same time."""
+    now = timezone.now()
+    closing = _close(now)
+    written = 0
+    while (rows := _roll_on(closing)) is not None:
+        written += rows
+    return written + _roll_late_again(now)
+
+
+def _close(now: datetime) -> datetime:
+    closing = floor(now - CLOSED_AFTER, TENS.span)
+    with transaction.atomic():
+        mark, _ = TelemetryMark.objects.get_or_create(name="closing", defaults={"at": closing})
+        # Waits for those who store and share the row.
+        TelemetryMark.objects.filter(name="closing", at__lt=closing).update(at=closing)
+    return max(mark.at, closing)
+
+
+@transaction.atomic
+def _roll_on(closing: datetime) -> int | None:
+    """One transaction's worth; None once nothing is left."""
+    if not _alone():
+        return None
+    mark = TelemetryMark.objects.filter(name="rolled").first()
+    begin = mark.at if mark else _first(closing)
+    end = min(closing, begin + AT_ONCE)
+    if begin >= end:
+        return None
+    rows = _roll(begin, end, rolled=end)
+    TelemetryMark.objects.update_or_create(name="rolled", defaults={"at": end})
+    return rows
+
+
+def _alone() -> bool:
+    """Two runs at once would do the same; the later one leaves it to the earlier."""
+    with connection.cursor() as cursor:
+        # The frames of ten seconds of a thousand nodes.
+        cursor.execute("SET LOCAL work_mem = '64MB'")
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
+        return cursor.fetchone() == (True,)
+
+
+def _first(closing: datetime) -> datetime:
+    kept = closing - timedelta(hours=settings.TELEMETRY_RAW_HOURS)
+    oldest = UsageFrame.objects.filter(at__gte=kept).aggregate(at=Min("at"))["at"]
+    return floor(oldest, TENS.span) if oldest else closing
+
+
+def _roll(begin: datetime, end: datetime, *, rolled: datetime, nodes: Sequence[int] | None = None) -> int:
+    """Roll up the tens of this time, and of each level above the spans that they complete or had completed."""
+    rows = _write(SECONDS_TO_TENS, TENS, begin, end, nodes)
+    for lower, upper in pairwise(ROLLED):
+        first, last = floor(begin, upper.span), min(_after(end, upper, nodes), floor(rolled, upper.span))
+        if first >= last:
+            break
+        rows += _write(UP.format(upper=upper.table, lower=lower.table), upper, first, last, nodes)
+    return rows
+
+
+def _after(end: datetime, level: Level, nodes: Sequence[int] | None) -> datetime:
+    """Of new seconds only whole spans are rolled up; of late ones also the span in which they end."""
+    begun = floor(end, level.span)
+    return begun if nodes is None or begun == end else begun + level.span
+
+
+def _write(statement: str, level: Level, begin: datetime, end: datetime, nodes: Sequence[int] | None) -> int:
+    asked: dict[str, Any] = {
+        "span": level.span, "epoch": EPOCH, "begin": begin, "end": end, "gap": LONGEST_GAP,
+        "nodes": None if nodes is None else list(nodes),
+    }  # fmt: skip
+    with connection.cursor() as cursor:
+        cursor.execute(statement, asked)
+        return cursor.rowcount
+
+
+@transaction.atomic
+def _roll_late_again(now: datetime) -> int:
+    if not _alone() or not (mark := TelemetryMark.objects.filter(name="rolled").first()):
+        return 0
+    found = list(LateFrames.objects.filter(minute__lt=mark.at).values_list("pk", "node_id", "minute"))
+    # Of an hour of which some seconds may be gone already the rest would count as all.
+    oldest = now - timedelta(hours=settings.TELEMETRY_RAW_HOURS) + HOUR.span
+    by_hour: dict[datetime, list[tuple[int, datetime]]] = defaultdict(list)
+    for _, node_id, minute in found:
+        if minute >= oldest:
+            by_hour[floor(minute, HOUR.span)].append((node_id, minute))
+    rows = 0
+    for some in by_hour.values():
+        nodes, minutes = sorted({node_id for node_id, _ in some}), [minute for _, minute in some]
+        end = min(max(minutes) + MINUTE.span, mark.at)
+        rows += _roll(min(minutes), end, rolled=mark.at, nodes=nodes)
+    LateFrames.objects.filter(pk__in=[pk for pk, *_ in found]).delete()
+    return rows
