@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import wire
-from apps.nodes.models import LateFrames, UsageDay, UsageFrame, UsageHour, UsageMinute, UsageTens
+from apps.nodes.models import LateFrames, TelemetryMark, UsageDay, UsageFrame, UsageHour, UsageMinute, UsageTens
 from apps.nodes.models.rolled import WHOLE_GPU
 from apps.nodes.services.telemetry import levels, rolling
 from apps.nodes.services.telemetry.levels import DAY, HOUR, MINUTE, RAW, ROLLED, TENS, segments
@@ -98,7 +98,7 @@ def test_a_run_that_comes_twice_changes_nothing(machine: Machine, clock: Clock) 
     before = {model: rows(model) for model in SPAN}
     assert rolling.roll_up() == 0
     # As if it had died before it said how far it came.
-    rolling.TelemetryMark.objects.filter(name="rolled").update(at=START)
+    TelemetryMark.objects.filter(name="rolled").update(at=START)
     assert rolling.roll_up() > 0
     assert {model: rows(model) for model in SPAN} == before
 
@@ -121,7 +121,8 @@ def test_frames_in_any_order_and_runs_at_any_time_give_the_same_roll_ups(machine
     measure(machine, START, *cores)
     rolling.roll_up()
     straight = {model: rows(model) for model in SPAN}
-    for model in (*SPAN, UsageFrame, LateFrames, rolling.TelemetryMark):
+    models: tuple[Any, ...] = (*SPAN, UsageFrame, LateFrames, TelemetryMark)
+    for model in models:
         model.objects.all().delete()
     for part in (3, 0, 4, 1, 2):
         clock.now = START + timedelta(seconds=30 * part + 40)

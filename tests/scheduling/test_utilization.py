@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from urllib.parse import urlencode
+from uuid import UUID
 
 import pytest
 
@@ -30,7 +31,7 @@ def asked(api: Api, **query: object) -> list[tuple[float, float]]:
     return [(at - START.timestamp(), core) for at, core in zip(series["times"], series["core_percent"], strict=True)]
 
 
-def measure(machine: Machine, assignment: object, seconds: int, core: float = 40) -> None:
+def measure(machine: Machine, assignment: UUID, seconds: int, core: float = 40) -> None:
     """From the start, each second; the GPU does twice as much as the assignment."""
     rows = []
     for second in range(seconds):

@@ -118,7 +118,8 @@ def _alone() -> bool:
         # The frames of ten seconds of a thousand nodes.
         cursor.execute("SET LOCAL work_mem = '64MB'")
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
-        return cursor.fetchone() == (True,)
+        (got,) = cursor.fetchone() or (False,)
+        return bool(got)
 
 
 def _first(closing: datetime) -> datetime:
@@ -151,7 +152,7 @@ def _write(statement: str, level: Level, begin: datetime, end: datetime, nodes: 
     }  # fmt: skip
     with connection.cursor() as cursor:
         cursor.execute(statement, asked)
-        return cursor.rowcount
+        return int(cursor.rowcount)
 
 
 @transaction.atomic

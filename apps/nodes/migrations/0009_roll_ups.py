@@ -53,7 +53,7 @@ def model(name: str) -> migrations.CreateModel:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("nodes", "0006_usage_frames")]
+    dependencies = [("nodes", "0008_self_check")]
 
     operations = [
         *(
