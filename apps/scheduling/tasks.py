@@ -26,7 +26,8 @@ from apps.scheduling.services.claims.leases import release_lapsed
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.lending import preemption
 from apps.scheduling.services.lending.guarantees import own_what_is_free
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_loans, rebalance
+from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, close_of_released, end_loans, rebalance
 from apps.scheduling.services.reserving.clock import drive
 from gpucloud import counters
 
@@ -107,10 +108,12 @@ def expire_claims() -> int:
     over = Claim.objects.filter(
         state__in=PLACED, time_limit_seconds__isnull=False, assigned_at__lt=timezone.now() - second
     )
-    expired = list(over.select_related("tenant"))
-    for claim in expired:
-        release_claim(principal=SYSTEM, claim=claim, why=f"its time limit of {claim.time_limit_seconds} s has passed")
-    return len(expired)
+    return each(over.select_related("tenant"), _expire)
+
+
+def _expire(claim: Claim) -> bool:
+    release_claim(principal=SYSTEM, claim=claim, why=f"its time limit of {claim.time_limit_seconds} s has passed")
+    return True
 
 
 # What was changed and why is in the audit log for good; the list is for the present.
@@ -120,6 +123,7 @@ PROPOSALS_KEPT = timedelta(days=30)
 @shared_task
 def rebalance_pools() -> int:
     """One run of every pool that wants it, each a task of its own; returns how many."""
+    close_of_released()
     end_loans()
     own_what_is_free()
     pools = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).values_list("pk", flat=True)

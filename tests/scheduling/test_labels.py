@@ -7,8 +7,10 @@ import pytest
 from apps.nodes.models import Node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
+from apps.quotas.services.tenants import create_pool
 from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims.life import ImpossibleClaim, release_claim
+from apps.scheduling.services.placing.fleet import read_fleet
 from apps.scheduling.services.placing.replays import replay
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, give_plenty
@@ -118,3 +120,13 @@ def test_the_api_takes_and_shows_labels(cast: Cast, machines: list[Machine]) -> 
     assert wrong.body["errors"]["affinity"][0].startswith("Letters, digits, dots")
     assert api.patch("pools/default/", {"placement_policy": "fgd"}).body["placement_policy"] == "fgd"
     assert api.patch("pools/default/", {"placement_policy": "best"}).status == 400
+
+
+def test_labels_count_where_the_gpu_is_whatever_pool_their_claim_is_of(cast: Cast, machines: list[Machine]) -> None:
+    alone = small(cast, exclusion="quiet")
+    (uuid,) = gpus(alone)
+    other = create_pool(principal=SYSTEM, name="other")
+    # As a server of the version before could leave it.
+    Node.objects.filter(gpus__uuid=uuid).update(pool=other)
+    assert [gpu.uuid for gpu in read_fleet(other) if gpu.labels] == [uuid]
+    assert not [gpu.uuid for gpu in read_fleet(cast.pool) if gpu.labels]

@@ -56,6 +56,8 @@ def live_through(cast: Cast, kept: Kept, *, seed: int, steps: int) -> None:
     for _ in range(steps):
         life.step()
         kept.hear()
+        # On a slow machine a node may have become silent meanwhile, which sends no notice.
+        kept.picture.listen_for_silence()
         assert in_memory(kept.picture) == in_database(cast.pool)
     assert_books_agree()
 

@@ -1,11 +1,13 @@
 """Previews of changed quotas: what they say is what then happens, and asking changes nothing."""
 
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from apps.quotas.models import ResourceQuota, User
 from apps.quotas.principals import SYSTEM
@@ -14,6 +16,7 @@ from apps.quotas.services.budgets import create_budget
 from apps.quotas.services.member_limits import create_limit
 from apps.scheduling.models import Claim
 from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.reserving.reservations import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, uids
 from tests.scheduling.routes import stored
 
@@ -196,3 +199,38 @@ def test_what_a_preview_says_of_the_queue_is_what_a_round_does_after_the_change(
     started = uids(Claim.objects.filter(state="assigned").order_by("-priority", "pk"))
     assert [row["claim"] for row in body["runnable"]] == started
     assert_books_agree()
+
+
+def test_a_group_starts_as_a_whole_or_not_at_all(cast: Cast, machine: Machine) -> None:
+    quota = give(cast.acme, core_percent=1, memory_mib=None)["core_percent"]
+    for name in ("one", "two"):
+        waiting(cast, name, core_request=40, group="ring", group_size=2)
+    waiting(cast, "alone", core_request=30)
+    body = previewed(cast, quota, hard=60)
+    assert names(body["runnable"]) == [("alone", True)]
+    assert [row["reasons"][0]["code"] for row in body["pending"]] == ["quota-exceeded"] * 2
+    assert len(previewed(cast, quota, hard=110)["runnable"]) == 3
+
+
+def test_a_claim_whose_time_has_not_come_starts_by_no_quota(cast: Cast, machine: Machine) -> None:
+    quota = give(cast.acme, core_percent=1, memory_mib=None)["core_percent"]
+    waiting(cast, "later", start_at=timezone.now() + timedelta(hours=1))
+    waiting(cast, "half", group="ring", group_size=2)
+    body = previewed(cast, quota, hard=200)
+    assert body["runnable"] == []
+    assert [row["reasons"][0]["code"] for row in body["pending"]] == ["not-before", "group-incomplete"]
+
+
+def test_what_is_reserved_is_not_counted_on(cast: Cast) -> None:
+    Machine("gpu1", cast.pool, gpus=1)
+    give_plenty(cast.globex)
+    quota = give(cast.acme, core_percent=1, memory_mib=None)["core_percent"]
+    begin = timezone.now() + timedelta(hours=1)
+    window: dict[str, Any] = {"start_at": begin, "end_at": begin + timedelta(hours=1)}
+    asked: dict[str, Any] = {"name": "exam", "core_request": 100, "memory_mib": GIB}
+    create_reservation(principal=SYSTEM, tenant=cast.globex, pool=cast.pool, **window, **asked)
+    waiting(cast, "endless")
+    waiting(cast, "short", time_limit_seconds=60)
+    body = previewed(cast, quota, hard=200)
+    assert names(body["runnable"]) == [("short", True)]
+    assert names(body["pending"]) == [("endless", False)]

@@ -14,6 +14,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.placing import queue
 from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.reserving.reservations import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, everything, give, give_plenty, placed, uids
 
 
@@ -169,9 +170,23 @@ def test_one_claims_document_asks_the_database_as_often_in_a_long_queue(cast: Ca
     few = count()
     for _ in range(5):
         refused(cast, core_request=80)
-    assert count() == few <= 12
+    assert count() == few <= 13
 
 
 @pytest.mark.parametrize("cursor", ["x", "-1", "9" * 30])
 def test_a_cursor_that_is_none_is_not_found(cast: Cast, machine: Machine, cursor: str) -> None:
     assert cast.max.get(f"pools/default/queue/?cursor={cursor}").status == 404
+
+
+def test_an_estimate_knows_what_is_reserved(cast: Cast, machine: Machine) -> None:
+    begin = timezone.now() + timedelta(hours=1)
+    window: dict[str, Any] = {"start_at": begin, "end_at": begin + timedelta(hours=2)}
+    asked: dict[str, Any] = {"name": "exam", "core_request": 100, "memory_mib": GIB}
+    create_reservation(principal=SYSTEM, tenant=cast.globex, pool=cast.pool, **window, **asked)
+    waits = refused(cast, core_request=80)
+    gang = [ask(cast, core_request=10, time_limit_seconds=7200, group="ring", group_size=2) for _ in range(2)]
+    run_round(cast.pool)
+    for claim in (waits, *gang):
+        estimate = document(cast, claim)["estimate"]
+        assert estimate["basis"] == "time-limits"
+        assert moment(estimate["at"]) == pytest.approx(window["end_at"].timestamp(), abs=0.01)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from agent import wire
@@ -123,7 +124,9 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     principal.require_operator()
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
-    if "pool" in values and values["pool"] != node.pool and node.gpus.filter(core_used__gt=0).exists():
+    # A borrower has memory only of its own, and runs nevertheless.
+    carrying = Q(core_used__gt=0) | Q(core_borrowed__gt=0) | Q(memory_used_mib__gt=0)
+    if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
     before = {name: str(getattr(node, name)) for name in values}
     node.change(**values)

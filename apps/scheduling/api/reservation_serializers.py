@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
-from apps.scheduling.api.serializers import MAX_MEMORY_MIB, ReasonSerializer
+from apps.scheduling.api.serializers import MAX_MEMORY_MIB, NEEDED_HELP, ReasonSerializer
 from apps.scheduling.models import ReservationState
 from apps.scheduling.models.reservation import Ending
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -50,9 +50,15 @@ class ReservationSerializer(RulesSerializer):
     )
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
-    gpu_count = StrictInteger(min_value=1, max_value=MOST[ClaimField.GPU_COUNT], default=1)
-    core_request = StrictInteger(min_value=1, max_value=100, help_text="Percent of each GPU.")
-    memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, help_text="On each GPU.")
+    gpu_count = StrictInteger(
+        min_value=1, max_value=MOST[ClaimField.GPU_COUNT], required=False, help_text="1 unless given."
+    )
+    core_request = StrictInteger(
+        min_value=1, max_value=100, required=False, help_text=f"Percent of each GPU. {NEEDED_HELP}"
+    )
+    memory_mib = StrictInteger(
+        min_value=1, max_value=MAX_MEMORY_MIB, required=False, help_text=f"On each GPU. {NEEDED_HELP}"
+    )
     gpu_model = serializers.CharField(max_length=200, allow_null=True, default=None)
     weekly_until = serializers.DateTimeField(
         allow_null=True,
@@ -70,6 +76,10 @@ class ReservationSerializer(RulesSerializer):
     )
     started_at = serializers.DateTimeField(read_only=True, allow_null=True)
     idle_since = serializers.DateTimeField(read_only=True, allow_null=True)
+    lost_since = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="Its node is silent since: it is charged until an operator forgets "
+        "the node, or you give it back.",
+    )  # fmt: skip
     released_at = serializers.DateTimeField(read_only=True, allow_null=True)
     created_by = serializers.CharField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
@@ -111,6 +121,7 @@ class BookingPreviewSerializer(Strict):
 
     dry_run = serializers.BooleanField(read_only=True)
     fits = serializers.BooleanField(read_only=True)
+    detail = serializers.CharField(read_only=True, help_text="The same in words: why not, and what would do instead.")
     gpus = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Where it would be.")
     reasons = ReasonSerializer(many=True, read_only=True)
     conflicts = ConflictSerializer(many=True, read_only=True)

@@ -6,13 +6,14 @@ there is no estimate, and a sentence says why: none is honest, a guess is not.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from apps.scheduling.core.backfill import Running
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import ready
+from apps.scheduling.core.gangs import NOTHING, Held, ready
 from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
 from apps.scheduling.core.values import Refused, Request
 from apps.scheduling.core.walk import Walk
@@ -58,10 +59,25 @@ class Standing:
         return Queue(asks, capacity=self.capacity, held=self.held if held is None else held, weights=self.weights)
 
 
+def _nothing_reserved(claim: Waiting, now: float) -> Held:
+    return NOTHING
+
+
 def forecast(
-    fleet: Fleet, waiting: Sequence[Waiting], running: Iterable[Running], standing: Standing, *, now: float
+    fleet: Fleet,
+    waiting: Sequence[Waiting],
+    running: Iterable[Running],
+    standing: Standing,
+    *,
+    now: float,
+    reserved: Callable[[Waiting, float], Held] = _nothing_reserved,
+    changes: Iterable[float] = (),
 ) -> dict[str, float]:
-    """When each of these claims starts, by id, as far as time limits tell. Uses the fleet up."""
+    """When each of these claims starts, by id, as far as time limits tell. Uses the fleet up.
+
+    `reserved` says what a claim may not count on at a moment, `changes` when that is otherwise.
+    """
+    later = sorted({at for at in changes if at > now})
     ends = heapq.nsmallest(MOST_ENDS, ((max(item.ends_at, now), item.id, item) for item in running))
     starts: dict[str, float] = {}
     held = dict(standing.held)
@@ -69,28 +85,37 @@ def forecast(
     for _ in range(MOST_MOMENTS):
         asks, early = ready(left, now=now)
         soon = [item for *_, item in heapq.nsmallest(MOST_ENDS_AHEAD, ends)]
-        walk = Walk(fleet, standing.queue(asks, held), running=soon, now=now)
-        for decision in walk:
-            if isinstance(decision.answer, Refused):
-                continue
-            _add(held, decision.ask.tenant, decision.ask.amounts)
-            for claim, placed in zip(decision.ask.members, decision.answer, strict=True):
-                starts[claim.id] = now
-                if claim.time_limit_seconds is not None:
-                    end = now + claim.time_limit_seconds
-                    heapq.heappush(
-                        ends, (end, claim.id, Running(end, claim.id, placed.gpus, claim.request, claim.tenant))
-                    )
+        walk = Walk(fleet, standing.queue(asks, held), running=soon, now=now, reserved=partial(_at, reserved, now))
+        for item in _started(walk, starts, held, now):
+            heapq.heappush(ends, (item.ends_at, item.id, item))
         left = [claim for claim in left if claim.id not in starts]
         moments = [claim.start_at for claim in left if claim.id in early and claim.start_at and claim.start_at > now]
-        if not left or not (ends or moments):
+        moments += later[:1] + [end for end, *_ in ends[:1]]
+        if not left or not moments:
             break
-        now = min([*moments, *(end for end, *_ in ends[:1])])
+        now = min(moments)
+        later = [at for at in later if at > now]
         while ends and ends[0][0] <= now:
             *_, item = heapq.heappop(ends)
             fleet.give_back(item.gpus, item.request)
             _add(held, item.tenant, Amounts() - Amounts.of(item.request))
     return starts
+
+
+def _started(walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float) -> Iterator[Running]:
+    """Note who starts now, and what tenants then hold; those that end by themselves."""
+    for decision in walk:
+        if isinstance(decision.answer, Refused):
+            continue
+        _add(held, decision.ask.tenant, decision.ask.amounts)
+        for claim, placed in zip(decision.ask.members, decision.answer, strict=True):
+            starts[claim.id] = now
+            if claim.time_limit_seconds is not None:
+                yield Running(now + claim.time_limit_seconds, claim.id, placed.gpus, claim.request, claim.tenant)
+
+
+def _at(reserved: Callable[[Waiting, float], Held], now: float, claim: Waiting) -> Held:
+    return reserved(claim, now)
 
 
 def _add(held: dict[str, Amounts], tenant: str, amounts: Amounts) -> None:

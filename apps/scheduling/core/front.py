@@ -15,6 +15,14 @@ from apps.scheduling.core.values import Placed, Refused
 from apps.scheduling.core.walk import kept_for_earlier
 
 
+class Unanswerable(Exception):
+    """Something raised over these claims: its cause says how. The fleet that was asked may be left half changed."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__(", ".join(claim.id for claim in ask.members))
+        self.ask = ask
+
+
 class Front:
     """One pool's head. `ending` says what ends by itself on these GPUs; asked only where a shadow is cast."""
 
@@ -27,13 +35,19 @@ class Front:
         self.kept_out: dict[int, Refused] = {}
 
     def look(self, fleet: Fleet, gpus: Collection[str], reserved: Callable[[Ask], Held], *, now: float) -> None:
-        """Cast the shadow anew where that is due; `reserved` says what the head may not count on."""
+        """Cast the shadow anew where that is due; `reserved` says what the head may not count on.
+
+        Raises Unanswerable.
+        """
         if self.head is None or not self._stale:
             return
         self._stale = False
         self.kept_out.clear()
         running = self._ending(gpus, now)
-        self.shadow = cast_shadow(fleet, self.head, running, now=now, held=reserved(self.head))
+        try:
+            self.shadow = cast_shadow(fleet, self.head, running, now=now, held=reserved(self.head))
+        except Exception as error:
+            raise Unanswerable(self.head) from error
 
     def held_from(self, ask: Ask, *, now: float) -> Held:
         """What these claims may not count on. The more urgent pass the head by right."""
@@ -78,5 +92,9 @@ class Front:
         if back:
             return
         if self.head is not None and any(claim.id == uid for claim in self.head.members):
-            self.head = self.shadow = None
-            self.kept_out.clear()
+            self.drop()
+
+    def drop(self) -> None:
+        """The head is it no longer."""
+        self.head = self.shadow = None
+        self.kept_out.clear()

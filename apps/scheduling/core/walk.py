@@ -64,7 +64,8 @@ class Walk:
         if isinstance(answer, Refused):
             if not self._headed:
                 self._headed = True
-                self.shadow = cast_shadow(self._fleet, ask, self._running, now=self._now)
+                reserved = gangs.most(self._reserved(claim) for claim in ask.members)
+                self.shadow = cast_shadow(self._fleet, ask, self._running, now=self._now, held=reserved)
             return Decision(ask, answer)
         gangs.take(self._fleet, ask, answer)
         self._queue.placed(ask)

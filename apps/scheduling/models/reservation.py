@@ -31,6 +31,7 @@ class Ending(models.TextChoices):
     NO_SHOW = "no-show", "Nobody claimed within its grace"
     IDLE = "idle", "Its claims were idle, and the pool reclaims such"
     NO_QUOTA = "no-quota", "The tenant's quota had no room for it when it began"
+    FORGOTTEN = "forgotten", "Its machine was lost, and an operator has given it up"
 
 
 OPEN = (ReservationState.BOOKED, ReservationState.ACTIVE)
@@ -79,6 +80,8 @@ class Reservation(Row):
     started_at = models.DateTimeField(null=True)
     claimed_at = models.DateTimeField(null=True, help_text="When the first claim in it was made.")
     idle_since = models.DateTimeField(null=True, help_text="Reported as idle then; null: it is used.")
+    idle_checked_at = models.DateTimeField(null=True)
+    lost_since = models.DateTimeField(null=True, help_text="Nothing is heard of its machine since; null: it is there.")
     released_at = models.DateTimeField(null=True)
     charged_core_percent = models.PositiveIntegerField(default=0)
     charged_memory_mib = models.PositiveBigIntegerField(default=0)

@@ -2,24 +2,28 @@
 
 Woken by what the database says has changed (`services.notices`). A session advisory lock per pool makes one of several
 schedulers its leader; it listens, leads and commits on one session, so a leader that lost its lock cannot commit.
+
+What raises over one pool is that pool's: it is set aside for a while, longer each time, and then read anew, here or by
+another scheduler. Over which claims something raised is known of most, and then only these are set aside (`rounds`).
 """
 
 import logging
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 from django.core.management.base import BaseCommand
-from django.db import DatabaseError, connection
+from django.db import connection
 from django.utils import timezone
 
 from apps.quotas.models import Pool
 from apps.scheduling.core.placement import native
 from apps.scheduling.core.placement.backends import chosen
 from apps.scheduling.models import Round
-from apps.scheduling.services.placing.notices import NoLongerLeader, Session
+from apps.scheduling.services.placing.failures import SESSION_LOST, Aside
+from apps.scheduling.services.placing.notices import Session
 from apps.scheduling.services.placing.picture import Picture
 from apps.scheduling.services.placing.rounds import rounds
 
@@ -39,6 +43,12 @@ LEAD_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 # Notices of one session are not lost. This is for what nobody has thought of; it is logged where it finds something.
 COMPARE_SECONDS = 60.0
+# How long a pool over which something raised is left alone, at first and at last.
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 60.0
+
+
+# A pool's rounds are over.
+OVER = Round()
 
 
 class Every:
@@ -68,12 +78,19 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         logger.info("scheduler started; placement by %s", BACK_ENDS[chosen("auto")])
+        self.aside = Aside(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         while not self.stopping:
             try:
                 self._serve()
-            except (psycopg.Error, DatabaseError, NoLongerLeader) as error:
+            except SESSION_LOST as error:
                 logger.warning("database session lost, trying again in a second: %s", error)
                 time.sleep(1)
+            except Exception:
+                # Of no pool alone: all is read anew on another session.
+                until = self.aside.add(None, now=time.time())
+                logger.exception("the scheduler failed and begins anew in %.0f s", until - time.time())
+                while time.time() < until and not self.stopping:
+                    time.sleep(NOTICE_SECONDS)
         connection.close()
         logger.info("scheduler stopped")
 
@@ -91,20 +108,22 @@ class Command(BaseCommand):
             if lead.due():
                 self._lead()
             if silence.due():
-                for picture in self.pictures.values():
-                    picture.listen_for_silence()
+                for key, picture in list(self.pictures.items()):
+                    with self._alone(key):
+                        picture.listen_for_silence()
             if compare.due():
                 self._compare()
             behind, self.unfinished = self.unfinished, False
             heard, now = self._hear(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
             if behind or heard or any(picture.somebody_is_due(now=now) for picture in self.pictures.values()):
-                self._rounds(self.pictures, in_full=False)
+                self._rounds(list(self.pictures), in_full=False)
 
     def _hear(self, *, seconds: float = 0) -> bool:
         notices = self.session.heard(seconds=seconds)
         if notices:
-            for picture in self.pictures.values():
-                picture.apply(notices)
+            for key, picture in list(self.pictures.items()):
+                with self._alone(key):
+                    picture.apply(notices)
         return bool(notices)
 
     def _lead(self) -> None:
@@ -112,35 +131,58 @@ class Command(BaseCommand):
         pools = {pool.pk: pool for pool in Pool.objects.order_by("pk")}
         for key in self.pictures.keys() - pools.keys():
             del self.pictures[key]
-        missing = {key: pool for key, pool in pools.items() if key not in self.pictures}
-        led = {key: Picture(pool) for key, pool in missing.items() if self.session.leads(pool)}
-        for picture in led.values():
-            logger.info("leading pool %s", picture.pool.name)
-        self.pictures |= led
+        led = []
+        for key, pool in pools.items():
+            if key in self.pictures or self.aside.holds(key, now=time.time()) or not self.session.leads(pool):
+                continue
+            with self._alone(key, pool):
+                self.pictures[key] = Picture(pool)
+                logger.info("leading pool %s", pool.name)
+                led.append(key)
         self._rounds(led, in_full=True)
 
+    @contextmanager
+    def _alone(self, key: int, pool: Pool | None = None) -> Iterator[None]:
+        """What raises within, but for a lost session, sets this pool aside; another scheduler may lead it meanwhile."""
+        try:
+            yield
+        except SESSION_LOST:
+            raise
+        except Exception:
+            picture = self.pictures.pop(key, None)
+            now = time.time()
+            until = self.aside.add(key, now=now)
+            pool = picture.pool if picture is not None else pool
+            logger.exception("pool %s failed: it is set aside for %.0f s", pool, until - now)
+            if pool is not None:
+                self.session.leave(pool)
+
     def _compare(self) -> None:
-        for picture in self.pictures.values():
+        for key, picture in list(self.pictures.items()):
             self._hear()
-            differed = picture.compare()
-            # Where notices came just now, they may be what the comparison has found.
-            if not self._hear() and differed:
-                logger.warning("pool %s: %s rows were not as they were kept", picture.pool.name, differed)
-            picture.forget_refusals()
-        self._rounds(self.pictures, in_full=True)
+            with self._alone(key):
+                differed = picture.compare()
+                # Where notices came just now, they may be what the comparison has found.
+                if not self._hear() and differed:
+                    logger.warning("pool %s: %s rows were not as they were kept", picture.pool.name, differed)
+                picture.forget_refusals()
+        self._rounds(list(self.pictures), in_full=True)
 
     def _rounds(self, pictures: Iterable[int], *, in_full: bool) -> None:
         """Each pool in turn, a round at a time, until nothing more is to be done.
 
         Where notices never cease that is never: then `unfinished` says so after a while, and the rest has its turn.
         """
-        going, since = {key: self._begin(key, in_full=in_full) for key in pictures}, time.monotonic()
+        there = [key for key in pictures if key in self.pictures]
+        going, since = {key: self._begin(key, in_full=in_full) for key in there}, time.monotonic()
         while going and not self.stopping:
             for key, steps in list(going.items()):
-                try:
-                    _log(next(steps))
-                except StopIteration:
-                    del going[key]
+                with self._alone(key):
+                    record = next(steps, OVER)
+                    if record is not OVER:
+                        _log(record)
+                        continue
+                del going[key]
             # What happened meanwhile counts for the rest of the queue, and may be another pool's. Begun anew, as rounds
             # that were about to end would not look again.
             if self._hear():

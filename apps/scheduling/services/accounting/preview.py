@@ -5,17 +5,20 @@ numbers before and after it, not by a round: a round locks GPUs and nodes, and a
 Claims are tried in the order of the queue on the GPUs as they are free now, before those of other tenants.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 
-from apps.quotas.models import CohortShare, ResourceQuota, Tenant
+from apps.quotas.models import CohortShare, Pool, ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.services import member_limits
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.scheduling.core import gangs
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, NodeState, Placed
 from apps.scheduling.models import Claim
@@ -24,6 +27,8 @@ from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_s
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import request_of
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes, taken
+from apps.scheduling.services.placing.queue import waiting_of
+from apps.scheduling.services.reserving.reserved import Reserved, read_reserved
 from gpucloud.errors import GpucloudError
 
 # An operator reads no longer list; what is behind it is counted.
@@ -32,6 +37,13 @@ MOST_CLAIMS = 200
 Reasons = list[dict[str, Any]]
 Fleets = dict[int, dict[str, GpuState]]
 Nodes = dict[int, list[NodeState]]
+Kept = tuple[
+    Fleets,
+    dict[int, Reserved],
+    list[tuple[ResourceQuota, int]],
+    list[tuple[CohortShare, int]],
+    dict[tuple[int, int | None], dict[str, int]],
+]
 
 
 def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -40,16 +52,19 @@ def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dic
     With the tenant the others of its cohort are looked at: they lend to it and borrow from it.
     """
     tenants = list(Tenant.objects.filter(cohort=tenant.cohort)) if tenant.cohort else [tenant]
-    waiting = Claim.objects.filter(tenant__in=tenants, state__in=WAITING).select_related("tenant", "pool")
+    waiting = Claim.objects.filter(tenant__in=tenants, state__in=WAITING).select_related(
+        "tenant", "pool", "reservation"
+    )
     claims = list(waiting.order_by("-priority", "pk")[:MOST_CLAIMS])
     pools = {claim.pool_id: claim.pool for claim in claims}
     fleets = {pk: {gpu.uuid: gpu for gpu in read_fleet(pool)} for pk, pool in pools.items()}
     nodes = {pk: read_nodes(pool) for pk, pool in pools.items()}
+    line = _Line(waiting, claims, pools)
     spent = {item.pk: _spent(item) for item in tenants}
     with transaction.atomic():
-        before = _Outlook(tenants, fleets, nodes).of(claims, spent)
+        before = _Outlook(tenants, fleets, nodes, line).of(claims, spent)
         shown = show(act())
-        outlook = _Outlook(tenants, fleets, nodes)
+        outlook = _Outlook(tenants, fleets, nodes, line)
         transaction.set_rollback(True)
     over = [_over(quota) for quota in outlook.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
     after = outlook.of(claims, spent)
@@ -64,10 +79,36 @@ def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dic
     }
 
 
+class _Line:
+    """What of the queue is asked together, what not at all by now, and what is reserved."""
+
+    def __init__(self, waiting: QuerySet[Claim], claims: Iterable[Claim], pools: Mapping[int, Pool]) -> None:
+        now = timezone.now()
+        self.reserved = {pk: read_reserved(pool, now=now) for pk, pool in pools.items()}
+        self.early: dict[str, Reasons] = {}
+        # By each member's uid: all claims of its gang.
+        self.gangs: dict[str, list[Claim]] = {}
+        there = {str(claim.uid): claim for claim in claims}
+        # Also those beyond what is looked at: they may be what a gang waits for.
+        special = list(waiting.filter(Q(group__isnull=False) | Q(start_at__gt=now)))
+        for pk in pools:
+            of_pool = [there.get(str(claim.uid), claim) for claim in special if claim.pool_id == pk]
+            by_uid = {str(claim.uid): claim for claim in of_pool}
+            asks, early = gangs.ready(map(waiting_of, of_pool), now=now.timestamp())
+            self.early |= {uid: [asdict(reason) for reason in why.reasons] for uid, why in early.items()}
+            for ask in asks:
+                members = [by_uid[claim.id] for claim in gangs.placing_order(ask)]
+                self.gangs |= dict.fromkeys((claim.id for claim in ask.members), members)
+
+
 class _Outlook:
     """The tenants' quotas and the pools' GPUs at one moment, filled up claim by claim."""
 
-    def __init__(self, tenants: Iterable[Tenant], fleets: Fleets, nodes: Nodes) -> None:
+    def __init__(self, tenants: Iterable[Tenant], fleets: Fleets, nodes: Nodes, line: _Line) -> None:
+        self.line = line
+        self.reserved = {pk: reserved.at(reserved.now) for pk, reserved in line.reserved.items()}
+        # Of gangs that were tried: why each waits as a whole.
+        self.tried: dict[str, Reasons] = {}
         rows = ResourceQuota.objects.filter(tenant__in=tenants).select_related("tenant", "pool", "share")
         self.quotas = list(rows.order_by("pk"))
         self.fleets, self.nodes = dict(fleets), nodes
@@ -80,12 +121,48 @@ class _Outlook:
 
     def of(self, claims: Iterable[Claim], spent: dict[int, Reasons]) -> dict[UUID, Reasons]:
         """Why each of these claims would go on waiting; nothing where it could start."""
-        return {claim.uid: spent[claim.tenant_id] or self._start(claim) for claim in claims}
+        return {claim.uid: spent[claim.tenant_id] or self._together(claim) for claim in claims}
+
+    def _together(self, claim: Claim) -> Reasons:
+        """Alone, or with its gang: all of it or nothing."""
+        uid = str(claim.uid)
+        if uid in self.line.early:
+            return self.line.early[uid]
+        if uid not in self.line.gangs:
+            return self._start(claim)
+        if uid not in self.tried:
+            members, kept = self.line.gangs[uid], self._kept()
+            why = next((reasons for member in members if (reasons := self._start(member))), [])
+            if why:
+                self._undo(kept)
+            self.tried |= {str(member.uid): why for member in members}
+        return self.tried[uid]
+
+    def _kept(self) -> Kept:
+        shares = {quota.share.pk: quota.share for quota in self.quotas if quota.share is not None}
+        reserved = {pk: replace(item, holds=list(item.holds), _until={}) for pk, item in self.reserved.items()}
+        return (
+            dict(self.fleets),
+            reserved,
+            [(quota, quota.used) for quota in self.quotas],
+            [(share, share.taken) for share in shares.values()],
+            {key: dict(held) for key, (_, held) in self.members.items()},
+        )
+
+    def _undo(self, kept: Kept) -> None:
+        self.fleets, self.reserved, quotas, shares, members = kept
+        for quota, used in quotas:
+            quota.used = used
+        for share, taken_ in shares:
+            share.taken = taken_
+        # Who was looked up since held then what is read anew.
+        self.members = {key: (self.members[key][0], held) for key, held in members.items()}
 
     def _start(self, claim: Claim) -> Reasons:
         """As a round does it: what does not fit is not charged."""
-        fleet = self.fleets[claim.pool_id]
-        answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id])
+        fleet, reserved = self.fleets[claim.pool_id], self.reserved[claim.pool_id]
+        held = reserved.held(claim, fleet.values)
+        answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id], held=held)
         if not isinstance(answer, Placed):
             return [asdict(reason) for reason in answer.reasons]
         if not any(claim.charged.values()):
@@ -93,6 +170,7 @@ class _Outlook:
                 self._charge(claim)
             except QuotaExceeded as error:
                 return [_reason(error)]
+        reserved.took(claim, answer.gpus)
         self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
         return []
 

@@ -1,16 +1,19 @@
 """Forgetting a lost node: an operator says that the machine will not come back with what it carried."""
 
 from django.db import transaction
+from django.db.models import Q
 
 from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, charging
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, ReservationState
+from apps.scheduling.models.reservation import Ending
 from apps.scheduling.services.claims import loans, states
 from apps.scheduling.services.claims.life import locked
 from apps.scheduling.services.reserving import charges
+from apps.scheduling.services.reserving.reservations import release_reservation
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -34,8 +37,12 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
     # All claims before their reservations before all quotas before all GPUs before the node: the order of locks.
     claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
-    charges.lock_of(claims)
-    charging.lock(*{claim.tenant for claim in claims})
+    reservations = charges.lock_of(claims, Q(state=ReservationState.ACTIVE, gpus__node=node))
+    ending = [row for row in reservations if row.state == ReservationState.ACTIVE]
+    charging.lock(*{claim.tenant for claim in claims}, *{row.tenant for row in ending})
+    for row in sorted(ending, key=lambda row: row.tenant_id):
+        if row.gpus.filter(node=node).exists():
+            release_reservation(principal=principal, reservation=row, ending=Ending.FORGOTTEN)
     for claim in sorted(claims, key=lambda claim: claim.tenant_id):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
     for claim in claims:

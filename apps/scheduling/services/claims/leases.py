@@ -13,6 +13,7 @@ from django.utils import timezone
 from apps.quotas.principals import SYSTEM, Principal
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.claims.life import WrongState, locked, release_claim
+from apps.scheduling.services.placing.failures import each
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, PreconditionFailed
 
@@ -42,7 +43,7 @@ def renew_claim(*, principal: Principal, claim: Claim, versions: etags.Versions 
 def release_lapsed(*, now: datetime) -> int:
     """Release every claim whose lease has run out; returns how many."""
     lapsed = Claim.objects.exclude(state__in=ENDED).filter(lease_until__lt=now).select_related("tenant")
-    return sum(map(_released, lapsed))
+    return each(lapsed, _released)
 
 
 def _released(claim: Claim) -> bool:

@@ -1,11 +1,12 @@
 """Lending idle guarantees to best-effort claims, giving them back, and placing claims on what is lent."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node
@@ -22,12 +23,15 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import loans, states
 from apps.scheduling.services.claims.life import WrongState, limits, locked, raise_frames, request_of
+from apps.scheduling.services.placing.failures import SET_ASIDE, each
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserving.reserved import Guard, read_reserved
 from gpucloud.errors import Conflict
 
-# Of the waiting best-effort claims, so many in one go.
-MOST_TRIED = 500
+# So often the core is asked in one go; claims that ask alike are asked of once.
+MOST_ASKED = 100
+# A claim's turn: most urgent, then oldest first.
+Turn = tuple[int, int]
 
 
 class NothingLent(Conflict):
@@ -78,20 +82,39 @@ def _refuse_unlendable(claim: Claim, core: int) -> None:
         )
 
 
-def place_on_lent(pool: Pool, *, fence: Callable[[], None]) -> int:
-    """Place the pool's waiting best-effort claims, in the queue's order, on what others lend; how many.
+def place_on_lent(
+    pool: Pool, waiting: Iterable[Claim], *, fence: Callable[[], None], after: Turn | None = None
+) -> Turn | None:
+    """Place these best-effort claims, in the queue's order, on what others lend; None once all had their turn.
 
     After a round, which found no room of their own for them: what they get is not theirs, so it is no round's decision.
-    `fence` raises, within a transaction, where this may commit no longer.
+    It asks a bounded number; the next go goes on `after` the turn at which this one ended, so that what is ahead and
+    does not fit starves nobody behind it. `fence` raises, within a transaction, where this may commit no longer.
     """
     if not loans.lends(pool) or not _lending(pool).exists():
-        return 0
+        return None
     now = timezone.now()
-    # Of a group all are placed or none, and what is reserved for a claim is not borrowed.
-    waiting = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state__in=WAITING)
-    waiting = waiting.filter(best_effort=True, group=None, reservation=None).select_related("tenant", "pool")
-    tries = _Tries(pool, now, fence)
-    return sum(tries.place(claim) for claim in waiting.order_by("-priority", "pk")[:MOST_TRIED])
+    turns = sorted(((_turn(claim), claim) for claim in waiting if _borrows_now(claim, now)), key=itemgetter(0))
+    tries, last = _Tries(pool, now, fence), after
+    for turn, claim in turns:
+        if after is not None and turn <= after:
+            continue
+        if tries.asked >= MOST_ASKED:
+            return last
+        tries.place(claim)
+        last = turn
+    return None
+
+
+def _turn(claim: Claim) -> Turn:
+    return -claim.priority, claim.pk
+
+
+def _borrows_now(claim: Claim, now: datetime) -> bool:
+    """Of a group all are placed or none, and what is reserved for a claim is not borrowed."""
+    alone = claim.best_effort and claim.group is None and claim.reservation_id is None
+    aside = any(reason["code"] == SET_ASIDE for reason in claim.reasons)
+    return alone and not aside and (claim.start_at is None or claim.start_at <= now)
 
 
 class _Tries:
@@ -103,6 +126,7 @@ class _Tries:
         self._fleet: list[GpuState] | None = None
         # Room only gets less meanwhile: who asks alike, on the same terms, is refused alike.
         self._no_room: set[object] = set()
+        self.asked = 0
         self._over_quota: set[object] = set()
 
     def place(self, claim: Claim) -> bool:
@@ -114,6 +138,7 @@ class _Tries:
         if self._fleet is None:
             self._fleet = _lent_fleet(self._pool)
         fleet = self._fleet
+        self.asked += 1
         answer = place(fleet, alike[0], nodes=self._nodes, held=self._reserved.held(claim, lambda: fleet))
         if not isinstance(answer, Placed):
             self._no_room.add(alike)
@@ -181,7 +206,7 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
 def own_what_is_free() -> int:
     """Claims that borrow, where their GPUs have become free enough, get a guarantee of their own there; how many."""
     borrowing = Claim.objects.filter(borrowed_core__gt=0, state=ClaimState.ACTIVE).select_related("tenant", "pool")
-    return sum(map(_owned, borrowing.order_by("-priority", "pk")))
+    return each(borrowing.order_by("-priority", "pk"), _owned)
 
 
 def _owned(seen: Claim) -> bool:

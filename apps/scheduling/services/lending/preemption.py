@@ -25,6 +25,7 @@ from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import end_assignments
 from apps.scheduling.services.lending.reclaim import Plan, asking, plans
+from apps.scheduling.services.placing.failures import each
 
 # Renewed by every turn; over by itself where there are no more turns.
 BORROWING_STOPS = timedelta(seconds=30)
@@ -34,18 +35,25 @@ SPARED = "The room is needed no longer, or is there without it."
 
 def drive() -> int:
     """One turn of every pool; returns how many claims it changed. Two at once are one."""
-    changed, shares = 0, set[int]()
     if not _alone("pg_try_advisory_lock"):
         return 0
+    pools, shares, gone_well = list(Pool.objects.order_by("pk")), set[int](), list[Pool]()
+
+    def turn(pool: Pool) -> int:
+        now = timezone.now()
+        may = pool.preemption_grace_seconds is not None
+        found = plans(pool, asking(pool, now=now), now=now) if may else []
+        making_room = [plan for plan in found if plan.found.claims or plan.claim.nominated_gpus is not None]
+        shares.update(*(plan.share_ids for plan in making_room))
+        changed = _turn(pool, making_room, now)
+        gone_well.append(pool)
+        return changed
+
     try:
-        for pool in Pool.objects.order_by("pk"):
-            now = timezone.now()
-            may = pool.preemption_grace_seconds is not None
-            found = plans(pool, asking(pool, now=now), now=now) if may else []
-            making_room = [plan for plan in found if plan.found.claims or plan.claim.nominated_gpus is not None]
-            shares.update(*(plan.share_ids for plan in making_room))
-            changed += _turn(pool, making_room, now)
-        _let_borrow(but=shares)
+        changed = each(pools, turn)
+        # Which shares a pool that failed needs is not known; what it has renewed ends by itself.
+        if gone_well == pools:
+            _let_borrow(but=shares)
     finally:
         _alone("pg_advisory_unlock")
     return changed

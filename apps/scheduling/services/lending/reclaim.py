@@ -25,13 +25,14 @@ from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import request_of
+from apps.scheduling.services.placing.failures import SET_ASIDE
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserving.reserved import Reserved, read_reserved
 
 # Of the queue, so many in one turn: each may be an end to somebody's work.
 MOST_ASKING = 32
 # What no other claim's end would change.
-NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded")
+NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 Every row that a decision rests on is locked and looked at again: the claim as the round saw it, room on the GPUs, nodes
 that are ready. What no longer holds loses and is decided anew; the rest is written in a few statements, whatever their
-number. Claims that are still to be charged go one by one: in the order of locks, quotas of one come before GPUs of any.
+number. Claims that are still to be charged go in batches of one member's each: in the order of locks, all quotas come
+before all GPUs, and what one member is charged to is locked at once.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,9 @@ from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
-from apps.quotas.models import Budget, Tenant
+from apps.quotas.models import Budget, Resource, Tenant
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import charging, member_limits
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.values import Reason, Refused
@@ -26,7 +30,9 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import limits, raise_frames
+from apps.scheduling.services.placing.failures import SESSION_LOST
 from apps.scheduling.services.placing.records import told
+from apps.scheduling.services.reserving import charges
 from apps.scheduling.services.reserving.charges import ReservationFull
 from apps.scheduling.services.reserving.reserved import Guard
 
@@ -55,6 +61,12 @@ class Outcome:
     placed: list[Pick] = field(default_factory=list)
     refused: list[tuple[Pick, Refused]] = field(default_factory=list)
     lost: list[Pick] = field(default_factory=list)
+    # Those over which the commit itself raised, a group as a whole.
+    failed: list[tuple[tuple[Pick, ...], Exception]] = field(default_factory=list)
+
+
+class _Again(Exception):
+    """Something was charged for what then found no room: all of it is taken back, and the rest tried without it."""
 
 
 def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
@@ -65,10 +77,8 @@ def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
     for pick in picks:
         if pick.group is not None:
             groups[pick.group].append(pick)
-    together = [pick for pick in alone if pick.charged]
-    for batch in [together, *([pick] for pick in alone if not pick.charged)]:
-        if batch:
-            _commit(batch, outcome, fence)
+    for batch in _batches(alone):
+        _commit(batch, outcome, fence)
     for gang in groups.values():
         size = gang[0].claim.group_size or 1
         for first in range(0, len(gang), size):
@@ -76,19 +86,55 @@ def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
     return outcome
 
 
+def _batches(picks: Iterable[Pick]) -> Iterable[list[Pick]]:
+    """What is committed together: all that is charged already, and of the rest what has the same quotas and limits."""
+    batches: dict[Hashable, list[Pick]] = {}
+    for pick in picks:
+        claim, key = pick.claim, None
+        if not pick.charged:
+            # Within a reservation each is counted against what those before it have left.
+            key = (claim.tenant_id, claim.user_id, claim.reservation_id and claim.pk)
+        batches.setdefault(key, []).append(pick)
+    return batches.values()
+
+
 def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) -> None:
-    with transaction.atomic():
-        fence()
-        batch = _Batch(picks)
-        try:
-            batch.write()
-        except (QuotaExceeded, ReservationFull) as error:
-            transaction.set_rollback(True)
-            batch.placed, batch.lost = [], []
-            batch.refused = [(pick, refusal(error)) for pick in picks]
+    """Write what holds. Where that raises, find by halves over which claims it does: the others are written."""
+    try:
+        batch = _written(picks, fence)
+    except SESSION_LOST:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is these claims' own and must not hold up the others
+        if len(picks) == 1 or picks[0].group is not None:
+            outcome.failed.append((tuple(picks), error))
+            return
+        middle = len(picks) // 2
+        for half in (picks[:middle], picks[middle:]):
+            _commit(half, outcome, fence)
+        return
     outcome.placed += batch.placed
     outcome.refused += batch.refused
     outcome.lost += batch.lost
+
+
+def _written(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Batch":
+    dropped: list[Pick] = []
+    while True:
+        batch = _Batch(picks)
+        try:
+            with transaction.atomic():
+                fence()
+                batch.write()
+        except (QuotaExceeded, ReservationFull) as error:
+            # Of a group, for which it is all or nothing.
+            batch.placed, batch.lost = [], []
+            batch.refused = [(pick, refusal(error)) for pick in picks]
+        except _Again:
+            dropped += batch.lost
+            picks = [pick for pick in picks if pick not in batch.lost]
+            continue
+        batch.lost += dropped
+        return batch
 
 
 def refusal(error: QuotaExceeded | BudgetExceeded | ReservationFull) -> Refused:
@@ -108,21 +154,41 @@ class _Batch:
     def write(self) -> None:
         """Everything that still holds; of a group all or nothing.
 
-        Raises QuotaExceeded or ReservationFull, where nothing else is in it.
+        Raises QuotaExceeded or ReservationFull of a group, and _Again.
         """
-        candidates = self._within_budget(self._unchanged(self._picks))
-        charged = {pick.claim.pk: _charge(pick) for pick in candidates if not pick.charged}
+        charged, candidates = self._charge(self._within_budget(self._unchanged(self._picks)))
         self._choose(candidates)
         if self._picks[0].group is not None and len(self.placed) < len(self._picks):
             self._drop_group()
             return
+        if any(pick.claim.pk in charged for pick in self.lost):
+            raise _Again
         if not self.placed:
             transaction.set_rollback(bool(charged))
             return
         _write_assignments(self.placed)
-        _write_claims(self.placed, charged)
+        _write_claims(self.placed)
         raise_frames(self._node_ids)
         events.claims_changed_on_commit([pick.claim for pick in self.placed])
+
+    def _charge(self, picks: Sequence[Pick]) -> tuple[set[int], list[Pick]]:
+        """Charge what is still to be charged; the keys of that, and the picks that are charged now."""
+        due = [pick for pick in picks if not pick.charged]
+        if len(due) > 1:
+            _lock_for_charges(due)
+        kept = [pick for pick in picks if pick.charged]
+        for pick in due:
+            try:
+                # Of several, one is taken back where it exceeds the quota.
+                with transaction.atomic() if len(due) > 1 else nullcontext():
+                    _charge(pick)
+            except (QuotaExceeded, ReservationFull) as error:
+                if pick.group is not None:
+                    raise
+                self.refused.append((pick, refusal(error)))
+            else:
+                kept.append(pick)
+        return {pick.claim.pk for pick in due}, kept
 
     def _drop_group(self) -> None:
         """One of it cannot be placed, so none is."""
@@ -189,16 +255,24 @@ class _Batch:
         return kept
 
 
-def _charge(pick: Pick) -> dict[str, int]:
-    """Charge the claim as it stands, under its lock, and say what it then bears.
+def _lock_for_charges(picks: Sequence[Pick]) -> None:
+    """All that their charges lock, in the order of all: one after the other they would not keep it."""
+    claims = list(Claim.objects.select_related("tenant", "pool").filter(pk__in=[pick.claim.pk for pick in picks]))
+    charges.lock_of(claims)
+    everything = dict.fromkeys(Resource.values, 1)
+    for claim in sorted({claim.user_id: claim for claim in claims}.values(), key=lambda claim: claim.user_id or 0):
+        member_limits.lock(claim.tenant, claim.user_id, everything)
+    first = claims[0]
+    charging.lock_quotas(charging.Whose(SYSTEM, first.tenant, first.pool, first.uid), amounts=everything)
 
-    Raises QuotaExceeded, ReservationFull.
-    """
+
+def _charge(pick: Pick) -> None:
+    """Charge the claim as it stands, under its lock, and save it. Raises QuotaExceeded, ReservationFull."""
     claim = Claim.objects.select_related("tenant", "pool").get(pk=pick.claim.pk)
     states.charge_to(
         claim, states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
     )
-    return {name: getattr(claim, name) for name in states.CHARGED_FIELDS}
+    Claim.objects.filter(pk=claim.pk).update(**{name: getattr(claim, name) for name in states.CHARGED_FIELDS})
 
 
 def _write_assignments(picks: Iterable[Pick]) -> None:
@@ -218,10 +292,8 @@ def _write_assignments(picks: Iterable[Pick]) -> None:
     Assignment.objects.bulk_create(rows, batch_size=2000)
 
 
-def _write_claims(picks: Sequence[Pick], charged: Mapping[int, dict[str, int]]) -> None:
+def _write_claims(picks: Sequence[Pick]) -> None:
     now = timezone.now()
-    for key, amounts in charged.items():
-        Claim.objects.filter(pk=key).update(**amounts)
     Claim.objects.filter(pk__in=[pick.claim.pk for pick in picks]).update(
         assigned_at=now, **_moved(ClaimState.ASSIGNED, reasons=[])
     )

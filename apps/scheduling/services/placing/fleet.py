@@ -119,8 +119,9 @@ def _links(gpus: Iterable[Gpu]) -> tuple[tuple[str, str, str], ...]:
 
 def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:
     """The labels of the claims on the pool's GPUs, all or those given, by GPU."""
-    here = Q() if gpus is None else Q(gpu__in=gpus)
-    rows = Assignment.objects.filter(here, LABELLED, claim__pool=pool).exclude(claim__state="released")
+    # By where the GPU is: a claim may be of the pool that its node was in before.
+    here = Q(gpu__node__pool=pool) if gpus is None else Q(gpu__in=gpus)
+    rows = Assignment.objects.filter(here, LABELLED).exclude(claim__state="released")
     found: dict[int, list[Label]] = {}
     for gpu, tenant, *names in rows.exclude(state=AssignmentState.RELEASED).values_list(*LABEL_COLUMNS):
         of_one = [Label(kind, str(tenant), name) for kind, name in zip(LABEL_KINDS, names, strict=True) if name]

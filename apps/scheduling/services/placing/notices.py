@@ -45,8 +45,7 @@ class Session:
 
     def leads(self, pool: Pool) -> bool:
         """Take the pool's lock or keep it. One's own lock would be counted twice, so ask first."""
-        digest = hashlib.sha256(f"gpucloud:scheduler:{pool.name}".encode()).digest()
-        number = int.from_bytes(digest[:8], signed=True)
+        number = _lock_of(pool)
         held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1 "
         held += "AND ((classid::bigint << 32) | objid::bigint) = %s"
         with connection.cursor() as cursor:
@@ -55,6 +54,12 @@ class Session:
                 return True
             row = cursor.execute("SELECT pg_try_advisory_lock(%s)", [number]).fetchone()
         return bool(row and row[0])
+
+    def leave(self, pool: Pool) -> None:
+        """Lead the pool no longer."""
+        with connection.cursor() as cursor:
+            self.fence()
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [_lock_of(pool)])
 
     def heard(self, *, seconds: float = 0) -> Notices:
         """What has changed since it was asked last; waits so long for the first notice."""
@@ -73,6 +78,11 @@ class Session:
         known = payload in self._own
         self._own.discard(payload)
         return known
+
+
+def _lock_of(pool: Pool) -> int:
+    digest = hashlib.sha256(f"gpucloud:scheduler:{pool.name}".encode()).digest()
+    return int.from_bytes(digest[:8], signed=True)
 
 
 def by_kind(payloads: Iterable[str]) -> Notices:

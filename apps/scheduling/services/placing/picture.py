@@ -5,11 +5,10 @@ no harm. A refusal is remembered until something that could change the answer wa
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
@@ -27,62 +26,20 @@ from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.life import request_of
 from apps.scheduling.services.placing.ending import ending
+from apps.scheduling.services.placing.failures import Aside, set_aside
 from apps.scheduling.services.placing.fleet import Device, read_devices, read_nodes
 from apps.scheduling.services.placing.notices import Notices
 from apps.scheduling.services.placing.records import Journal, plain
+from apps.scheduling.services.placing.waiting import Group, Kind, Waiting, asks, group_of, shape
 from apps.scheduling.services.reserving.charges import ReservationFull
 from apps.scheduling.services.reserving.reserved import Terms, read_reserved
 
 # What is typically asked for is known from so many claims at the start, and learned from then on.
 MIX_OF = 2000
+# How long a claim over which the core raised is left alone, at first and at last.
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 30.0, 3600.0
 OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code, ReservationFull.code)
 NONE: set[int] = set()
-
-
-class Kind(NamedTuple):
-    """Claims of one kind get one answer at one moment."""
-
-    request: Request
-    tenant_id: int
-    user_id: int | None
-    charged: bool
-    # What of it decides which room is kept from it, where something is reserved.
-    terms: Terms | None = None
-
-
-def shape(request: Request) -> Request:
-    """What of a request makes it like others."""
-    return Request(
-        request.gpu_count, request.core_request, request.memory_mib, request.gpu_model, cpu_milli=request.cpu_milli
-    )
-
-
-# A tenant's claims of one group and size.
-Group = tuple[int, str, int]
-
-
-def group_of(claim: Claim) -> Group | None:
-    """The group it is placed with; None: it is placed alone."""
-    return None if claim.group is None else (claim.tenant_id, claim.group, claim.group_size or 1)
-
-
-def _asks(claim: Claim) -> Request:
-    """What it asks; for whom room is being made is alike to nobody else."""
-    request = request_of(claim)
-    return request if claim.nominated_gpus is None else replace(request, key=str(claim.uid))
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A claim of the queue as it was read last."""
-
-    claim: Claim
-    kind: Kind
-
-    @property
-    def request(self) -> Request:
-        """What it asks of the fleet."""
-        return self.kind.request
 
 
 class Picture:
@@ -102,6 +59,8 @@ class Picture:
         self._by_kind: dict[Kind, set[int]] = defaultdict(set)
         # Claims that take what others lend, where there is no room of their own.
         self.best_effort: set[int] = set()
+        # The turn at which the last go at that ended; None: at the end of the queue.
+        self.lent_to: tuple[int, int] | None = None
         # Claims that no round has answered yet.
         self._unanswered: set[int] = set()
         self._no_room: dict[tuple[Request, Terms | None], Refused] = {}
@@ -110,6 +69,9 @@ class Picture:
         self._groups: dict[Group, set[int]] = defaultdict(set)
         self._no_group: dict[Group, Refused] = {}
         self._early: dict[int, float] = {}
+        # Over these the core raised: what is said of them, and until when.
+        self._failed: dict[Hashable, tuple[Refused, float]] = {}
+        self._pauses = Aside(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         self.front = Front(partial(ending, pool))
         self._spent: dict[int, Refused] = {}
         self.reserved = read_reserved(pool, now=timezone.now())
@@ -135,13 +97,16 @@ class Picture:
         """
         for key in [key for key, at in self._early.items() if at <= now]:
             self._keep_waiting(self.waiting[key], early=None)
+        self._failed = {key: kept for key, kept in self._failed.items() if kept[1] > now}
         keys = set[int]()
         for kind, members in self._by_kind.items():
             if self.refusal_of(kind) is None:
                 keys |= members
         keys = keys - self.front.kept_out.keys() | self._unanswered
         for group, members in self._groups.items():
-            if group not in self._no_group or members & keys:
+            if self._failed and self._as_group(members) in self._failed:
+                keys -= members
+            elif group not in self._no_group or members & keys:
                 keys |= members
         return [self.waiting[key] for key in keys]
 
@@ -157,11 +122,13 @@ class Picture:
 
     def somebody_is_due(self, *, now: float) -> bool:
         """Whether a claim's time has come that no round knows of."""
-        return any(at <= now for at in self._early.values())
+        failed = (until for _, until in self._failed.values())
+        return any(at <= now for at in (*self._early.values(), *failed))
 
     def first_refused(self) -> Waiting | None:
         """The most urgent, then oldest, of the single claims for which there is no room."""
-        kinds = [keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) in self._no_room]
+        no_room = self._no_room.keys() - self._failed.keys()
+        kinds = [keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) in no_room]
         waiting = [self.waiting[key] for keys in kinds for key in keys]
         # Who has a reservation waits for that.
         alone = [item for item in waiting if item.claim.reservation_id is None]
@@ -171,6 +138,8 @@ class Picture:
 
     def refusal_of(self, kind: Kind) -> Refused | None:
         """What was refused before, and nothing was freed since that could change it."""
+        if (failed := self._failed.get((kind.request, kind.terms))) is not None:
+            return failed[0]
         return (
             self._no_room.get((kind.request, kind.terms))
             or self._spent.get(kind.tenant_id)
@@ -190,6 +159,30 @@ class Picture:
     def remember_group(self, group: Group, why: Refused) -> None:
         """Refuse the group until something was freed, or one of it comes or goes."""
         self._no_group[group] = why
+
+    def set_aside(self, members: Sequence[Waiting], *, now: float) -> tuple[Refused, list[Waiting]]:
+        """Leave claims over which something raised alone for a while, and all that ask alike: why, and which.
+
+        A group is asked again also when another claim of it comes, or one goes or asks for something else.
+        """
+        if (group := group_of(members[0].claim)) is not None:
+            alike = [self.waiting[key] for key in self._groups[group]]
+            key: Hashable = self._as_group(self._groups[group])
+        else:
+            key = (members[0].kind.request, members[0].kind.terms)
+            found = (keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) == key)
+            alike = [self.waiting[one] for keys in found for one in keys]
+        until = self._pauses.add(key, now=now)
+        self._failed[key] = why, _ = set_aside(until), until
+        return why, alike
+
+    def _as_group(self, members: Iterable[int]) -> Hashable:
+        return frozenset((key, self.waiting[key].request) for key in members)
+
+    def mend(self) -> None:
+        """The fleet may be half changed: another, of what is known beside it. `begin_record` has to follow."""
+        states = [device.state for device in self.devices.values()]
+        self.fleet = Fleet(states, self._machines.values(), policy=self.policy)
 
     def forget_refusals(self) -> None:
         """Ask everything again but what is over quota: that is asked when the quota says so."""
@@ -363,7 +356,7 @@ class Picture:
         for claim in self._queue(which).order_by("pk"):
             charged = claim.charged_vgpus > 0
             terms = self.reserved.terms(claim)
-            kind = Kind(_asks(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
+            kind = Kind(asks(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
             self._keep_waiting(Waiting(claim, kind), early=claim.start_at)
             if claim.best_effort:
                 self.best_effort.add(claim.pk)

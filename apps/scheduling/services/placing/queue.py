@@ -20,17 +20,19 @@ from apps.scheduling.core import estimates, gangs
 from apps.scheduling.core.backfill import Running, Shadow
 from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Freed, Standing
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import NOTHING
+from apps.scheduling.core.gangs import Held, both
 from apps.scheduling.core.nearest import Suggestion, nearest_changes
 from apps.scheduling.core.queue import Amounts, Ask, Waiting, in_order
-from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
+from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
 from apps.scheduling.core.walk import Walk
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.life import request_of
 from apps.scheduling.services.placing.elsewhere import pools_with_room
 from apps.scheduling.services.placing.ending import ending
+from apps.scheduling.services.placing.failures import SET_ASIDE
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
+from apps.scheduling.services.reserving.reserved import Reserved, read_reserved
 
 # What was given back in this time tells the rate; of more than so many claims the latest do.
 LATELY = timedelta(hours=24)
@@ -43,6 +45,7 @@ NOT_THE_FLEET = {
     "quota-exceeded": "It waits for room in its tenant's quota; nobody can say when that comes.",
     "member-limit-exceeded": "It waits for room in its member's limit; nobody can say when that comes.",
     "reservation-full": "It waits for room in its reservation; nobody can say when that comes.",
+    SET_ASIDE: "The scheduler failed over it and tries again after a while; nobody can say what comes of that.",
     "budget-exceeded": "Its tenant's budget is spent: it waits for the next period or a larger budget.",
 }
 
@@ -76,6 +79,10 @@ class Line:
     standing: Standing
     freed: tuple[Freed, ...]
     freed_since: float
+    # Over these the core has raised: it is not asked of them here either.
+    aside: Mapping[str, Refused]
+    reserved: Reserved
+    _later: dict[float, Reserved] = field(init=False, default_factory=dict)
     positions: dict[str, int] = field(init=False)
     order: list[Ask] = field(init=False)
     early: dict[str, Refused] = field(init=False)
@@ -85,7 +92,8 @@ class Line:
     cores: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        asks, early = gangs.ready(self.waiting, now=self.now)
+        asks, early = gangs.ready((one for one in self.waiting if one.id not in self.aside), now=self.now)
+        early |= self.aside
         order = in_order(self.standing.queue(asks))
         ids = [claim.id for ask in order for claim in ask.members]
         object.__setattr__(self, "positions", {uid: place for place, uid in enumerate(ids, start=1)})
@@ -102,14 +110,33 @@ class Line:
     def starts(self) -> dict[str, float]:
         """When claims start, by time limits: those first in line, and those that wait for their time."""
         first = [claim for ask in self.order[:MOST_CLAIMS] for claim in ask.members][:MOST_CLAIMS]
-        timed = [claim for claim in self.waiting if claim.id in self.early and claim.start_at is not None]
+        early = self.early.keys() - self.aside.keys()
+        timed = [claim for claim in self.waiting if claim.id in early and claim.start_at is not None]
         claims = [*first, *timed[: max(0, MOST_CLAIMS - len(first))]]
-        return estimates.forecast(self._fleet(), claims, self.running, self.standing, now=self.now)
+        return estimates.forecast(
+            self._fleet(),
+            claims,
+            self.running,
+            self.standing,
+            now=self.now,
+            reserved=self._reserved_at,
+            changes=self.reserved.changes(),
+        )
+
+    def _reserved_at(self, waiting: Waiting, at: float) -> Held:
+        """What is kept from the claim at that moment."""
+        if at not in self._later:
+            self._later[at] = self.reserved.at(datetime.fromtimestamp(at, UTC))
+        return self._later[at].held(self.claims[waiting.id], lambda: self.gpus)
+
+    def _reserved(self, waiting: Waiting) -> Held:
+        return self._reserved_at(waiting, self.now)
 
     @cached_property
     def shadow(self) -> Shadow | None:
         """What is kept for the head of the queue."""
-        walk = Walk(self._fleet(), self.standing.queue(self.order[:MOST_CLAIMS]), running=self.running, now=self.now)
+        queue = self.standing.queue(self.order[:MOST_CLAIMS])
+        walk = Walk(self._fleet(), queue, running=self.running, now=self.now, reserved=self._reserved)
         for _ in walk:
             pass
         return walk.shadow
@@ -132,14 +159,14 @@ class Line:
         """What else would fit now; of a gang no claim alone."""
         if claim.group is not None or claim.id in self.early:
             return ()
-        fleet, shadow = self._fleet(), self.shadow
+        fleet, shadow, reserved = self._fleet(), self.shadow, self._reserved(claim)
         if shadow is None or any(one.id == claim.id for one in shadow.ask.members):
-            return nearest_changes(fleet, claim.request)
-        held = shadow.held_from(claim, now=self.now)
+            return nearest_changes(fleet, claim.request, held=reserved)
+        held = both(reserved, shadow.held_from(claim, now=self.now))
         seconds = int(shadow.start - self.now)
         passing: tuple[Suggestion, ...] = ()
         kept_out = isinstance(fleet.place(claim.request, held=held), Refused)
-        if kept_out and seconds > 0 and isinstance(fleet.place(claim.request, held=NOTHING), Placed):
+        if kept_out and seconds > 0 and isinstance(fleet.place(claim.request, held=reserved), Placed):
             detail = f"It would go first now with time_limit_seconds {seconds} or less."
             passing = (Suggestion("time_limit_seconds", seconds, detail),)
         return passing + nearest_changes(fleet, claim.request, held=held)
@@ -226,7 +253,7 @@ def waiting_of(claim: Claim) -> Waiting:
 def read(pool: Pool) -> Line:
     """The pool from the database."""
     now = timezone.now()
-    rows = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant").defer("timeline")
+    rows = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "reservation").defer("timeline")
     claims = list(rows.order_by("pk"))
     gpus = tuple(read_fleet(pool))
     freed, since = _freed(pool, now)
@@ -242,7 +269,14 @@ def read(pool: Pool) -> Line:
         standing=standing(pool, gpus, {claim.tenant.slug: claim.tenant.weight for claim in claims}),
         freed=freed,
         freed_since=since.timestamp(),
+        reserved=read_reserved(pool, now=now),
+        aside={str(claim.uid): why for claim in claims if (why := _aside(claim))},
     )
+
+
+def _aside(claim: Claim) -> Refused | None:
+    reasons = tuple(Reason(**reason) for reason in claim.reasons if reason["code"] == SET_ASIDE)
+    return Refused(reasons) if reasons else None
 
 
 def standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:

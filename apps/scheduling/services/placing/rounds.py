@@ -4,22 +4,27 @@ A round ends after a batch of placements, so that each is committed soon and wha
 rest. Whoever calls goes on until a round brings nothing more.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from django.utils import timezone
 
 from apps.quotas.models import Pool
+from apps.scheduling.core.front import Unanswerable
 from apps.scheduling.core.gangs import NOTHING, Held, both, most, place_all
 from apps.scheduling.core.queue import Ask
 from apps.scheduling.core.values import Placed, Reason, Refused
 from apps.scheduling.models import Claim, ClaimState, Round
 from apps.scheduling.services.lending.guarantees import place_on_lent
 from apps.scheduling.services.placing.commits import Outcome, Pick, commit, tell
-from apps.scheduling.services.placing.picture import Picture, Waiting, group_of
+from apps.scheduling.services.placing.picture import Picture
 from apps.scheduling.services.placing.records import Step, told
 from apps.scheduling.services.placing.turns import Turns, waits
+from apps.scheduling.services.placing.waiting import Waiting, group_of
 from gpucloud import counters
+
+logger = logging.getLogger(__name__)
 
 # Placements of one round and of one transaction, and new claims that are told that they wait. A claim that comes
 # meanwhile waits so long.
@@ -49,12 +54,21 @@ def rounds(picture: Picture, *, fence: Callable[[], None], in_full: bool = False
         record = this.run(fence)
         yield record
         if not this.unfinished:
-            if picture.best_effort:
-                place_on_lent(picture.pool, fence=fence)
+            yield from _lend(picture, fence)
             return
         # What was refused is remembered: fewer to ask than before brings the rest of a long queue its turn.
         fruitless = 0 if record or this.candidates < before else fruitless + 1
         before = this.candidates
+
+
+def _lend(picture: Picture, fence: Callable[[], None]) -> Iterator[None]:
+    """Best-effort claims take what others lend, some at a time: other pools have their turn between."""
+    while picture.best_effort:
+        waiting = [picture.waiting[key].claim for key in picture.best_effort if key in picture.waiting]
+        picture.lent_to = place_on_lent(picture.pool, waiting, fence=fence, after=picture.lent_to)
+        if picture.lent_to is None:
+            return
+        yield None
 
 
 class _Round:
@@ -73,35 +87,71 @@ class _Round:
         self.candidates = 0
         # Whether another round right after this one may bring more.
         self.unfinished = False
+        # The core raised: its fleet has to be made anew, and with it the record.
+        self.broken = False
 
     def run(self, fence: Callable[[], None]) -> Round | None:
         """Ask, commit, tell, record."""
-        started = time.perf_counter()
-        self.picture.look_at_reservations()
-        self.picture.front.look(self.picture.fleet, self.picture.devices, self._reserved, now=self.now)
-        candidates = self.picture.candidates(now=self.now)
-        self.candidates = len(candidates)
-        if not candidates:
-            return None
-        if self.picture.journal.full:
+        record = self._decide(fence)
+        if self.broken:
             self.picture.begin_record()
-        self._ask_all(candidates)
+        return record
+
+    def _decide(self, fence: Callable[[], None]) -> Round | None:
+        started = time.perf_counter()
+        picture = self.picture
+        picture.look_at_reservations()
+        try:
+            picture.front.look(picture.fleet, picture.devices, self._reserved, now=self.now)
+        except Unanswerable as error:
+            self._set_aside(error)
+            picture.begin_record()
+        candidates = picture.candidates(now=self.now)
+        self.candidates = len(candidates)
+        if not candidates and not self.refused:
+            return None
+        if picture.journal.full:
+            picture.begin_record()
+        try:
+            self._ask_all(candidates)
+        except Unanswerable as error:
+            self._set_aside(error)
         self._commit(fence)
         self.unfinished |= bool(self.outcome.placed or self.outcome.refused or self.outcome.lost)
         news = self._tell()
         for outcome, number in (("placed", self.outcome.placed), ("lost", self.outcome.lost)):
-            counters.DECISIONS.add(self.picture.pool.name, outcome, amount=len(number))
+            counters.DECISIONS.add(picture.pool.name, outcome, amount=len(number))
         if not self.outcome.placed and not news:
-            self.picture.journal.nothing_came_of_it()
+            picture.journal.nothing_came_of_it()
             return None
-        counters.ROUNDS.add(self.picture.pool.name)
-        counters.ROUND_SECONDS.observe(time.perf_counter() - started, self.picture.pool.name)
-        return self.picture.journal.write(
-            pool=self.picture.pool,
+        counters.ROUNDS.add(picture.pool.name)
+        counters.ROUND_SECONDS.observe(time.perf_counter() - started, picture.pool.name)
+        return picture.journal.write(
+            pool=picture.pool,
             duration_us=int((time.perf_counter() - started) * 1e6),
             considered=len(self.asked),
             placed=len(self.outcome.placed),
         )
+
+    def _set_aside(self, error: Unanswerable) -> None:
+        """The claims wait for a while; what was decided before them stands, and the next round asks the rest."""
+        picture = self.picture
+        logger.error(
+            "pool %s: placing raised over claims %s; they are set aside", picture.pool.name, error, exc_info=error
+        )
+        picture.front.drop()
+        picture.mend()
+        self.broken = self.unfinished = True
+        waiting = [picture.waiting[claim.since] for claim in error.ask.members if claim.since in picture.waiting]
+        if waiting:
+            self._leave_alone(waiting)
+
+    def _leave_alone(self, waiting: Sequence[Waiting]) -> Refused:
+        why, alike = self.picture.set_aside(waiting, now=self.now)
+        for one in alike:
+            self.whys[one.claim.pk] = why
+            self.refused.append(one)
+        return why
 
     def _ask_all(self, candidates: list[Waiting]) -> None:
         picture = self.picture
@@ -125,10 +175,13 @@ class _Round:
     def _ask(self, ask: Ask, members: list[Waiting]) -> None:
         picture, front = self.picture, self.picture.front
         front.look(picture.fleet, picture.devices, self._reserved, now=self.now)
-        reserved = self._reserved(ask)
-        guard = NOTHING if _has_its_own(members) else front.held_from(ask, now=self.now)
-        held = both(reserved, guard)
-        answer = place_all(picture.fleet, ask, held=held)
+        try:
+            reserved = self._reserved(ask)
+            guard = NOTHING if _has_its_own(members) else front.held_from(ask, now=self.now)
+            held = both(reserved, guard)
+            answer = place_all(picture.fleet, ask, held=held)
+        except Exception as error:
+            raise Unanswerable(ask) from error
         steps = picture.journal.asked(ask, answer, held=held)
         self.asked.update({waiting.claim.pk: step for waiting, step in zip(members, steps, strict=True)})
         if not isinstance(answer, Refused):
@@ -139,7 +192,7 @@ class _Round:
             self.turns.placed(ask)
             front.placed(ask, answer, now=self.now)
             return
-        if guard and (why := front.why_not(picture.fleet, ask, held=reserved)):
+        if guard and (why := self._why_kept_out(ask, reserved)):
             front.kept_out.update({waiting.claim.pk: why for waiting in members})
             self._refuse(members, why)
             for step in steps:
@@ -152,6 +205,12 @@ class _Round:
         else:
             picture.remember(members[0].kind, answer)
             self.refused += members
+
+    def _why_kept_out(self, ask: Ask, reserved: Held) -> Refused | None:
+        try:
+            return self.picture.front.why_not(self.picture.fleet, ask, held=reserved)
+        except Exception as error:
+            raise Unanswerable(ask) from error
 
     def _reserved(self, ask: Ask) -> Held:
         """What these claims may not count on because it is reserved; the core numbers claims by their keys."""
@@ -187,13 +246,28 @@ class _Round:
                 self.refused.append(picture.waiting[pick.claim.pk])
             else:
                 self._refuse([picture.waiting[pick.claim.pk]], why)
+        failed = self._failures()
         # What was not taken after all is read again, and so are the claims that had changed.
-        wrong = [*self.outcome.lost, *(pick for pick, _ in self.outcome.refused)]
+        wrong = [*self.outcome.lost, *(pick for pick, _ in self.outcome.refused), *failed]
         if wrong:
             picture.refresh_devices(gpus={key for pick in wrong for key in pick.gpus})
         if self.outcome.lost:
             picture.listen_for_silence()
             picture.refresh_claims({pick.claim.pk for pick in self.outcome.lost})
+
+    def _failures(self) -> list[Pick]:
+        """Set aside over which the commit raised. Where it raised over everything, that is not the claims' fault."""
+        failed, picture = self.outcome.failed, self.picture
+        if len(failed) > 1 and not (self.outcome.placed or self.outcome.refused or self.outcome.lost):
+            raise failed[0][1]
+        for picks, error in failed:
+            names = ", ".join(str(pick.claim.uid) for pick in picks)
+            logger.error("pool %s: committing claims %s raised", picture.pool.name, names, exc_info=error)
+            why = self._leave_alone([picture.waiting[pick.claim.pk] for pick in picks])
+            for pick in picks:
+                self.asked[pick.claim.pk]["instead"] = told(why)
+        self.unfinished |= bool(failed)
+        return [pick for picks, _ in failed for pick in picks]
 
     def _tell(self) -> int:
         """Why the refused go on waiting, as far as that is so still; returns to how many it was news."""

@@ -12,7 +12,7 @@ from apps.scheduling.core.queue import Amounts, Ask, Queue
 from apps.scheduling.core.queue import Waiting as Waits
 from apps.scheduling.core.values import GpuState, Refused
 from apps.scheduling.models import Assignment, AssignmentState, Claim
-from apps.scheduling.services.placing.picture import Waiting
+from apps.scheduling.services.placing.waiting import Waiting
 
 
 class Turns:

@@ -18,17 +18,19 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.core import rebalancing as core
 from apps.scheduling.core.rebalancing.values import Change
-from apps.scheduling.models import Claim, Proposal, ProposalState
+from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.claims import loans
 from apps.scheduling.services.claims.life import WrongState, locked
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.lending import guarantees
+from apps.scheduling.services.placing.failures import each
 from apps.scheduling.services.rebalancing.observing import bounds_of, observe
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, GpucloudError
 
 REBALANCER = Principal(name="rebalancer", is_operator=True)
+ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
 CARRIED_OUT = frozenset({ProposalKind.LEND, ProposalKind.GIVE_BACK, ProposalKind.LIMIT})
 
 
@@ -85,10 +87,31 @@ def end_loans() -> int:
     """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
     lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
     over = [claim for claim in lent if claim.pool.rebalance_mode == RebalanceMode.OFF or not loans.lends(claim.pool)]
-    for claim in over:
-        why = f"Pool {claim.pool.name} has rebalance_mode {claim.pool.rebalance_mode} and shares by "
-        guarantees.lend(principal=REBALANCER, claim=claim, core=0, why=f"{why}{claim.pool.sharing_policy}.")
-    return len(over)
+    return each(over, _end_loan)
+
+
+def _end_loan(claim: Claim) -> bool:
+    why = f"Pool {claim.pool.name} has rebalance_mode {claim.pool.rebalance_mode} and shares by "
+    guarantees.lend(principal=REBALANCER, claim=claim, core=0, why=f"{why}{claim.pool.sharing_policy}.")
+    return True
+
+
+def close_of_released() -> int:
+    """Proposals for claims that are gone, or are going: nobody can say yes to them any more; how many."""
+    gone = Proposal.objects.filter(state=ProposalState.PROPOSED, claim__state__in=ENDED)
+    return each(gone.order_by("pk"), _close)
+
+
+@transaction.atomic
+def _close(seen: Proposal) -> bool:
+    """Claim before proposal, as everywhere: one that is being preempted may come back meanwhile."""
+    claim = locked(seen.claim)
+    proposal = Proposal.objects.select_for_update().filter(pk=seen.pk, state=ProposalState.PROPOSED).first()
+    if proposal is None or claim.state not in ENDED:
+        return False
+    decided(proposal, ProposalState.EXPIRED, by=REBALANCER.name, words=f"The claim is {claim.state}.")
+    proposal.change(**_decision(proposal))
+    return True
 
 
 def lock_number(pool: Pool) -> int:

@@ -6,6 +6,7 @@ Nothing of another tenant is told but that it holds something, and until when.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 from django.db import transaction
@@ -19,12 +20,13 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import Hold, Obstacle
+from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.models import Claim, Reservation
-from apps.scheduling.services.placing.fleet import read_fleet
+from apps.scheduling.services.placing.fleet import could_carry, read_fleet
 from apps.scheduling.services.reserving.charges import full
 from apps.scheduling.services.reserving.reserved import holds_of, microseconds, moment
-from gpucloud.errors import Busy, Conflict
+from gpucloud.errors import Busy, Conflict, Invalid
 
 # A claim may take a GPU between its being chosen and its being locked; that it happens so often is no chance.
 ATTEMPTS = 5
@@ -37,6 +39,13 @@ class WindowTaken(Conflict):
 
     code = "window-taken"
     title = "This window is taken"
+
+
+class ImpossibleReservation(Invalid):
+    """No machine of the pool could carry it at any time."""
+
+    code = "impossible-reservation"
+    title = "This can never be booked"
 
 
 class _Changed(Exception):
@@ -52,17 +61,36 @@ class Outlook:
     windows: list[calendar.Window]
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A pool's GPUs, and all that takes room on them, at one moment: for any number of windows."""
+
+    gpus: list[GpuState]
+    holds: list[Hold]
+
+
 def request_for(row: Reservation) -> Request:
     """What it asks, as the core sees it."""
     return Request(row.gpu_count, row.core_request, row.memory_mib, row.gpu_model)
 
 
-def outlook(row: Reservation, *, ready: bool = False) -> Outlook:
-    """Whether and where the reservation fits as everything stands; else what is in its way and when it would fit.
+def refuse_impossible(row: Reservation) -> None:
+    """Raises ImpossibleReservation where the pool has GPUs and none could carry it, were they all there and free."""
+    if could_carry(row.pool, request_for(row)):
+        return
+    fleet = read_fleet(row.pool)
+    if fleet and (reasons := never_fits(fleet, request_for(row))):
+        raise ImpossibleReservation(
+            f"No GPU of pool {row.pool.name} could ever carry this: "
+            + "; ".join(reason.detail.replace("free", "at all") for reason in reasons)
+            + ".",
+            reasons=[asdict(reason) for reason in reasons],
+        )
 
-    `ready`: only on nodes that are there now. A node that is lost may be back in time, a cordoned one may not be used.
-    """
-    gpus, holds, request, (begin, end) = *_seen(row, ready), request_for(row), window_of(row)
+
+def outlook(row: Reservation, seen: Seen) -> Outlook:
+    """Whether and where the reservation fits as everything stands; else what is in its way and when it would fit."""
+    gpus, holds, request, (begin, end) = seen.gpus, seen.holds, request_for(row), window_of(row)
     answer = calendar.book(gpus, holds, request, begin, end)
     if isinstance(answer, Placed):
         return Outlook(answer, [], [])
@@ -73,13 +101,24 @@ def outlook(row: Reservation, *, ready: bool = False) -> Outlook:
     )
 
 
-def _seen(row: Reservation, ready: bool) -> tuple[list[GpuState], list[Hold]]:
+def read(rows: Sequence[Reservation], *, ready: bool = False) -> Seen:
+    """For these, which are of one pool, and new but where it is one alone.
+
+    `ready`: only nodes that are there now. A node that is lost may be back in time, a cordoned one may not be used.
+    """
+    row = rows[0]
     gpus = read_fleet(row.pool)
     if not ready:
         usable = Gpu.objects.filter(node__pool=row.pool, present=True, node__cordoned=False)
         uuids = set(usable.values_list("uuid", flat=True))
         gpus = [replace(gpu, schedulable=gpu.uuid in uuids, unhealthy="") for gpu in gpus]
-    return gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=row if row.pk else None)
+    return Seen(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
+
+
+def _itself(rows: Sequence[Reservation]) -> Reservation | None:
+    """What is booked already is not in its own way; new ones are not there yet."""
+    assert len(rows) == 1 or all(row.pk is None for row in rows)
+    return rows[0] if rows[0].pk else None
 
 
 def window_of(row: Reservation) -> tuple[int, int]:
@@ -90,20 +129,21 @@ def window_of(row: Reservation) -> tuple[int, int]:
 def choose(rows: Sequence[Reservation], *, principal: Principal, ready: bool = False) -> list[list[Gpu]]:
     """GPUs for each reservation, locked. None of the windows may overlap another. Raises WindowTaken."""
     for _ in range(ATTEMPTS):
-        seen = [_fitting(row, principal, ready) for row in rows]
+        seen = read(rows, ready=ready)
+        found = [_fitting(row, principal, seen) for row in rows]
         try:
             with transaction.atomic():
-                return _locked([(row, answer.gpus) for row, answer in zip(rows, seen, strict=True)])
+                return _locked([(row, answer.gpus) for row, answer in zip(rows, found, strict=True)])
         except _Changed:
             continue
     raise Busy("Claims keep taking the GPUs that were chosen: try again.")
 
 
-def _fitting(row: Reservation, principal: Principal, ready: bool) -> Placed:
-    seen = outlook(row, ready=ready)
-    if isinstance(seen.answer, Refused):
-        raise taken(row, seen, principal)
-    return seen.answer
+def _fitting(row: Reservation, principal: Principal, seen: Seen) -> Placed:
+    found = outlook(row, seen)
+    if isinstance(found.answer, Refused):
+        raise WindowTaken(words(row, found), **facts_of(row, found, principal))
+    return found.answer
 
 
 def keep(row: Reservation) -> bool:
@@ -119,9 +159,9 @@ def keep(row: Reservation) -> bool:
 def stuck(row: Reservation, principal: Principal) -> WindowTaken:
     """The refusal of a longer window for one that has begun: it cannot move to other GPUs."""
     own = list(row.gpus.values_list("uuid", flat=True))
-    gpus, holds = _seen(row, ready=False)
-    there = [gpu for gpu in gpus if gpu.uuid in own]
-    found = calendar.obstacles(there, holds, request_for(row), *window_of(row))
+    pool = read([row])
+    there = [gpu for gpu in pool.gpus if gpu.uuid in own]
+    found = calendar.obstacles(there, pool.holds, request_for(row), *window_of(row))
     seen = Outlook(Refused(()), found, [])
     return WindowTaken("Its GPUs are promised to others in the longer window.", **facts_of(row, seen, principal))
 
@@ -135,8 +175,8 @@ def _locked(wanted: Sequence[tuple[Reservation, tuple[str, ...]]]) -> list[list[
     rows = Gpu.objects.select_for_update(no_key=True).filter(uuid__in=uuids).order_by("pk")
     gpus = {gpu.uuid: gpu for gpu in rows}
     which = Q(pk__in=[gpu.pk for gpu in gpus.values()])
+    holds = calendar.by_gpu(holds_of(which, now=timezone.now(), but=_itself([row for row, _ in wanted])))
     for row, chosen in wanted:
-        holds = calendar.by_gpu(holds_of(which, now=timezone.now(), but=row if row.pk else None))
         for uuid in chosen:
             core, memory_mib = calendar.peak(holds.get(uuid, ()), *window_of(row), booking=True)
             short = core + row.core_request > calendar.WHOLE or memory_mib + row.memory_mib > gpus[uuid].memory_mib
@@ -145,8 +185,8 @@ def _locked(wanted: Sequence[tuple[Reservation, tuple[str, ...]]]) -> list[list[
     return [[gpus[uuid] for uuid in chosen] for _, chosen in wanted]
 
 
-def taken(row: Reservation, seen: Outlook, principal: Principal) -> WindowTaken:
-    """The refusal, with all that helps to choose another window."""
+def words(row: Reservation, seen: Outlook) -> str:
+    """Why it is refused, and what would do instead."""
     assert isinstance(seen.answer, Refused)
     why = "; ".join(reason.detail for reason in seen.answer.reasons)
     length = timedelta(seconds=round((window_of(row)[1] - window_of(row)[0]) / 1_000_000))
@@ -155,7 +195,7 @@ def taken(row: Reservation, seen: Outlook, principal: Principal) -> WindowTaken:
         hint = f"The earliest window of this length ({length}) begins {first:%Y-%m-%d %H:%M:%S} UTC."
     else:
         hint = "No window of this length will be free: ask for less, or for other GPUs."
-    return WindowTaken(f"In this window {why}. {hint}", **facts_of(row, seen, principal))
+    return f"In this window {why}. {hint}"
 
 
 def facts_of(row: Reservation, seen: Outlook, principal: Principal) -> dict[str, Any]:
@@ -183,20 +223,26 @@ def _told(item: Obstacle, row: Reservation, principal: Principal) -> dict[str, A
     return {**facts, **named, "detail": f"Held by {item.kind} {own.name} of {item.tenant} {ends}"}
 
 
-def refuse_over_quota(row: Reservation) -> None:
-    """Raises QuotaExceeded where the tenant's reservations together would pass its quota within the window.
+def refuse_over_quota(rows: Sequence[Reservation]) -> None:
+    """Raises QuotaExceeded where the tenant's reservations together would pass its quota within one of the windows.
 
-    A booking charges nothing: this says early what would otherwise be said when it begins.
+    A booking charges nothing: this says early what would otherwise be said when it begins. The rows are alike but for
+    their windows, which do not overlap.
     """
+    row = rows[0]
     wanted = {resource: amount for resource, amount in full(row).items() if amount}
     quotas = ResourceQuota.objects.filter(Q(pool=row.pool) | Q(pool=None), tenant=row.tenant, resource__in=wanted)
-    rows = list(quotas.select_related("pool").order_by("pk"))
-    for resource in set(ZERO_WITHOUT_ROW) & wanted.keys() - {quota.resource for quota in rows}:
+    limited = list(quotas.select_related("pool").order_by("pk"))
+    for resource in set(ZERO_WITHOUT_ROW) & wanted.keys() - {quota.resource for quota in limited}:
         raise QuotaExceeded(resource=resource, pool=row.pool.name, hard=0, used=0, requested=wanted[resource])
-    for quota in rows:
+    if all(quota.most is None for quota in limited):
+        return
+    keys = [row.pk for row in rows if row.pk]
+    others = list(Reservation.objects.open().filter(tenant=row.tenant).exclude(pk__in=keys))
+    for one, quota in product(rows, limited):
         if quota.most is None:
             continue
-        booked = _booked(row, quota)
+        booked = _booked(one, quota, others)
         if booked + wanted[quota.resource] > quota.most:
             raise QuotaExceeded(
                 resource=quota.resource,
@@ -207,16 +253,13 @@ def refuse_over_quota(row: Reservation) -> None:
             )
 
 
-def _booked(row: Reservation, quota: ResourceQuota) -> int:
+def _booked(row: Reservation, quota: ResourceQuota, others: Sequence[Reservation]) -> int:
     """The most of the quota's resource that the tenant's other reservations have at one time of the window."""
-    others = (
-        Reservation.objects.open()
-        .filter(tenant=row.tenant, start_at__lt=row.end_at, end_at__gt=row.start_at)
-        .exclude(pk=row.pk)
-    )
-    if quota.pool_id is not None:
-        others = others.filter(pool=quota.pool_id)
-    booked = [(other.start_at, other.end_at, full(other)[quota.resource]) for other in others]
+    booked = [
+        (other.start_at, other.end_at, full(other)[quota.resource])
+        for other in others
+        if other.start_at < row.end_at and other.end_at > row.start_at and quota.pool_id in (None, other.pool_id)
+    ]
     moments = {row.start_at, *(start for start, _, _ in booked if start > row.start_at)}
     return max(sum(amount for start, end, amount in booked if start <= at < end) for at in moments)
 

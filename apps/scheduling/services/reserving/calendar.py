@@ -6,14 +6,14 @@ from typing import Any
 from django.db.models import Q
 from django.utils import timezone
 
-from apps.nodes.models import Gpu
+from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import FOREVER, Hold
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.reserving.reserved import holds_of, microseconds, moment
-from gpucloud.errors import Invalid
+from gpucloud.errors import Invalid, Missing
 
 MOST_DAYS = timedelta(days=92)
 # A page shows no more rows; `node` asks for others.
@@ -27,15 +27,21 @@ class PeriodInvalid(Invalid):
     title = "This period cannot be shown"
 
 
+class NodeMissing(Missing):
+    """The pool has no such node."""
+
+
 def pool_calendar(
     *, principal: Principal, pool: Pool, begin: datetime, end: datetime, node: str | None = None
 ) -> dict[str, Any]:
-    """From now on what is to come, before now what is still held. Raises PeriodInvalid."""
+    """From now on what is to come, before now what is still held. Raises PeriodInvalid, NodeMissing."""
     if not timedelta() < end - begin <= MOST_DAYS:
         days = MOST_DAYS.days
         raise PeriodInvalid(f"It must end after it begins, and be {days} days at most.", max_days=days)
     rows = Gpu.objects.filter(node__pool=pool).select_related("node").order_by("node__name", "index", "pk")
     if node is not None:
+        if not Node.objects.filter(pool=pool, name=node).exists():
+            raise NodeMissing(f"Pool {pool.name} has no node {node}.")
         rows = rows.filter(node__name=node)
     gpus = list(rows[: MOST_GPUS + 1])
     shown = gpus[:MOST_GPUS]

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable
 
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import Q, Sum
 from django.utils import timezone
 
 from apps.quotas.models import Pool, Resource, Tenant
@@ -79,11 +79,13 @@ def enter(claim: Claim) -> None:
         Reservation.objects.filter(pk=row.pk).update(claimed_at=timezone.now(), updated_at=timezone.now())
 
 
-def lock_of(claims: Iterable[Claim]) -> None:
-    """Lock the reservations of several claims, for a transaction that changes what each of them charges."""
-    keys = {claim.reservation_id for claim in claims if claim.reservation_id is not None}
-    if keys:
-        list(Reservation.objects.select_for_update().filter(pk__in=keys).order_by("pk").values_list("pk"))
+def lock_of(claims: Iterable[Claim], also: Q | None = None) -> list[Reservation]:
+    """Lock the reservations of several claims, and others: for a transaction that changes what each of them charges."""
+    which = Q(pk__in={claim.reservation_id for claim in claims if claim.reservation_id is not None})
+    if also is not None:
+        which |= Q(pk__in=Reservation.objects.filter(also).values("pk"))
+    rows = Reservation.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
+    return list(rows.filter(which).order_by("pk"))
 
 
 def due(reservation: Reservation, *, but: Claim | None = None, target: Amounts | None = None) -> Amounts:

@@ -6,11 +6,13 @@ in a transaction of its own. After a downtime what should have begun begins late
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from apps.nodes.models.node import FRESH
 from apps.quotas.models import EventKind
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
@@ -21,12 +23,15 @@ from apps.scheduling.models.reservation import Ending
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import locked as locked_claim
 from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.placing.failures import each
 from apps.scheduling.services.reserving import booking, charges
 from apps.scheduling.services.reserving.idleness import used_percent
 from apps.scheduling.services.reserving.reservations import lock, locked, note, release_reservation, tell_of
 from apps.scheduling.services.reserving.reserved import NOTICE, overrun
 from gpucloud.errors import Busy
 
+# So often within its `idle_seconds` a reservation is looked at for being idle.
+LOOKS = 30
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
 
 
@@ -36,16 +41,23 @@ def drive() -> int:
     open_ = Reservation.objects.open().order_by("pk")
     steps: list[tuple[Q, Callable[[Reservation, datetime], bool]]] = [
         (Q(end_at__lte=now), _end),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at=None), _forgotten),
         (Q(state=ReservationState.BOOKED, start_at__lte=now), _begin),
         (Q(state=ReservationState.ACTIVE), _settle),
         (Q(state=ReservationState.ACTIVE, claimed_at=None, grace_seconds__isnull=False), _no_show),
         (Q(state=ReservationState.ACTIVE, claimed_at__isnull=False, idle_percent__isnull=False), _idle),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at__lt=now - FRESH, lost_since=None), _lost),
+        (Q(lost_since__isnull=False), _found),
     ]
     changed = 0
     for which, act in steps:
-        for row in list(open_.filter(which)):
-            changed += act(row, now)
+        # One that fails is left for the next turn, and holds up no other.
+        changed += each(open_.filter(pk__in=open_.filter(which).values("pk")), partial(_at, act, now))
     return changed + _warn_borrowers(now) + _end_borrowers(now) + _end_claims()
+
+
+def _at(act: Callable[[Reservation, datetime], bool], now: datetime, row: Reservation) -> bool:
+    return act(row, now)
 
 
 @transaction.atomic
@@ -110,6 +122,44 @@ def _move(row: Reservation) -> None:
         note(row, principal=SYSTEM, action="move", before={"gpus": before}, **after)
 
 
+@transaction.atomic
+def _forgotten(seen: Reservation, now: datetime) -> bool:
+    """An operator has said that its machine does not come back: it costs its tenant nothing any more."""
+    row = locked(seen)
+    if row.state != ReservationState.ACTIVE or not row.gpus.filter(node__last_seen_at=None).exists():
+        return False
+    release_reservation(principal=SYSTEM, reservation=row, ending=Ending.FORGOTTEN)
+    return True
+
+
+@transaction.atomic
+def _lost(seen: Reservation, now: datetime) -> bool:
+    """Tell its owner; it is charged until the node is back or forgotten, or the owner gives it back."""
+    row = locked(seen)
+    silent = _silent(row, now)
+    if row.state != ReservationState.ACTIVE or row.lost_since is not None or not silent:
+        return False
+    row.change(lost_since=now)
+    note(row, principal=SYSTEM, action="lost", nodes=silent)
+    return True
+
+
+@transaction.atomic
+def _found(seen: Reservation, now: datetime) -> bool:
+    row = locked(seen)
+    if row.lost_since is None or _silent(row, now):
+        return False
+    row.change(lost_since=None)
+    note(row, principal=SYSTEM, action="found")
+    return True
+
+
+def _silent(row: Reservation, now: datetime) -> list[str]:
+    """Those of its nodes that nothing is heard of."""
+    silent = row.gpus.filter(node__last_seen_at__lt=now - FRESH)
+    return sorted(set(silent.values_list("node__name", flat=True)))
+
+
 def _settle(seen: Reservation, now: datetime) -> bool:
     """What could not be charged again when a claim ended is tried once more."""
     if charges.due(seen) == seen.charged:
@@ -138,7 +188,11 @@ def _no_show(seen: Reservation, now: datetime) -> bool:
 @transaction.atomic
 def _idle(seen: Reservation, now: datetime) -> bool:
     """Report it once; where the pool says so, take it back when it was told and is still idle."""
+    if seen.idle_checked_at is not None and now < seen.idle_checked_at + _between(seen):
+        return False
     row = locked(seen)
+    # No news to anybody: neither the version nor the time of the last change.
+    Reservation.objects.filter(pk=row.pk).update(idle_checked_at=now)
     used = used_percent(row, now=now) if row.state == ReservationState.ACTIVE else None
     if used is None or row.idle_percent is None:
         return False
@@ -165,15 +219,18 @@ def _idle(seen: Reservation, now: datetime) -> bool:
     return False
 
 
+def _between(row: Reservation) -> timedelta:
+    """Its samples are added up so often while they are all of its window; nobody needs to know it to the second."""
+    return timedelta(seconds=row.idle_seconds / LOOKS)
+
+
 def _warn_borrowers(now: datetime) -> int:
     """Tell those who must go when they go, and those who need not that they may stay."""
     wanted = overrun(now=now)
     told = Q(yields_at__isnull=False) | Q(uid__in=wanted)
-    changed = 0
-    for claim in Claim.objects.filter(told, state__in=PLACED).order_by("pk"):
-        if (claim.yields_at is None) == (str(claim.uid) in wanted):
-            changed += _warn(claim, wanted.get(str(claim.uid)))
-    return changed
+    claims = Claim.objects.filter(told, state__in=PLACED).order_by("pk")
+    news = [claim for claim in claims if (claim.yields_at is None) == (str(claim.uid) in wanted)]
+    return each(news, lambda claim: _warn(claim, wanted.get(str(claim.uid))))
 
 
 @transaction.atomic
@@ -197,16 +254,16 @@ def _warn(seen: Claim, yields_at: datetime | None) -> bool:
 
 def _end_borrowers(now: datetime) -> int:
     over = Claim.objects.filter(yields_at__lte=now, state__in=PLACED).select_related("tenant")
-    return sum(_released(claim, "the room that it borrowed is reserved from now on") for claim in over)
+    return each(over, lambda claim: _released(claim, "the room that it borrowed is reserved from now on"))
 
 
 def _end_claims() -> int:
     left = Claim.objects.exclude(state__in=ENDED).filter(reservation__state=ReservationState.RELEASED)
-    return sum(
-        _released(claim, f"its reservation {claim.reservation.name} has ended")
-        for claim in left.select_related("tenant", "reservation")
-        if claim.reservation is not None
-    )
+    return each(left.select_related("tenant", "reservation"), _ended_with_it)
+
+
+def _ended_with_it(claim: Claim) -> bool:
+    return _released(claim, f"its reservation {claim.reservation and claim.reservation.name} has ended")
 
 
 def _released(claim: Claim, why: str) -> bool:

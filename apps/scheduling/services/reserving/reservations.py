@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from apps.quotas.models import EventKind, Pool, Tenant
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit
+from apps.quotas.services import audit, limit_ranges
 from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
@@ -61,17 +61,14 @@ def create_reservation(
 ) -> list[Reservation]:
     """Book a window, or the same window every week until a moment: all of them or none.
 
-    Raises WindowInvalid, WindowTaken, QuotaExceeded, TooManyReservations, RoleMissing.
+    Raises WindowInvalid, WindowTaken, QuotaExceeded, TooManyReservations, RoleMissing, FieldMissing, OutOfRange,
+    ImpossibleReservation.
     """
     principal.require_role(tenant, "member")
-    first = Reservation(tenant=tenant, pool=pool, created_by=principal.name, **asked)
-    rows = weekly(first, weekly_until)
-    for row in rows:
-        refuse_window(row.start_at, row.end_at)
+    first, rows = _asked(principal, tenant, pool, weekly_until, asked)
     lock(pool, tenant)
     _refuse_many(tenant, len(rows))
-    for row in rows:
-        booking.refuse_over_quota(row)
+    booking.refuse_over_quota(rows)
     for row, gpus in zip(rows, booking.choose(rows, principal=principal), strict=True):
         row.save()
         row.gpus.set(gpus)
@@ -91,24 +88,48 @@ def preview_reservation(
 ) -> dict[str, Any]:
     """What booking would meet, as everything stands; of a series, the first that does not fit. Changes nothing.
 
-    Raises WindowInvalid, RoleMissing.
+    Raises WindowInvalid, RoleMissing, FieldMissing, OutOfRange, ImpossibleReservation.
     """
     principal.require_role(tenant, "member")
-    rows = weekly(Reservation(tenant=tenant, pool=pool, created_by=principal.name, **asked), weekly_until)
+    _, rows = _asked(principal, tenant, pool, weekly_until, asked)
+    gpus, facts, seen = list[str](), dict[str, Any](), booking.read(rows)
     for row in rows:
-        refuse_window(row.start_at, row.end_at)
-    gpus, facts = list[str](), dict[str, Any]()
-    for row in rows:
-        seen = booking.outlook(row)
-        facts = booking.facts_of(row, seen, principal)
-        gpus = gpus or (list(seen.answer.gpus) if isinstance(seen.answer, Placed) else [])
+        outlook = booking.outlook(row, seen)
+        facts = booking.facts_of(row, outlook, principal)
+        words = [] if isinstance(outlook.answer, Placed) else [booking.words(row, outlook)]
+        gpus = gpus or (list(outlook.answer.gpus) if isinstance(outlook.answer, Placed) else [])
         try:
-            booking.refuse_over_quota(row)
+            booking.refuse_over_quota([row])
         except QuotaExceeded as error:
             facts["reasons"].append({"code": error.code, "gpus": 0, "detail": error.detail})
-        if facts["reasons"]:
-            break
-    return {"dry_run": True, "fits": not facts["reasons"], "gpus": gpus, **facts}
+            words.append(error.detail)
+        if words:
+            which = f"From {row.start_at:%Y-%m-%d %H:%M:%S} UTC: " if len(rows) > 1 else ""
+            return {"dry_run": True, "fits": False, "detail": which + " ".join(words), "gpus": gpus, **facts}
+    all_of_it = "It would be booked." if len(rows) == 1 else f"All {len(rows)} windows would be booked."
+    return {"dry_run": True, "fits": True, "detail": all_of_it, "gpus": gpus, **facts}
+
+
+def _asked(
+    principal: Principal, tenant: Tenant, pool: Pool, weekly_until: datetime | None, asked: dict[str, Any]
+) -> tuple[Reservation, list[Reservation]]:
+    """The reservation with the tenant's defaults, and with it those a week apart, where they can be at all."""
+    length = asked["end_at"] - asked["start_at"]
+    first = Reservation(tenant=tenant, pool=pool, created_by=principal.name, **_filled(tenant, pool, asked, length))
+    rows = weekly(first, weekly_until)
+    for row in rows:
+        refuse_window(row.start_at, row.end_at)
+    booking.refuse_impossible(first)
+    return first, rows
+
+
+def _filled(tenant: Tenant, pool: Pool, asked: dict[str, Any], length: timedelta) -> dict[str, Any]:
+    """What may be asked for of one claim bounds what is reserved for claims; its window is their time limit."""
+    like = {**asked, "time_limit_seconds": int(length.total_seconds())}
+    filled = limit_ranges.fill(
+        tenant, pool, like | ({"core_limit": like["core_request"]} if "core_request" in like else {})
+    )
+    return {name: value for name, value in filled.items() if name not in ("core_limit", "time_limit_seconds")}
 
 
 @transaction.atomic
@@ -228,8 +249,10 @@ def _rebook(reservation: Reservation, principal: Principal) -> None:
         refuse_window(reservation.start_at, reservation.end_at)
     else:
         refuse_window(timezone.now(), reservation.end_at)
+    length = reservation.end_at - reservation.start_at
+    limit_ranges.check(reservation.tenant, reservation.pool, {"time_limit_seconds": int(length.total_seconds())})
     lock(reservation.pool, reservation.tenant)
-    booking.refuse_over_quota(reservation)
+    booking.refuse_over_quota([reservation])
     if booking.keep(reservation):
         return
     if reservation.state == ReservationState.ACTIVE:

@@ -139,6 +139,15 @@ class Reserved:
                 held = both(held, rooms)
         return held
 
+    def at(self, moment: datetime) -> "Reserved":
+        """The same at another moment, as far as it is known now."""
+        return replace(self, now=moment, holds=list(self.holds), _until={})
+
+    def changes(self) -> list[float]:
+        """When something reserved begins or ends, in Unix seconds."""
+        times = {at for hold in self.holds if hold.kind == calendar.RESERVATION for at in (hold.begin_us, hold.end_us)}
+        return sorted(at / 1_000_000 for at in times)
+
     def took(self, claim: Claim, gpus: Iterable[str]) -> None:
         """The claim is on these GPUs from now on, for who is asked after it."""
         touched = {hold.gpu for hold in self.holds}.intersection(gpus) if self.holds else set[str]()

@@ -1,0 +1,146 @@
+"""Reservations on machines that are lost or given up, and one whose turn fails among others that are due."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from apps.nodes.models import Node
+from apps.quotas.models import AuditEvent
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim, Reservation
+from apps.scheduling.services.claims import leases
+from apps.scheduling.services.claims.forgetting import forget_node
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.reserving import clock as reservations_clock
+from apps.scheduling.services.reserving.clock import drive
+from apps.scheduling.services.reserving.reservations import create_reservation, release_reservation
+from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, lose, placed, used
+from tests.scheduling.clock import START, Clock
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def stage(clock: Clock, cast: Cast) -> Cast:
+    give(cast.acme, core_percent=300, memory_mib=None)
+    return cast
+
+
+def book(stage: Cast, start: float = 0, end: float = 3, **facts: Any) -> Reservation:
+    window: dict[str, Any] = {"start_at": START + start * HOUR, "end_at": START + end * HOUR}
+    asked = {"tenant": stage.acme, "pool": stage.pool, "name": "exam", "core_request": 60, "memory_mib": 8 * GIB}
+    return create_reservation(principal=SYSTEM, **window, **{**asked, "grace_seconds": None, **facts})[0]
+
+
+def now(row: Reservation) -> Reservation:
+    row.refresh_from_db()
+    return row
+
+
+def silent(machine: Machine, clock: Clock) -> None:
+    clock.advance(minutes=1)
+    lose(machine)
+
+
+def test_an_active_one_on_a_forgotten_node_ends_and_charges_nothing(stage: Cast, clock: Clock) -> None:
+    machine = Machine("gpu1", stage.pool, gpus=1)
+    row = book(stage)
+    drive()
+    claim, _ = placed(stage, machine, reservation=now(row), core_request=20, memory_mib=2 * GIB)
+    waiting = ask(stage, reservation=now(row), core_request=20, memory_mib=2 * GIB)
+    assert used(stage.acme)["core_percent"] == 60
+    silent(machine, clock)
+    forget_node(principal=SYSTEM, node=Node.objects.get(pk=machine.node.pk))
+    assert (now(row).state, row.ending) == ("released", "forgotten")
+    assert_books_agree()
+    event = AuditEvent.objects.get(action="reservation.release")
+    assert event.after == {"why": "Its machine was lost, and an operator has given it up"}
+    drive()
+    claim.refresh_from_db()
+    waiting.refresh_from_db()
+    assert (claim.state, waiting.state, used(stage.acme)["core_percent"]) == ("released", "released", 0)
+    assert_books_agree()
+
+
+def test_one_that_begins_on_a_forgotten_node_moves_or_ends(stage: Cast, clock: Clock) -> None:
+    machine = Machine("gpu1", stage.pool, gpus=1)
+    row = book(stage, start=1)
+    silent(machine, clock)
+    forget_node(principal=SYSTEM, node=Node.objects.get(pk=machine.node.pk))
+    assert now(row).state == "booked"
+    clock.advance(hours=1)
+    drive()
+    drive()
+    assert (now(row).state, row.ending, used(stage.acme)["core_percent"]) == ("released", "forgotten", 0)
+
+
+def test_one_on_a_lost_node_says_so_until_the_node_is_back(stage: Cast, clock: Clock) -> None:
+    machine = Machine("gpu1", stage.pool, gpus=1)
+    row = book(stage)
+    drive()
+    silent(machine, clock)
+    assert (drive(), drive()) == (1, 0)
+    shown = stage.max.get(f"reservations/{row.uid}/").body
+    assert (shown["state"], shown["lost_since"]) == ("active", "2026-06-15T12:01:00Z")
+    assert shown["charged"]["core_percent"] == 60
+    assert AuditEvent.objects.get(action="reservation.lost").after == {"nodes": ["gpu1"]}
+    clock.advance(seconds=1)
+    assert (drive(), drive()) == (1, 0)
+    assert now(row).lost_since is None
+    assert AuditEvent.objects.filter(action="reservation.found").count() == 1
+
+
+def test_one_that_fails_holds_up_no_other(
+    stage: Cast, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Machine("gpu1", stage.pool, gpus=2)
+    first, second = book(stage, name="unlucky", end=1), book(stage, end=1)
+    starting = book(stage, start=2)
+    drive()
+
+    def raising(*, reservation: Reservation, **how: Any) -> Reservation:
+        if reservation.name == "unlucky":
+            raise ZeroDivisionError("as if by a mistake")
+        return release_reservation(reservation=reservation, **how)
+
+    monkeypatch.setattr(reservations_clock, "release_reservation", raising)
+    clock.advance(hours=2)
+    with caplog.at_level(logging.ERROR):
+        drive()
+    assert [now(row).state for row in (first, second, starting)] == ["active", "released", "active"]
+    assert "as if by a mistake" in caplog.text
+
+
+def test_a_lapsed_lease_that_fails_holds_up_no_other(
+    stage: Cast, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = [ask(stage, name=name, lease_seconds=60) for name in ("unlucky", "train")]
+
+    def raising(*, claim: Claim, **how: Any) -> Claim:
+        if claim.name == "unlucky":
+            raise ZeroDivisionError("as if by a mistake")
+        return release_claim(claim=claim, **how)
+
+    monkeypatch.setattr(leases, "release_claim", raising)
+    clock.advance(seconds=90)
+    assert leases.release_lapsed(now=clock.now) == 1
+    assert [Claim.objects.get(pk=claim.pk).state for claim in claims] == ["pending", "released"]
+
+
+def test_its_samples_are_not_added_up_in_every_turn(stage: Cast, clock: Clock) -> None:
+    machine = Machine("gpu1", stage.pool, gpus=1)
+    row = book(stage, idle_percent=5, idle_seconds=600)
+    drive()
+    placed(stage, machine, reservation=now(row), core_request=20, memory_mib=2 * GIB)
+    clock.advance(seconds=700)
+    looks = 0
+    for _ in range(30):
+        with CaptureQueriesContext(connection) as asked:
+            drive()
+        looks += any("nodes_sample" in query["sql"] for query in asked)
+        clock.advance(seconds=2)
+    assert looks == 3
