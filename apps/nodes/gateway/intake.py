@@ -78,8 +78,13 @@ class Intake:
             await asyncio.sleep(RETRY_SECONDS)
             return
         except Exception:  # whatever it is, the next batch must not wait for ever
-            # Nothing was stored, so nothing is acknowledged; the agents come back and say it again.
-            logger.exception("%d frames of agents were not stored", len(batch))
+            if len(batch) > 1:
+                # One node's frame must not cost the others theirs: halved until it is alone.
+                for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                    await self._store(half)
+                return
+            # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
+            logger.exception("a frame of node %s was not stored", batch[0].measured.source.node_name)
             stored = False
         highest: dict[Told, int] = {}
         for waiting in batch:

@@ -1,0 +1,57 @@
+"""Frames of many nodes meet before they are stored; what one node sends is never the others' loss."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agent import wire
+from apps.nodes.gateway import intake, registry
+from apps.nodes.gateway.intake import Intake
+from apps.nodes.services.telemetry.storing import Measured, Source
+
+Told = Callable[[int | None], Awaitable[None]]
+
+
+class Nobody:
+    """Who watches."""
+
+    async def show(self, batch: object) -> None:
+        """Nothing."""
+
+
+def frame(seq: int) -> wire.Usage:
+    return wire.Usage(seq=seq, at=1, gpus=[], assignments=[])
+
+
+def hears(heard: list[int | None]) -> Told:
+    async def told(seq: int | None) -> None:
+        heard.append(seq)
+
+    return told
+
+
+async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[str] = []
+
+    def store(batch: list[Measured]) -> None:
+        # As a statement does: all of the batch, or nothing.
+        if any(source.node_name == "bad" for source, _ in batch):
+            raise OverflowError("what no column holds")
+        stored.extend(source.node_name for source, _ in batch)
+
+    monkeypatch.setattr(intake, "_stored", store)
+    monkeypatch.setattr(registry, "claims", Nobody)
+    frames, heard = Intake(), {name: list[int | None]() for name in ("a", "b", "bad", "c")}
+    for name, said in heard.items():
+        told = hears(said)
+        for seq in (1, 2):
+            assert frames.put(Source(1, name, "", {}), frame(seq), told)
+    for _ in range(200):
+        if all(heard.values()):
+            break
+        await asyncio.sleep(0.05)
+    assert sorted(set(stored)) == ["a", "b", "c"]
+    assert {name: said[-1] for name, said in heard.items() if name != "bad"} == {"a": 2, "b": 2, "c": 2}
+    # Told at once that one is missing: its connection ends before anything later is acknowledged.
+    assert heard["bad"][0] is None
