@@ -29,6 +29,7 @@ environment:
   GPUCLOUD_AUDIT         GPU processes that no limit holds: warn (the default), kill those of claims, or off
   GPUCLOUD_METRICS       HOST:PORT where Prometheus reads /metrics, or a port of loopback (off); gpu-manager's is 5678
   GPUCLOUD_CGROUPS       off: a claim's programs stay in the control groups that they came from (on)
+  GPUCLOUD_DRIFT_SECONDS between two looks for pages that somebody changed (5)
   GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause between two tries to connect (15)
 

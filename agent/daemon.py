@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
+from msgspec import structs
 
 from agent import VERSION, statefile, wire
 from agent.check import everything as check
@@ -22,6 +23,7 @@ from agent.door import admission, report
 from agent.door.listener import Caller, Door
 from agent.door.localwire import Answer, Refusal, Request, Status
 from agent.door.ways import Ways
+from agent.drift import Drifts
 from agent.holding.abi import PagesLibrary
 from agent.holding.registry import Registry
 from agent.holding.troubles import Troubles, named
@@ -68,7 +70,8 @@ class Daemon:
         self._nvml = Nvml(settings.nvml_library)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
-        self._outbox = Outbox(self._node.observed)
+        self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
+        self._outbox = Outbox(self._observed)
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
@@ -101,7 +104,14 @@ class Daemon:
         await self._door.open()
         self._show_metrics()
         log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
-        loops = [self._keep_link(), self._watch(), self._samples(), self._look_for_nvml(), self._arbiter.run()]
+        loops = [
+            self._keep_link(),
+            self._watch(),
+            self._look_for_drift(),
+            self._samples(),
+            self._look_for_nvml(),
+            self._arbiter.run(),
+        ]
         if self._settings.audit != "off":
             loops.append(self._audits())
         tasks = [asyncio.ensure_future(loop) for loop in (*loops, stop.wait())]
@@ -144,6 +154,9 @@ class Daemon:
         if self._node.apply(desired, now=now):
             self._schedule.changed(now=now)
             self._sample_now.set()
+        if self._drifts.found:
+            # Somebody may have just said that it is to be put right.
+            self._mend()
         self._settle(now)
         self._outbox.mark_observed()
         self._look_now.set()
@@ -170,6 +183,22 @@ class Daemon:
     def _tell(self, code: str, words: str) -> None:
         log.warning(code, detail=words)
         self._outbox.put(wire.Event(at=time.time(), code=code, detail=words[:2000]))
+
+    def _observed(self) -> wire.Observed:
+        drifts = self._drifts.told()
+        return structs.replace(self._node.observed(), drifts=drifts) if drifts else self._node.observed()
+
+    async def _look_for_drift(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.drift_seconds)
+            self._mend()
+
+    def _mend(self) -> None:
+        wanted = self._node.desired
+        mend = wanted is not None and wanted.mend is not False
+        if self._drifts.look(at=time.time(), mend=mend):
+            self._outbox.mark_observed()
+            self._look_now.set()
 
     async def _keep_link(self) -> None:
         me = await enrolment.enrol(

@@ -71,7 +71,7 @@ class Node:
     def adopt(self) -> None:
         """Take over what an earlier agent left in the run directory."""
         for directory in sorted(self._claims.iterdir()):
-            if len(directory.name) != 36 or not UID_CHARACTERS.issuperset(directory.name) or not directory.is_dir():
+            if not _is_claim(directory):
                 continue
             try:
                 holding = self._open(directory.name)
@@ -86,6 +86,37 @@ class Node:
         for group in (cgroups.Group(path) for uid, paths in made.items() if uid not in self.holdings for path in paths):
             # Of agents that are gone; one in which somebody is stays, whosever it is.
             group.remove()
+
+    def strangers(self) -> list[str]:
+        """Directories of claims that nobody holds: somebody made them, or brought them back."""
+        if self.desired is None:
+            return []
+        names = (path.name for path in self._claims.iterdir() if _is_claim(path))
+        return sorted(name for name in names if name not in self.holdings and name not in self._unreadable)
+
+    def take_over(self, claim_uid: str) -> None:
+        """Hold such a directory: the next step ends whatever runs under it and takes it away. Raises PageError."""
+        self._open(claim_uid)
+
+    def unreadable(self) -> dict[str, str]:
+        """Claims that are wanted here and whose pages cannot be read, and why."""
+        wanted = {one.claim_uid for one in self.desired.assignments if one.present} if self.desired else set()
+        return {uid: reason for uid, reason in self._unreadable.items() if uid in wanted}
+
+    def make_anew(self, claim_uid: str) -> None:
+        """Put such a page aside; the next step writes a new one. Raises PageError, OSError."""
+        page = self.directory(claim_uid) / "limits"
+        page.rename(page.with_suffix(".damaged"))
+        del self._unreadable[claim_uid]
+        self._open(claim_uid)
+
+    def make_again(self, claim_uid: str) -> None:
+        """New pages in the place of lost ones, if nobody has those mapped. Raises PageError."""
+        self._made_again(self.holdings[claim_uid])
+
+    def directory(self, claim_uid: str) -> Path:
+        """Where the claim's pages are."""
+        return self._claims / claim_uid
 
     def know_gpus(self, uuids: frozenset[str], problem: str | None) -> None:
         """What the inventory found, and why it found nothing."""
@@ -244,7 +275,7 @@ class Node:
             failures[wanted.uid] = f"an assignment keeps its GPU: this one is in force on GPU-{held.gpu}"
             return False
         try:
-            if holding is not None and holding.lost:
+            if holding is not None and holding.lost and self._mends:
                 holding = self._made_again(holding)
             if holding is None:
                 holding = self._open(wanted.claim_uid)
@@ -261,6 +292,10 @@ class Node:
             holding.refresh()
             log.info("in-force", assignment=wanted.uid, generation=wanted.generation)
         return changed
+
+    @property
+    def _mends(self) -> bool:
+        return self.desired is not None and self.desired.mend is not False
 
     def _made_again(self, holding: Holding) -> Holding:
         """New pages in the place of those that were deleted, once nobody lives who has the old ones mapped."""
@@ -313,3 +348,7 @@ class Node:
         return wire.Observation(
             uid=slot.assignment_uid, generation=slot.generation, state=state, reason=reason, memory_bytes=used
         )
+
+
+def _is_claim(path: Path) -> bool:
+    return len(path.name) == 36 and UID_CHARACTERS.issuperset(path.name) and path.is_dir()

@@ -11,6 +11,9 @@ from agent.server import backoff
 
 # Ten seconds are what container runtimes give a program to end, and what programs are written for.
 GRACE_SECONDS = 10.0
+# Reading 32 claims' pages anew takes a few milliseconds; nobody who tampers is stopped by a shorter time.
+DRIFT_SECONDS = 5.0
+LEAST_DRIFT_SECONDS = 0.1
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
 # Docker, Podman, containerd and CRI-O read it unless told otherwise; it is empty after a reboot, as our claims are.
 SYSTEM_CDI_DIR = Path("/var/run/cdi")
@@ -51,6 +54,8 @@ class Settings(NamedTuple):
     metrics: tuple[str, int] | None
     # Whether a claim's programs get a control group of their own, where it can be made.
     cgroups: bool
+    # Between two looks for what somebody changed behind the agent's back.
+    drift_seconds: float
     grace_seconds: float
     backoff_cap_seconds: float
 
@@ -73,6 +78,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         audit=_audit(environment.get("GPUCLOUD_AUDIT") or "warn"),
         metrics=_address(environment, "GPUCLOUD_METRICS"),
         cgroups=_on(environment, "GPUCLOUD_CGROUPS"),
+        drift_seconds=max(_seconds(environment, "GPUCLOUD_DRIFT_SECONDS", DRIFT_SECONDS), LEAST_DRIFT_SECONDS),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
     )

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 VERSION: Final = 1
 # A node of 16 GPUs with 32 assignments each stays under 200 KiB; more is not a node's frame.
@@ -22,6 +22,7 @@ MAX_GPUS = 64
 MAX_ASSIGNMENTS = 4096
 MAX_CONDITIONS = 1024
 MAX_CHECKS = 32
+MAX_DRIFTS = 64
 
 # Containers name a claim's device so: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
@@ -114,11 +115,29 @@ class Observation(Record, frozen=True, kw_only=True):
     memory_bytes: Bytes = 0
 
 
+# What somebody did behind the agent's back: `agent/drift.py` says how each is seen.
+DriftKind = Literal["files-lost", "limits-changed", "limits-unreadable", "directory-unknown", "library-other"]
+
+
+class Drift(Record, frozen=True, kw_only=True):
+    """Something of a claim that is not as the agent left it."""
+
+    kind: DriftKind
+    claim_uid: Uid
+    # In words, with what to do where the agent cannot put it right.
+    detail: Sentence
+    # Whether the agent could put it right, and waits to be told.
+    mendable: bool
+    since: Seconds
+
+
 class Observed(Frame, frozen=True, kw_only=True):
     """Agent → server: everything in force on the node, after frame `frame` of `desired`."""
 
     frame: Count
     assignments: Annotated[list[Observation], Meta(max_length=MAX_ASSIGNMENTS)]
+    # Left out where there is none: an older server knows nothing of it.
+    drifts: Annotated[list[Drift], Meta(max_length=MAX_DRIFTS)] | UnsetType = UNSET
 
 
 class GpuUsage(Record, frozen=True, kw_only=True):
@@ -272,6 +291,8 @@ class Desired(Frame, frozen=True, kw_only=True):
 
     frame: Count
     assignments: Annotated[list[Assignment], Meta(max_length=MAX_ASSIGNMENTS)]
+    # False: what somebody changed on the machine is told of and left so. Left out, it is put right.
+    mend: bool | UnsetType = UNSET
 
 
 class Ack(Frame, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from there. Nothing here truncates or replaces a page that exists.
 """
 
 import shutil
+import stat
 from pathlib import Path
 from uuid import UUID
 
@@ -16,6 +17,9 @@ from agent.holding.pages import Accounted, Attached, LimitSlot, LimitsPage, Tota
 from agent.holding.registry import Registry
 from agent.holding.turns import allotted_percent
 from agent.machine.processes import Process
+
+# Tenants read the limits page; only the agent writes it.
+LIMITS_MODE = 0o644
 
 
 def gpu_key(gpu_uuid: str) -> UUID:
@@ -57,6 +61,32 @@ class Holding:
         self.damaged = False
         # Whether the usage page has no place for another process.
         self.full = False
+
+    def slots_changed(self) -> list[UUID]:
+        """GPUs of which the limits page does not say what was written; also those that nobody wrote there."""
+        said = {slot.gpu: slot for slot in self._limits.slots()}
+        wrong = [slot.gpu for slot in self.slots.values() if said.pop(slot.gpu, None) != slot]
+        # A released assignment leaves its slot closed.
+        return [*wrong, *(gpu for gpu, slot in said.items() if slot.is_open)]
+
+    def rewrite_limits(self) -> None:
+        """Write the limits page again, in place: processes that map it follow at once. Raises PageError, OSError."""
+        (self.directory / "limits").chmod(LIMITS_MODE)
+        for gpu in set(self.slots_changed()) - {slot.gpu for slot in self.slots.values()}:
+            self._limits.close_gpu(gpu, 0)
+        for slot in self.slots.values():
+            self._limits.set(slot)
+            if not slot.is_open:
+                self._limits.close_gpu(slot.gpu, slot.generation)
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether the limits page has other permissions than it was given."""
+        try:
+            return stat.S_IMODE((self.directory / "limits").stat().st_mode) != LIMITS_MODE
+        except OSError:
+            # It is gone, which `lost` says.
+            return False
 
     def put(self, wanted: wire.Assignment) -> bool:
         """Put the assignment's limits on the page; False if they were there already. Raises PageError."""

@@ -86,6 +86,25 @@ def maps(process: Process, inode: int, name: str) -> bool:
     return False
 
 
+def other_file(process: Process, path: Path) -> str | None:
+    """Another file of this name that the process maps instead; None where it maps this one, or none of the name.
+
+    A file that was replaced since is another one: the kernel shows it as deleted.
+    """
+    try:
+        lines = Path(f"/proc/{process.pid}/maps").read_bytes().splitlines()
+        wanted = path.stat().st_ino
+    except OSError:
+        return None
+    found = None
+    for fields in (line.split(maxsplit=5) for line in lines):
+        if len(fields) == 6 and fields[5].removesuffix(b" (deleted)").endswith(b"/" + path.name.encode()):
+            if int(fields[4]) == wanted:
+                return None
+            found = os.fsdecode(fields[5])
+    return found
+
+
 def myself() -> Process:
     """This process."""
     process = find(os.getpid())

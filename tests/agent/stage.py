@@ -74,6 +74,7 @@ class Stage:
             "GPUCLOUD_LIBRARY": str(BUILD / "libvcuda.so"),
             "GPUCLOUD_BACKOFF_CAP_SECONDS": "0.2",
             "GPUCLOUD_RELEASE_GRACE_SECONDS": "1",
+            "GPUCLOUD_DRIFT_SECONDS": "0.5",
         }
         command = [
             sys.executable,
