@@ -30,6 +30,7 @@ from agent.holding.troubles import Troubles, named
 from agent.machine import audit, cgroups, processes
 from agent.machine.arbiter import Arbiter
 from agent.machine.audit import Audit, Finding
+from agent.machine.deaths import Deaths
 from agent.machine.gpus import Inventory, Nvml
 from agent.machine.meter import Meter
 from agent.machine.sampling import Schedule
@@ -90,6 +91,7 @@ class Daemon:
         self._node_name = ""
         self._told: Hashable = None
         self._look_now = asyncio.Event()
+        self._deaths = Deaths(self._look_now.set)
         self._sample_now = asyncio.Event()
         self._usage: wire.Usage | None = None
 
@@ -124,6 +126,7 @@ class Daemon:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             # Pages and processes stay: the next agent adopts them.
+            self._deaths.close()
             await self._door.close()
             log.info("stopped")
 
@@ -179,6 +182,7 @@ class Daemon:
             self._told = told
             self._outbox.mark_observed()
         self._ways.keep(self._node, self._inventory.minors)
+        self._deaths.watch({process for one in self._node.holdings.values() for process in one.members.known})
 
     def _tell(self, code: str, words: str) -> None:
         log.warning(code, detail=words)

@@ -166,9 +166,11 @@ class Node:
             holding.kin_known_at = now
 
     def _must_look_for_kin(self, ending: list[Holding], now: float) -> bool:
-        """Now and then, and at once where a release begins or nobody is left."""
+        """Now and then; at once where a release begins, nobody is left, or who is killed may have forked."""
         return now - self._kin_looked_at >= KIN_SECONDS or any(
-            one.kin_known_at is None or not one.members.any_left for one in ending
+            one.kin_known_at is None or not one.members.any_left or now - one.ending_since >= self._grace_seconds
+            for one in ending
+            if one.ending_since is not None
         )
 
     def pause_seconds(self, *, now: float) -> float:

@@ -68,6 +68,11 @@ class Members:
         return sorted(attached | kin | self._registry.living(self._claim_uid) | self._groups.members())
 
     @property
+    def known(self) -> set[Process]:
+        """Those that were living when they were last looked at."""
+        return set(self._proven.values()) | self._kin | self._registry.registered(self._claim_uid)
+
+    @property
     def any_left(self) -> bool:
         """Whether any process of the claim lives, also one that nobody has been able to look at."""
         return bool(self.living()) or self._groups.occupied()

@@ -33,6 +33,10 @@ class Registry:
         self._claims.setdefault(claim_uid, set()).add(process)
         self._store()
 
+    def registered(self, claim_uid: str) -> set[Process]:
+        """Those of the claim that were living when they were last looked at."""
+        return self._claims.get(claim_uid, set())
+
     def living(self, claim_uid: str) -> set[Process]:
         """The claim's registered processes that live; the others are forgotten."""
         registered = self._claims.get(claim_uid)

@@ -42,6 +42,22 @@ while True:
     if os.fork(): os._exit(0)
     time.sleep(0.001)
 """
+# Starts again at once whoever ends, each in a session of its own.
+HYDRA = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def head():
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        while True: signal.pause()
+    return pid
+heads = {head() for _ in range(8)}
+print("up", flush=True)
+while True:
+    os.wait()
+    head()
+"""
 # Its main thread ends (SYS_exit, on x86-64 and on arm64), another goes on.
 HEADLESS = """
 import ctypes, os, threading, time
@@ -184,6 +200,19 @@ async def test_without_groups_children_in_sessions_of_their_own_are_found(stage:
     assert not groups_of(held)
     await release(link, held)
     assert [pid for pid in pids if processes.find(pid)] == []
+
+
+async def test_without_groups_one_who_starts_his_children_again_ends_with_them(stage: Stage, control: Control) -> None:
+    stage.start(GPUCLOUD_CGROUPS="off")
+    link = await control.connection()
+    stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
+    held = stage.assignment()
+    await put(link, 1, held)
+    program = stage.exec(held.claim_uid, sys.executable, "-c", HYDRA)
+    await asyncio.to_thread(program.stdout.readline)
+    await release(link, held)
+    directory = str(stage.claim_dir(held))
+    assert [one for one in kin.take() if one.directory == directory] == []
 
 
 @needs_namespaces

@@ -5,8 +5,6 @@ import html
 import pytest
 
 from apps.nodes.models import Node
-from apps.quotas.principals import SYSTEM
-from apps.scheduling.services.claims.environment import claim_environment
 from apps.scheduling.services.claims.ways import ways_in
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
@@ -17,7 +15,7 @@ NAMES = ["exec", "gpucloud", "cdi", "env-file", "systemd-run", "systemd-unit"]
 def test_the_environment_of_a_claim_has_a_line_for_each_way(cast: Cast, machine: Machine) -> None:
     claim, first = placed(cast, machine)
     Node.objects.update(simulated=False)
-    lines = {way.name: way.line for way in claim_environment(principal=SYSTEM, claim=claim)["ways"]}
+    lines = {way["name"]: way["line"] for way in cast.max.get(f"claims/{claim.uid}/env/").body["ways"]}
     assert list(lines) == NAMES
     uid, directory = claim.uid, f"/run/gpucloud/claims/{claim.uid}"
     devices = f"--device nvidia.com/gpu={first.gpu.uuid} --device gpucloud.io/vgpu={uid}"
