@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-gpu bench-shim bench-placement bench-placement-speed bench-churn clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench-api: ## requests a second of one server with two workers, over a hundred t
 
 bench-scheduler: ## placements a second, durably, and from a claim's POST to its place (ARGS="--claims 10000 --nodes 200")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.scheduler $(ARGS)
+
+bench-agent: ## what the agent and its arbiter cost an idle machine of 8 GPUs and 32 claims (ARGS="--seconds 60 --programs")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.agent $(ARGS)
 
 bench-gpu: ## shares, live resizes and a memory limit of a claim, on a real GPU where there is one
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.gpu

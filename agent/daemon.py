@@ -271,7 +271,8 @@ class Daemon:
         while True:
             await _pause(self._look_now, self._node.pause_seconds(now=time.monotonic()))
             now = time.monotonic()
-            self._node.step(now=now)
+            if not self._node.is_fresh(now=now):
+                self._node.step(now=now)
             self._node.heartbeat()
             self._settle(now)
 

@@ -63,6 +63,7 @@ class Node:
         # Why an assignment is not in force, by its uid.
         self._failures: dict[str, str] = {}
         self._kin_looked_at = float("-inf")
+        self._stepped_at = float("-inf")
         # Claims whose pages an earlier agent left and this one cannot read (another version's, say), and why.
         self._unreadable: dict[str, str] = {}
         # Released here and no longer wanted there; told until the next desired state.
@@ -131,10 +132,15 @@ class Node:
 
     def step(self, *, now: float) -> None:
         """Read what the processes do and go on with what is not finished."""
+        self._stepped_at = now
         for holding in list(self.holdings.values()):
             holding.refresh()
         if self.desired is not None:
             self._reconcile(now)
+
+    def is_fresh(self, *, now: float) -> bool:
+        """Whether nothing is to be gone on with, and all was read a moment ago: by the samples, most seconds."""
+        return now - self._stepped_at < STEADY_SECONDS and self.pause_seconds(now=now) == STEADY_SECONDS
 
     def end_processes(self, *, now: float) -> list[Killed]:
         """Signal the processes of ending claims; returns whom SIGKILL reached now."""

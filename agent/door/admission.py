@@ -65,7 +65,7 @@ def _shut(node: Node, library: Library, claim_uid: str, secret: str) -> Refusal 
     if not any(hmac.compare_digest(digest, one.secret_digest) for one in wanted):
         return Refusal(code="wrong-secret", detail=f"This is not the secret of claim {claim_uid}.")
     refusal = _not_in_force(node, wanted)
-    lost = node.holdings[claim_uid].lost if refusal is None else []
+    lost = node.holdings[claim_uid].find_lost() if refusal is None else []
     if lost:
         # The program would find no limits.
         return Refusal(code="failed", detail=f"{' and '.join(lost)} of claim {claim_uid} was deleted or replaced.")

@@ -4,6 +4,7 @@ The directory is the memory: what a killed agent had put in force stands in the 
 from there. Nothing here truncates or replaces a page that exists.
 """
 
+import functools
 import shutil
 import stat
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent.machine.processes import Process
 LIMITS_MODE = 0o644
 
 
+@functools.lru_cache(maxsize=256)
 def gpu_key(gpu_uuid: str) -> UUID:
     """The device's bytes, from NVML's name for it ("GPU-…" or "MIG-…")."""
     return UUID(gpu_uuid.partition("-")[2])
@@ -59,6 +61,8 @@ class Holding:
         # When its processes were last looked for on the whole machine, by the same clock.
         self.kin_known_at: float | None = None
         self.damaged = False
+        # The pages that no longer stand under their names, at the last refresh: a program that starts would find none.
+        self.lost: list[str] = []
         # Whether the usage page has no place for another process.
         self.full = False
 
@@ -130,6 +134,7 @@ class Holding:
     def refresh(self) -> None:
         """Read the usage page, and have cleared what dead processes left in it."""
         self._groups.tidy()
+        self.find_lost()
         # First what was asked for before: where that is done, this reading is without the dead.
         self._usage.reap([])
         self.damaged = not self._usage.read()
@@ -187,11 +192,11 @@ class Holding:
         self._registry.add(self.claim_uid, process)
         self._groups.enter(process)
 
-    @property
-    def lost(self) -> list[str]:
-        """The pages that do not stand under their names any more: a program that starts now would find none."""
+    def find_lost(self) -> list[str]:
+        """The same, of this moment."""
         pages = (("the limits page", self._limits.is_lost), ("the usage page", self._usage.is_lost))
-        return [name for name, is_lost in pages if is_lost]
+        self.lost = [name for name, is_lost in pages if is_lost]
+        return self.lost
 
     @property
     def owner_uid(self) -> int:

@@ -40,8 +40,8 @@ void claims_leave(struct claim **claims);
 void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *out);
 
 /* ---- processes.c: deaths ---- */
-/* Watch the processes that took a slot since the last call; `epoll_fd` then hears of their deaths. */
-void processes_watch(struct claim *claims, int epoll_fd);
+/* Watch the processes that took a slot since the last call; `epoll_fd` then hears of their deaths. How many there are. */
+int processes_watch(struct claim *claims, int epoll_fd);
 void processes_unwatch(struct claim *claim);
 /* What epoll heard: `watched` belongs to a process that ended. */
 void process_ended(struct watched *watched);

@@ -14,6 +14,8 @@
 #define ALIVE_NS 500000000ull
 /* Nothing to arbitrate: fewer than two claims. */
 #define IDLE_NS 50000000ull
+/* Nobody is there to have a turn. Whoever comes needs as long for a context, and follows its own limit until it is seen. */
+#define DESERTED_NS 200000000ull
 
 struct place {
     struct claim *claim;
@@ -147,6 +149,14 @@ static void publish(struct round *r)
     }
 }
 
+static int deserted(const struct round *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->seat[i].reading.processes)
+            return 0;
+    return r->phase == ROUND_FREE;
+}
+
 static void sleep_until(uint64_t ns)
 {
     struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000ull), .tv_nsec = (long)(ns % 1000000000ull)};
@@ -171,6 +181,8 @@ static void *attend(void *argument)
             read_all(r);
             next = round_step(r, pages_clock(CLOCK_MONOTONIC));
             publish(r);
+            if (deserted(r))
+                next = now + DESERTED_NS;
         }
         sleep_until(next);
     }

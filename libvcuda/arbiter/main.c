@@ -20,6 +20,8 @@
 enum { EXIT_USAGE = 2, EXIT_TAKEN = 3 };
 /* A tenth of what libvcuda takes for silence, so that a busy machine does not make us look dead. */
 #define BEAT_NS 100000000ull
+/* With no process anywhere: nobody listens to the beat, and who comes is seen before it has a context. */
+#define DESERTED_BEAT_NS 250000000ull
 #define ROUND_MS 50u
 #define ROUND_LEAST_MS 10u
 #define ROUND_MOST_MS 1000u
@@ -181,12 +183,13 @@ static int run(int directory_fd, int epoll_fd, const struct options *o)
 {
     struct claim *claims = NULL;
     int error = 0;
+    uint64_t pause;
     do {
         error = claims_scan(directory_fd, &claims);
         gpus_seat(claims, o->round_ms * 1000000ull);
-        processes_watch(claims, epoll_fd);
+        pause = processes_watch(claims, epoll_fd) ? BEAT_NS : DESERTED_BEAT_NS;
         beat(claims);
-    } while (error >= 0 && !listen_until(epoll_fd, pages_clock(CLOCK_MONOTONIC) + BEAT_NS));
+    } while (error >= 0 && !listen_until(epoll_fd, pages_clock(CLOCK_MONOTONIC) + pause));
     gpus_stop();
     claims_leave(&claims);
     if (error >= 0)

@@ -123,11 +123,11 @@ static int notice(struct watched *w, uint64_t owner, uint64_t start_time, int ep
     return owner && w->pidfd < 0 && w->dead != owner;
 }
 
-void processes_watch(struct claim *claims, int epoll_fd)
+int processes_watch(struct claim *claims, int epoll_fd)
 {
     static uint64_t searched_ns;
     uint64_t now = pages_clock(CLOCK_MONOTONIC);
-    int unknown = 0;
+    int unknown = 0, there = 0;
     for (struct claim *claim = claims; claim; claim = claim->next) {
         uint32_t n = claim_slots(claim);
         for (uint32_t i = 0; i < VCUDA_MAX_PROCESSES; i++) {
@@ -137,10 +137,12 @@ void processes_watch(struct claim *claims, int epoll_fd)
             if (i >= n || !claim_slot(claim, i, &owner, &start_time))
                 owner = start_time = 0;
             unknown += notice(&claim->watched[i], owner, start_time, epoll_fd);
+            there += owner != 0;
         }
     }
-    if (!unknown || now - searched_ns < SEARCH_EVERY_NS)
-        return;
-    searched_ns = now;
-    search(claims, epoll_fd);
+    if (unknown && now - searched_ns >= SEARCH_EVERY_NS) {
+        searched_ns = now;
+        search(claims, epoll_fd);
+    }
+    return there;
 }

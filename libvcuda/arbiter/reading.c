@@ -53,6 +53,7 @@ static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t
     sum->last_end_ns = end > sum->last_end_ns ? end : sum->last_end_ns;
     sum->last_launch_ns = launch > sum->last_launch_ns ? launch : sum->last_launch_ns;
     sum->gpu_time_ns += use->gpu_time_ns;
+    sum->processes++;
     sum->waiting += use->waiting != 0;
     sum->syncing += use->syncing != 0;
     sum->yielded |= use->yielded == turn;

@@ -77,6 +77,9 @@ class Control:
         # Close the next websockets right after accepting them, with these codes.
         self.close_codes: list[int] = []
         self.welcomes = True
+        # As the real server does: a newer connection takes over from the older one.
+        self.supersedes = False
+        self._newest: Connection | None = None
         # Served as they are, by path.
         self.files: dict[str, bytes] = {}
         self.claim_environments: dict[str, dict[str, Any]] = {}
@@ -117,6 +120,9 @@ class Control:
             await socket.close(self.close_codes.pop(0), "as the test wants it")
             return
         connection = Connection(socket)
+        if self.supersedes and self._newest is not None:
+            await self._newest.socket.close(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
+        self._newest = connection
         with contextlib.suppress(websockets.ConnectionClosed):
             connection.frames.append(wire.decode_from_agent(await socket.recv()))
             if self.welcomes:

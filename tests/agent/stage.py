@@ -46,14 +46,14 @@ def _die_with_parent() -> None:
 class Stage:
     """One node: its virtual GPUs, its agent (started and stopped at will), its directories."""
 
-    def __init__(self, root: Path, run_dir: Path, control: Control) -> None:
+    def __init__(self, root: Path, run_dir: Path, control: Control, *, gpus: int = 4) -> None:
         self.control = control
         self.state_dir = root / "state"
         self.run_dir = run_dir
         self.node_file = root / "node"
         self.log = root / "agent.log"
         subprocess.run(
-            [BUILD / "simnode", "create", self.node_file, "--name", "sim-1", "--gpus", "4", "--memory", "24GiB"],
+            [BUILD / "simnode", "create", self.node_file, "--name", "sim-1", "--gpus", str(gpus), "--memory", "24GiB"],
             check=True,
             capture_output=True,
         )
@@ -66,8 +66,18 @@ class Stage:
         mine = {name: value for name, value in os.environ.items() if not name.startswith(("GPUCLOUD_", "LD_"))}
         return mine | {"GPUCLOUD_RUN_DIR": str(self.run_dir), "PYTHONPATH": str(ROOT)} | more
 
-    def start(self, **more: str) -> subprocess.Popen[bytes]:
-        """Start the agent; the server's connection queue says when it is there."""
+    def start(
+        self,
+        *,
+        code: str | None = None,
+        arguments: tuple[str, ...] = (),
+        server: str | None = None,
+        state_dir: Path | None = None,
+        **more: str,
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent; the server's connection queue says when it is there. `code` is run in the place of its own
+        first line, with these arguments before the agent's.
+        """
         variables = {
             "GPUCLOUD_ENROL_TOKEN": "gpe_once",
             "GPUCLOUD_SIM_NODE": str(self.node_file),
@@ -76,16 +86,9 @@ class Stage:
             "GPUCLOUD_RELEASE_GRACE_SECONDS": "1",
             "GPUCLOUD_DRIFT_SECONDS": "0.5",
         }
-        command = [
-            sys.executable,
-            "-m",
-            "agent",
-            "run",
-            "--server",
-            self.control.url,
-            "--state-dir",
-            str(self.state_dir),
-        ]
+        first = ["-m", "agent"] if code is None else ["-c", code, *arguments]
+        places = ["--server", server or self.control.url, "--state-dir", str(state_dir or self.state_dir)]
+        command = [sys.executable, *first, "run", *places]
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
                 command,
