@@ -31,7 +31,7 @@ environment:
   GPUCLOUD_CGROUPS       off: a claim's programs stay in the control groups that they came from (on)
   GPUCLOUD_DRIFT_SECONDS between two looks for pages that somebody changed (5)
   GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)
-  GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause between two tries to connect (15)
+  GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause between two tries to connect (8)
 
 exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""
 EXEC_WORDS = """\

@@ -3,7 +3,8 @@
 import random
 
 FIRST_SECONDS = 0.5
-CAP_SECONDS = 15.0
+# With what connecting takes, a node is in step again within ten seconds of its server's return.
+CAP_SECONDS = 8.0
 
 
 class Backoff:

@@ -1,6 +1,7 @@
 """The copied command on a machine, a new version over an old one, and taking it all away again."""
 
 import asyncio
+import hashlib
 import json
 import re
 import shutil
@@ -132,6 +133,26 @@ async def test_a_new_version_leaves_programs_and_pages_alone_and_takes_the_claim
     await link.send(wire.Desired(frame=3, assignments=[grown]))
     await link.state(assignment.uid, "in_force", 2)
     await eventually(lambda: machine.stage.totals(assignment).observed_generation == 2)
+
+
+async def test_upgrade_fetches_what_the_server_serves_and_refuses_what_it_does_not(
+    machine: InstalledMachine, control: Control
+) -> None:
+    assert (await machine.copied())[0] == 0
+    await connected(machine)
+    content = rewritten(machine.bundle.content, manifest=manifest(machine, version="9.9.9"))
+    told = {"version": "9.9.9", "path": "/agent/new.pyz", "sha256": hashlib.sha256(content).hexdigest()}
+    control.files |= {"/agent/bundle.json": json.dumps(told).encode(), "/agent/new.pyz": content + b"\0"}
+    before, agent = programs(machine.files()), machine.pid
+    upgrade = (str(machine.agent), "upgrade", "--root", str(machine.root))
+    code, words = await machine.ran(*upgrade)
+    assert (code, "not what it says" in words) == (3, True), words
+    assert (programs(machine.files()), machine.pid) == (before, agent)
+    control.files["/agent/new.pyz"] = content
+    code, words = await machine.ran(*upgrade)
+    assert code == 0, words
+    await connected(machine)
+    assert [name.split("-")[0] for name in machine.versions] == ["9.9.9"]
 
 
 async def test_pages_of_another_version_are_refused_while_claims_lie_there(machine: InstalledMachine) -> None:
