@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn clean
+.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ bench-churn: ## a production trace played back by its own clock, against first c
 # The Python of the system, which may have PyTorch; nothing else need be installed.
 bench-shim: ## what libvcuda costs and how its limits hold, on a real GPU (OUT=.bench, PARTS="calls share …", SECONDS_EACH=3)
 	@python3 -m benchmarks.shim $(PARTS) --out $(or $(OUT),.bench) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH))
+
+bench-telemetry: ## what a fleet's telemetry costs one server process on this machine (ARGS="--nodes 100,300,1000 --seconds 60 --last 600")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.telemetry $(ARGS)
+
+bench-utilization: ## answers of GET /utilization/ over thirty days of a thousand GPUs (ARGS="--gpus 1000 --days 30")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.utilization $(ARGS)
 
 clean: ## remove what was built and cached; keeps .venv and the demo's state
 	rm -rf libvcuda/build apps/scheduling/core/placement/kernel/build staticfiles .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache

@@ -197,8 +197,9 @@ CHANNEL_LAYERS = {
                 {"address": REDIS_URL, "socket_timeout": None, "socket_connect_timeout": 2, "max_connections": 4096}
             ],
             "prefix": f"{REDIS_PREFIX}:channels",
-            # The layer drops silently when a channel is full: room for a burst, repaired by the next push.
-            "capacity": 1000,
+            # The layer drops silently when a channel is full, and all sockets of a process count as one: room for a
+            # push to every node of a fleet. What is lost all the same is repaired by the next push.
+            "capacity": 20_000,
             "expiry": 20,
         },
     }

@@ -119,12 +119,16 @@ def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
     milliwatts = _optional(nvml.nvmlDeviceGetPowerUsage, handle)
     temperature = _optional(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     utilisation = _optional(nvml.nvmlDeviceGetUtilizationRates, handle)
+    sm_clock = _optional(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    memory_clock = _optional(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM)
     return wire.GpuUsage(
         uuid=uuid,
         core_percent=float(utilisation.gpu) if utilisation is not None else 0.0,
         memory_bytes=int(memory.used),
         power_watts=milliwatts / 1000 if milliwatts is not None else None,
         temperature_celsius=float(temperature) if temperature is not None else None,
+        sm_clock_mhz=int(sm_clock) if sm_clock is not None else None,
+        memory_clock_mhz=int(memory_clock) if memory_clock is not None else None,
     )
 
 

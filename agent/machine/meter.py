@@ -8,6 +8,7 @@ from agent.holding.pages import LimitSlot, Totals
 
 # What the wire takes; a share past it is a forged counter, not a measurement.
 MOST_PERCENT = 1000.0
+MOST_MS = 1e9
 
 
 class _Reading(NamedTuple):
@@ -50,6 +51,7 @@ def _usage(slot: LimitSlot, alone_percent: int, before: _Reading, after: _Readin
         memory_bytes=after.totals.memory_bytes,
         memory_limit_bytes=slot.memory_bytes,
         processes=after.totals.processes,
+        gpu_time_ms=round(min(max(after.totals.gpu_time_ns - before.totals.gpu_time_ns, 0) / 1e6, MOST_MS), 3),
     )
 
 

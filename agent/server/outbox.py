@@ -21,6 +21,9 @@ log = structlog.get_logger()
 # A quarter of an hour of a server's absence; what is older the charts can do without.
 MAX_USAGE_FRAMES = 900
 MAX_USAGE_BYTES = 16 << 20
+# Sent and not acknowledged yet. An agent that was away sends what it kept in step with what the server stores: a
+# thousand of them that come back together wait for it, not it for them.
+MAX_IN_FLIGHT = 8
 MAX_PONGS = 16
 MAX_EVENTS = 256
 # Numbers are reserved on disk by blocks, so that a second's frame costs no write.
@@ -97,6 +100,7 @@ class Outbox:
         """Forget every usage frame up to and including `seq`."""
         while self._usage and self._usage[0].seq <= seq:
             self._forget_oldest()
+        self._filled.set()
 
     @property
     def unacknowledged(self) -> int:
@@ -125,7 +129,7 @@ class Outbox:
         if self._observed_waits:
             self._observed_waits = False
             return wire.encode(self._observe())
-        if self._usage_sent < len(self._usage):
+        if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
             return self._usage[self._usage_sent - 1].text
         return None

@@ -141,6 +141,11 @@ def send_to_group(group: str, message: dict[str, object]) -> None:
     _send({group: message})
 
 
+def send_to_groups(messages: Messages) -> None:
+    """To several, likewise."""
+    _send(messages)
+
+
 def _send(messages: Messages) -> None:
     """From a request's thread: nobody waits for it there. From a command or a task: until it is sent."""
     if loop := serving.loop():

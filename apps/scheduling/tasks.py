@@ -21,7 +21,7 @@ from apps.scheduling.services.accounting import budgets
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
 from apps.scheduling.services.claims import absences
-from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.claims.desired import desired_states
 from apps.scheduling.services.claims.leases import release_lapsed
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.lending import preemption
@@ -40,18 +40,23 @@ UNOBSERVED = timedelta(seconds=5)
 @shared_task
 def push_node(node_id: int, *, repair: bool = False) -> None:
     """Send a node its whole desired state, as it is now. A hint: without a connected agent it goes nowhere."""
-    node = Node.objects.filter(pk=node_id).first()
-    if node is not None:
-        text = wire.encode(desired_state(node))
-        counters.PUSHES.add("repair" if repair else "change")
-        events.send_to_group(group(node.uid), {"type": "node.desired", "text": text})
+    _push([node_id], why="repair" if repair else "change")
 
 
 @shared_task
 def push_nodes(node_ids: list[int]) -> None:
     """Send several nodes their desired states."""
-    for node_id in node_ids:
-        push_node(node_id)
+    _push(node_ids, why="change")
+
+
+def _push(node_ids: list[int], *, why: str) -> None:
+    states = desired_states(node_ids)
+    uids = dict(Node.objects.filter(pk__in=states).values_list("pk", "uid"))
+    counters.PUSHES.add(why, amount=len(states))
+    messages: events.Messages = {
+        group(uids[node_id]): {"type": "node.desired", "text": wire.encode(state)} for node_id, state in states.items()
+    }
+    events.send_to_groups(messages)
 
 
 @shared_task

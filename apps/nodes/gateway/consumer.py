@@ -1,13 +1,16 @@
 """A node's connection: decode, call one service, answer. Nothing malformed gets past the decoder."""
 
+import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
+from channels.layers import get_channel_layer
 from django.db import DatabaseError
 from django.utils import timezone
+from redis.exceptions import RedisError
 
 from agent import wire
 from apps.nodes.gateway import intake, registry
@@ -33,10 +36,39 @@ class AgentConsumer(AsyncWebsocketConsumer):
         super().__init__(*arguments, **named)
         # Compared by the intake, and a bound method is made anew each time it is asked for.
         self._told = self._stored
+        self._listening: asyncio.Task[None] | None = None
 
-    async def dispatch(self, message: dict[str, Any]) -> None:
-        """Channels has a thread look after old database connections before each message; whoever uses one here does."""
-        await getattr(self, message["type"].replace(".", "_"))(message)
+    async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        """Channels' own loop makes two tasks anew for each message, and has a thread look after old database
+        connections: at a frame a second of each node that is a third of the process. Here what the agent sends is read
+        by one loop and what comes over the channel layer by another; whoever uses a connection looks after it.
+        """
+        self.scope, self.base_send = scope, send
+        self.channel_layer = get_channel_layer()
+        self.channel_name = await self.channel_layer.new_channel()
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "websocket.receive":
+                    await self.receive(text_data=message.get("text"), bytes_data=message.get("bytes"))
+                elif message["type"] == "websocket.connect":
+                    await self.connect()
+                else:
+                    break
+        finally:
+            if self._listening is not None:
+                self._listening.cancel()
+            await self.disconnect(1006)
+
+    async def _listen(self) -> None:
+        """What workers and other connections of the node say. Without the channel layer the agent must come again."""
+        try:
+            while True:
+                message = await self.channel_layer.receive(self.channel_name)
+                await getattr(self, message["type"].replace(".", "_"))(message)
+        except (RedisError, OSError) as error:
+            logger.warning("no pushes for an agent: %s", error)
+            await self.close(wire.CLOSE_BUSY, "the channel layer is away")
 
     async def close(self, code: int | None = None, reason: str | None = None) -> None:
         """Nothing is said or stored after that."""
@@ -102,6 +134,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
         await self.send(wire.encode(desired))
         self.source = await database_sync_to_async(storing.source_of)(node)
         self.welcomed = True
+        if self._listening is None:
+            # Only now: a push from between is kept for us, and is newer than what was just sent.
+            self._listening = asyncio.ensure_future(self._listen())
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
 
     async def _usage(self, frame: wire.Usage) -> None:

@@ -54,7 +54,7 @@ def keep_up() -> tuple[int, int]:
     made = dropped = 0
     now = timezone.now()
     for table in tables():
-        made += sum(_make(table, now + hour * HOUR) for hour in range(AHEAD_HOURS + 1))
+        made += sum(make(table, now + hour * HOUR) for hour in range(AHEAD_HOURS + 1))
         dropped += sum(_drop(name) for name in _over(table, now))
         with connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table.name}_default WHERE at < %s", [now - table.kept])  # noqa: S608 - ours
@@ -71,7 +71,8 @@ def _drop(name: str) -> bool:
 
 
 @transaction.atomic
-def _make(table: Table, moment: datetime) -> bool:
+def make(table: Table, moment: datetime) -> bool:
+    """Make the partition in which a moment lies; False where there is one."""
     begin, end = table.bounds(moment)
     name = table.partition(begin)
     with connection.cursor() as cursor:

@@ -3,13 +3,14 @@
 import hashlib
 import hmac
 import uuid
-from typing import cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 from django.conf import settings
 
 from agent import wire
 from apps.nodes.models import Node
-from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.models import Assignment, AssignmentState
 
 MIB = 1 << 20
 
@@ -21,44 +22,50 @@ def claim_secret(claim_uid: uuid.UUID) -> str:
 
 
 def desired_state(node: Node) -> wire.Desired:
-    """The node's whole wanted state.
+    """The node's whole wanted state."""
+    return desired_states([node.pk])[node.pk]
 
-    The frame's number is read before its contents, so contents are never older than the number says.
+
+# What `_on_the_wire` reads of an assignment: rows, not objects, as a change may concern every node of a fleet.
+COLUMNS = (
+    "gpu__node_id", "uid", "claim__uid", "claim__tenant__slug", "gpu__uuid", "generation", "core_request", "core_limit",
+    "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
+    "claim__pool__core_ceiling", "claim__pool__parts",
+)  # fmt: skip
+
+
+def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
+    """The whole wanted states of these nodes, as far as they exist.
+
+    A frame's number is read before its contents, so contents are never older than the number says.
     """
-    frame = Node.objects.values_list("frame", flat=True).get(pk=node.pk)
-    rows = (
-        Assignment.objects.filter(gpu__node=node)
-        .exclude(state=AssignmentState.RELEASED)
-        .select_related("claim__tenant", "claim__pool", "gpu")
-        .order_by("pk")
+    frames = dict(Node.objects.filter(pk__in=node_ids).values_list("pk", "frame"))
+    rows = Assignment.objects.filter(gpu__node__in=frames).exclude(state=AssignmentState.RELEASED).order_by("pk")
+    wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in frames}
+    for row in rows.values_list(*COLUMNS, named=True):
+        wanted[row.gpu__node_id].append(_on_the_wire(row))
+    return {node_id: wire.Desired(frame=frame, assignments=wanted[node_id]) for node_id, frame in frames.items()}
+
+
+def _on_the_wire(row: Any) -> wire.Assignment:
+    sharing = wire.Sharing(
+        policy=cast(wire.Policy, row.claim__pool__sharing_policy),
+        weight=row.claim__weight,
+        best_effort=row.claim__best_effort,
+        ceiling=row.claim__pool__core_ceiling,
+        parts=row.claim__pool__parts,
     )
-    return wire.Desired(frame=frame, assignments=[_on_the_wire(row) for row in rows])
-
-
-def _on_the_wire(row: Assignment) -> wire.Assignment:
     return wire.Assignment(
         uid=str(row.uid),
-        claim_uid=str(row.claim.uid),
-        claim_name=row.claim.name,
-        tenant=row.claim.tenant.slug,
-        gpu_uuid=row.gpu.uuid,
+        claim_uid=str(row.claim__uid),
+        tenant=row.claim__tenant__slug,
+        gpu_uuid=row.gpu__uuid,
         generation=row.generation,
         # What is borrowed is guaranteed to somebody else.
         core_request=0 if row.borrowed_core else row.core_request,
         core_limit=row.core_limit,
         memory_bytes=row.memory_mib * MIB,
-        sharing=_sharing(row.claim),
-        secret_digest=hashlib.sha256(claim_secret(row.claim.uid).encode()).hexdigest(),
+        sharing=None if sharing == wire.Sharing() else sharing,
+        secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         present=row.state != AssignmentState.RELEASING,
     )
-
-
-def _sharing(claim: Claim) -> wire.Sharing | None:
-    sharing = wire.Sharing(
-        policy=cast(wire.Policy, claim.pool.sharing_policy),
-        weight=claim.weight,
-        best_effort=claim.best_effort,
-        ceiling=claim.pool.core_ceiling,
-        parts=claim.pool.parts,
-    )
-    return None if sharing == wire.Sharing() else sharing

@@ -1,0 +1,55 @@
+"""What the telemetry benchmark runs on: PostgreSQL and Valkey from their wheels, one server, worker and beat."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.telemetry.filled import Filled
+from deploy import embedded
+from deploy.demo.programs import Commands
+from deploy.demo.state import State
+from deploy.embedded import processes
+from tests.platform import free_port
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running control plane over a filled database."""
+
+    port: int
+    # The processes whose CPU time and memory are told, by who they are.
+    pids: dict[str, int]
+    filled: Filled
+
+
+@contextlib.contextmanager
+def stage(directory: Path, *, nodes: int) -> Iterator[Stage]:
+    """Start everything, fill the database, and stop at the end."""
+    state = State.at(directory / "state")
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        os.environ.pop(name, None)
+    with contextlib.ExitStack() as stack:
+        running = stack.enter_context(embedded.services(state.root, durable=True))
+        commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
+        os.environ.update(commands.control_plane)
+        filled = _filled(nodes)
+        pids = {"database": running.pids["postgres"], "valkey": running.pids["valkey"]}
+        for program in (commands.server(), commands.worker(), commands.beat()):
+            program = replace(program, orphan_signal=signal.SIGTERM)  # noqa: PLW2901 - the same, with one word more
+            process = processes.start(program)
+            stack.callback(processes.stop, program, process)
+            processes.wait_ready(program, process)
+            pids[program.name] = process.pid
+        yield Stage(commands.port, pids, filled)
+
+
+def _filled(nodes: int) -> Filled:
+    import django  # noqa: PLC0415 - the settings read the environment that was just made
+
+    django.setup()
+    from benchmarks.telemetry.filling import fill  # noqa: PLC0415 - models, once apps are loaded
+
+    return fill(nodes)

@@ -1,0 +1,63 @@
+"""What an agent keeps for its server, and how fast it sends that again."""
+
+import asyncio
+
+import pytest
+
+from agent import wire
+from agent.server.outbox import MAX_IN_FLIGHT, MAX_USAGE_FRAMES, Outbox
+
+
+def usage(seq: int) -> wire.Usage:
+    return wire.Usage(seq=seq, at=1000.0 + seq, gpus=[], assignments=[])
+
+
+def filled(frames: int) -> Outbox:
+    outbox = Outbox(lambda: wire.Observed(frame=1, assignments=[]))
+    for seq in range(1, frames + 1):
+        outbox.keep(usage(seq))
+    return outbox
+
+
+async def sent(outbox: Outbox) -> list[int]:
+    """The numbers of the usage frames that go out until nothing more does."""
+    found = []
+    while True:
+        try:
+            async with asyncio.timeout(0.02):
+                frame = wire.decode_from_agent(await outbox.take())
+        except TimeoutError:
+            return found
+        if isinstance(frame, wire.Usage):
+            found.append(frame.seq)
+
+
+async def test_what_was_kept_goes_out_in_step_with_what_is_acknowledged() -> None:
+    outbox = filled(30)
+    assert await sent(outbox) == list(range(1, MAX_IN_FLIGHT + 1))
+    outbox.acknowledge(3)
+    assert await sent(outbox) == [MAX_IN_FLIGHT + number for number in (1, 2, 3)]
+    outbox.acknowledge(MAX_IN_FLIGHT + 3)
+    assert len(await sent(outbox)) == MAX_IN_FLIGHT
+
+
+async def test_a_new_connection_begins_again_with_the_oldest_that_is_kept() -> None:
+    outbox = filled(5)
+    await sent(outbox)
+    outbox.acknowledge(2)
+    outbox.restart()
+    assert await sent(outbox) == [3, 4, 5]
+
+
+async def test_a_long_absence_keeps_the_newest() -> None:
+    outbox = filled(MAX_USAGE_FRAMES + 7)
+    assert outbox.unacknowledged == MAX_USAGE_FRAMES
+    assert (await sent(outbox))[0] == 8
+
+
+@pytest.mark.parametrize("seq", [0, 5])
+async def test_an_acknowledgement_of_what_was_never_sent_changes_nothing_else(seq: int) -> None:
+    outbox = filled(5)
+    outbox.acknowledge(seq)
+    assert outbox.unacknowledged == 5 - seq
+    assert await sent(outbox) == list(range(seq + 1, 6))
