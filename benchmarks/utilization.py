@@ -96,7 +96,8 @@ def fill_levels(*, days: int, minute_days: int) -> datetime:
             for day in range(reach + 1):
                 partitions.make(tables[level.table], begin + timedelta(days=day))
             statement = FILL.format(table=level.table, samples=int(level.span.total_seconds()))
-            cursor.execute(statement, {"begin": begin, "end": end, "span": level.span})
+            asked: dict[str, Any] = {"begin": begin, "end": end, "span": level.span}
+            cursor.execute(statement, asked)
             print(f"{level.table}: {cursor.rowcount:,} rows", flush=True)
         TelemetryMark.objects.update_or_create(name="rolled", defaults={"at": now})
         cursor.execute("VACUUM ANALYZE")

@@ -81,9 +81,9 @@ async def measure(ready: Stage, size: int, seconds: float, profile: bool) -> tup
     pushed = await _push_to_all(ready, agents)
     lost, unsaid = await _lost(agents)
     _print_profile(spy)
-    for open_one in (*agents, *browsers):
-        assert open_one.socket is not None
-        open_one.socket.close()
+    for socket in (*(agent.socket for agent in agents), *(browser.socket for browser in browsers)):
+        assert socket is not None
+        socket.close()
     acks = [value * 1000 for agent in agents for value in agent.ack_seconds]
     lags = [lag * 1000 for browser in browsers for lag in browser.lags]
     cost = {
@@ -219,8 +219,8 @@ def _print_profile(spy: "subprocess.Popen[bytes] | None") -> None:
     total = sum(own.values()) or 1
     for title, counted in (("with what it calls", whole), ("itself", own)):
         print(f"server, {title}:")
-        for name, count in counted.most_common(40):
-            print(f"{100 * count / total:6.1f} %  {name}")
+        for name, samples in counted.most_common(40):
+            print(f"{100 * samples / total:6.1f} %  {name}")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def lost(agents: list[tuple[str, int, int]]) -> int:
     return missing
 
 
-def behind(nodes: int) -> int:
-    """How many of the first nodes have not said that their newest frame is in force."""
+def behind(nodes: int) -> bool:
+    """Whether any of the first nodes has not said that their newest frame is in force."""
     rows = Node.objects.order_by("pk").values_list("frame", "observed_frame")[:nodes]
-    return sum(frame != observed for frame, observed in rows)
+    return any(frame != observed for frame, observed in rows)

@@ -21,7 +21,7 @@ def filled(frames: int) -> Outbox:
 
 async def sent(outbox: Outbox) -> list[int]:
     """The numbers of the usage frames that go out until nothing more does."""
-    found = []
+    found: list[int] = []
     while True:
         try:
             async with asyncio.timeout(0.02):

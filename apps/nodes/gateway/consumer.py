@@ -44,7 +44,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
         by one loop and what comes over the channel layer by another; whoever uses a connection looks after it.
         """
         self.scope, self.base_send = scope, send
-        self.channel_layer = get_channel_layer()
+        layer = get_channel_layer()
+        assert layer is not None
+        self.channel_layer = layer
         self.channel_name = await self.channel_layer.new_channel()
         try:
             while True:
