@@ -63,13 +63,7 @@ async def measure(ready: Stage, size: int, seconds: float, profile: bool) -> tup
     for first in range(0, size, CONNECTED_AT_ONCE):
         await asyncio.gather(*(agent.connect(ready.port) for agent in agents[first : first + CONNECTED_AT_ONCE]))
     print(f"{size:,} agents are connected", flush=True)
-    browsers = _browsers(ready.filled, agents)
-    await asyncio.gather(*(browser.connect(ready.port) for browser in browsers))
-    await beat(agents, time.monotonic() + WARM_UP_SECONDS)
-    for agent in agents:
-        agent.ack_seconds.clear()
-    for browser in browsers:
-        browser.lags.clear()
+    browsers = await _warmed_up(ready, agents)
     before, sent, begun = spent(ready), sum(agent.seq for agent in agents), time.monotonic()
     spy = _spy(ready) if profile else None
     until = begun + seconds
@@ -99,6 +93,18 @@ async def measure(ready: Stage, size: int, seconds: float, profile: bool) -> tup
         "resize p50 ms": quantile(resizes, 0.5), "resize p99 ms": quantile(resizes, 0.99), **pushed,
     }  # fmt: skip
     return cost, times, [{"nodes": size, **row} for row in memory]
+
+
+async def _warmed_up(ready: Stage, agents: list[Agent]) -> list[Browser]:
+    """Open the pages, and let everything run for a while that is not counted."""
+    browsers = _browsers(ready.filled, agents)
+    await asyncio.gather(*(browser.connect(ready.port) for browser in browsers))
+    await beat(agents, time.monotonic() + WARM_UP_SECONDS)
+    for agent in agents:
+        agent.ack_seconds.clear()
+    for browser in browsers:
+        browser.lags.clear()
+    return browsers
 
 
 def _browsers(filled: Filled, agents: list[Agent]) -> list[Browser]:
