@@ -58,7 +58,7 @@ def test_who_lent_gets_it_back_from_who_borrowed() -> None:
     assert found is not None
     assert (found.short, found.no_gpu, found.gpus) == ((CORE,), True, ("g0",))
     assert found.explanation == (
-        "No room in core, GPUs: 1 claim of 1 tenant of its cohort go, then it fits on 1 GPU; 0 were tried and spared."
+        "No room in core, GPUs: 1 claim of 1 tenant go, then it fits on 1 GPU; 0 were tried and spared."
     )
 
 

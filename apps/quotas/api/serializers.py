@@ -185,7 +185,12 @@ class PoolSerializer(Strict):
         allow_null=True,
         default=30,
         help_text="A tenant that lent what it now needs gets it back so long after the borrowers' claims were told; "
-        "0: at once, null: only when they end.",
+        "0: at once, null: only when they end. Of `preempt_by_priority` as well.",
+    )
+    preempt_by_priority = serializers.BooleanField(
+        default=False,
+        help_text="A claim that waits makes room for itself by its own tenant's claims of lower priority, after the "
+        "same notice and grace.",
     )
     rebalance_mode = serializers.ChoiceField(
         choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text="What the rebalancer does here."

@@ -80,6 +80,8 @@ class Pool(Row):
     lend_reserved = models.BooleanField(default=False, db_default=False)
     # So long before it is preempted a claim is told; 0: at once, null: nothing is preempted.
     preemption_grace_seconds = models.PositiveIntegerField(null=True, default=30, db_default=30)
+    # A claim may have its own tenant's claims of lower priority preempted.
+    preempt_by_priority = models.BooleanField(default=False, db_default=False)
     # Reservations whose claims are idle are given back, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
 

@@ -78,11 +78,15 @@ class Wanting:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimBounds:
-    """The most victims of one decision, how many are looked at, and whether own claims of lower priority are some."""
+    """The most victims of one decision, how many are looked at, and whose they may be.
+
+    `own_by_priority`: the tenant's own claims of lower priority. `from_others`: those of who borrows.
+    """
 
     most_victims: int = 16
     most_tried: int = 256
     own_by_priority: bool = False
+    from_others: bool = True
 
 
 USUAL = ReclaimBounds()
@@ -108,7 +112,7 @@ class Victims:
         tenants = len({item.tenant for item in self.claims})
         return (
             f"No room in {', '.join(lacks)}: {len(self.claims)} claim{'s' * (len(self.claims) != 1)} of {tenants} "
-            f"tenant{'s' * (tenants != 1)} of its cohort go, then it fits on {len(self.gpus)} "
+            f"tenant{'s' * (tenants != 1)} go, then it fits on {len(self.gpus)} "
             f"GPU{'s' * (len(self.gpus) != 1)}; {self.spared} were tried and spared."
         )
 
@@ -169,6 +173,8 @@ def may_take(books: Books, wanting: Wanting, victim: Living, bounds: ReclaimBoun
     """The rules, as the books stand at this moment."""
     if victim.tenant == wanting.tenant:
         return bounds.own_by_priority and victim.priority < wanting.priority
+    if not bounds.from_others:
+        return False
     keys = [key for key in books.accounts.get(wanting.tenant, {}) if victim.amounts.get(key)]
     if not books.borrows(victim.tenant, keys):
         return False

@@ -100,6 +100,7 @@ POOL = Kind(
         "lend_reserved": truth,
         "reclaim_idle": truth,
         "preemption_grace_seconds": number_or_null,
+        "preempt_by_priority": truth,
     },
     frozenset({"name"}),
     "name",

@@ -30,6 +30,7 @@ from apps.scheduling.services.placing.failures import each
 # Renewed by every turn; over by itself where there are no more turns.
 BORROWING_STOPS = timedelta(seconds=30)
 CHOSEN = "A tenant of its cohort needs back what it lent"
+OUTRANKED = "A claim of its tenant with a higher priority needs the room"
 SPARED = "The room is needed no longer, or is there without it."
 
 
@@ -119,10 +120,11 @@ def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
         return False
     grace = 0 if claim.waiting else nominee.pool.preemption_grace_seconds or 0
     preempt_at = now + timedelta(seconds=grace)
-    _note(claim, "notice", why=CHOSEN, preempt_at=preempt_at.isoformat())
-    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=CHOSEN)
-    detail = f"{CHOSEN}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC it goes back to the queue"
-    reasons = claim.reasons if claim.waiting else [{"code": "reclaimed", "gpus": 0, "detail": detail}]
+    code, why = _why(claim, nominee)
+    _note(claim, "notice", why=why, preempt_at=preempt_at.isoformat())
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=why)
+    detail = f"{why}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC it goes back to the queue"
+    reasons = claim.reasons if claim.waiting else [{"code": code, "gpus": 0, "detail": detail}]
     states.move(claim, claim.state, preempt_at=preempt_at, preempted_for=nominee, reasons=reasons)
     return True
 
@@ -135,13 +137,19 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     due = claim.preempt_at is not None and claim.preempt_at <= timezone.now()
     if not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
         return False
-    _note(claim, "preempt", why=CHOSEN, state=claim.state)
-    states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=CHOSEN)
-    reasons = [{"code": "reclaimed", "gpus": 0, "detail": f"{CHOSEN}: it waits again"}]
+    code, why = _why(claim, nominee)
+    _note(claim, "preempt", why=why, state=claim.state)
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
+    reasons = [{"code": code, "gpus": 0, "detail": f"{why}: it waits again"}]
     if not end_assignments(claim, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
         states.move(claim, ClaimState.QUEUED, reasons=reasons, **states.NOT_PREEMPTED)
     return True
+
+
+def _why(claim: Claim, nominee: Claim) -> tuple[str, str]:
+    """As a reason's code, and in words; another tenant is not named."""
+    return ("outranked", OUTRANKED) if claim.tenant_id == nominee.tenant_id else ("reclaimed", CHOSEN)
 
 
 @transaction.atomic

@@ -1,7 +1,9 @@
 """Who would have to go so that tenants get back what they lent: reads a pool and its cohorts, and asks the core.
 
-Only claims whose tenant stays within `hard` with them, that a round has refused, and that no other rule holds back.
-What is being released already counts as free, so nobody goes for room that comes anyway.
+Only for claims that a round has refused, and that no other rule holds back. From others takes only whose tenant stays
+within `hard` with the claim. Where the pool says so, claims of the same tenant with a lower priority go as well; that
+asks nothing of the tenant's quota but that the claim fits in it afterwards. What is being released already counts as
+free, so nobody goes for room that comes anyway.
 """
 
 from collections import defaultdict
@@ -10,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models.node import FRESH
@@ -18,7 +20,7 @@ from apps.quotas.models import Pool, ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.reclaim import Account, Books, Living, Scene, Victims, Wanting, reclaim
+from apps.scheduling.core.reclaim import Account, Books, Living, ReclaimBounds, Scene, Victims, Wanting, reclaim
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, WAITING
@@ -33,6 +35,8 @@ from apps.scheduling.services.reserving.reserved import Reserved, read_reserved
 MOST_ASKING = 32
 # What no other claim's end would change.
 NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)
+# Has GPUs, or is charged.
+_HOLDS = Q(state__in=PLACED) | Q(state__in=WAITING, charged_vgpus__gt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,15 @@ class Plan:
 def asking(pool: Pool, *, now: datetime) -> list[Claim]:
     """Refused claims that may reclaim something: those for whom room is being made first, then in the queue's order."""
     rows = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state=ClaimState.QUEUED)
-    rows = rows.filter(tenant__cohort__isnull=False, best_effort=False, group=None, reservation=None)
-    found = list(rows.select_related("tenant", "pool").order_by("-priority", "pk")[:MOST_ASKING])
-    found.sort(key=lambda claim: claim.nominated_gpus is None)
-    # Where nobody borrows nothing is to be had, and the pool need not be read.
+    rows = rows.filter(best_effort=False, group=None, reservation=None)
+    # Where nobody borrows, or runs at a lower priority, nothing is to be had, and the pool need not be read.
     borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
-    lent = set(borrowed.order_by().values_list("tenant__cohort", flat=True)) if found else set()
-    found = [claim for claim in found if claim.nominated_gpus is not None or claim.tenant.cohort in lent]
+    may = Q(nominated_gpus__isnull=False) | Q(tenant__cohort__in=borrowed.values("tenant__cohort"))
+    if pool.preempt_by_priority:
+        lower = Claim.objects.filter(tenant=OuterRef("tenant"), pool=pool, priority__lt=OuterRef("priority"))
+        may |= Q(Exists(lower.filter(_HOLDS, reservation=None)))
+    found = list(rows.filter(may).select_related("tenant", "pool").order_by("-priority", "pk")[:MOST_ASKING])
+    found.sort(key=lambda claim: claim.nominated_gpus is None)
     return [claim for claim in found if not any(reason["code"] in NOT_BY_OTHERS for reason in claim.reasons)]
 
 
@@ -65,7 +71,8 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
     """
     waits = claim.start_at is not None and claim.start_at > timezone.now()
     own_way = claim.best_effort or claim.group is not None or claim.reservation_id is not None
-    if claim.tenant.cohort is None or own_way or waits or claim.pool.preemption_grace_seconds is None:
+    nobody = claim.tenant.cohort is None and not claim.pool.preempt_by_priority
+    if nobody or own_way or waits or claim.pool.preemption_grace_seconds is None:
         return None
     for name in states.CHARGED_FIELDS:
         setattr(claim, name, 0)
@@ -97,13 +104,14 @@ def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -
 
 
 class _View:
-    """A pool, and the cohorts of who asks, at one moment."""
+    """A pool, who asks, and their cohorts, at one moment."""
 
     def __init__(self, pool: Pool, claims: Sequence[Claim], now: datetime) -> None:
         self.pool, self.now = pool, now
-        self.cohorts = {claim.tenant.cohort for claim in claims}
+        self.cohorts = {claim.tenant.cohort for claim in claims if claim.tenant.cohort is not None}
+        self.asking = {claim.tenant_id for claim in claims}
         self.quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
-        for quota in _quotas(pool).filter(tenant__cohort__in=self.cohorts):
+        for quota in _quotas(pool).filter(Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)):
             self.quotas[quota.tenant_id].append(quota)
         # Nominations are decided anew here, so they hold nothing.
         self.reserved: Reserved = replace(read_reserved(pool, now=now), nominated={})
@@ -119,39 +127,41 @@ class _View:
 
     def plan(self, claim: Claim) -> Plan | None:
         """For one claim; what is found counts for the next."""
-        amounts = self._entitled(claim)
+        amounts = self._due(claim)
         if amounts is None:
+            return None
+        bounds = ReclaimBounds(
+            own_by_priority=self.pool.preempt_by_priority, from_others=self._within_hard(claim, amounts)
+        )
+        if not (bounds.own_by_priority or bounds.from_others):
             return None
         wanting = Wanting(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
         self.scene.held = self.reserved.held(claim, self.scene.fleet.gpus)
-        if (found := reclaim(self.scene, wanting)) is None:
+        if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
         self.scene.settle(wanting, found)
         victims = tuple(member for item in found.claims for member in self.members[item.claim])
         shares = {_name(quota): quota.share_id for quota in self.quotas[claim.tenant_id] if quota.share_id}
         return Plan(claim, found, victims, frozenset(shares[key] for key in amounts if key in shares))
 
-    def _entitled(self, claim: Claim) -> dict[str, int] | None:
-        """What is still to be charged for it; None where its tenant has no right to that, or to anybody's."""
+    def _due(self, claim: Claim) -> dict[str, int] | None:
+        """What is still to be charged for it; None where that can never be."""
         quotas = self.quotas[claim.tenant_id]
         total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
         due = {resource: amount - claim.charged[resource] for resource, amount in total.items()}
         covered = {quota.resource for quota in quotas}
         if any(due[resource] > 0 and resource not in covered for resource in ZERO_WITHOUT_ROW):
             return None
-        amounts = _amounts(quotas, due)
-        if not any(quota.share_id and quota.hard for quota in quotas):
-            return None
-        if not self.scene.books.within_nominal(str(claim.tenant_id), dict.fromkeys(self._keys(quotas), 0) | amounts):
-            return None
         try:
             refuse_spent(claim.tenant)
         except BudgetExceeded:
             return None
-        return amounts
+        return _amounts(quotas, due)
 
-    def _keys(self, quotas: Iterable[ResourceQuota]) -> list[str]:
-        return [_name(quota) for quota in quotas if quota.hard is not None]
+    def _within_hard(self, claim: Claim, amounts: dict[str, int]) -> bool:
+        """Whether its tenant lends, and has a right to so much more."""
+        lends = any(quota.share_id and quota.hard for quota in self.quotas[claim.tenant_id])
+        return lends and self.scene.books.within_nominal(str(claim.tenant_id), amounts)
 
     def _books(self) -> Books:
         lendable: dict[str, int] = {}
@@ -159,7 +169,13 @@ class _View:
         for key, quotas in self.quotas.items():
             mine = accounts.setdefault(str(key), {})
             for quota in quotas:
-                if quota.hard is not None and quota.share is not None:
+                if quota.hard is None:
+                    continue
+                if quota.share is None:
+                    # Without a cohort: all of it is kept, and nothing comes to it.
+                    lendable[_name(quota)] = 0
+                    mine[_name(quota)] = Account(quota.hard, quota.hard, quota.hard, quota.used)
+                else:
                     lendable[_name(quota)] = quota.share.lendable
                     mine[_name(quota)] = Account(quota.hard, quota.hard - quota.lendable, quota.most, quota.used)
         weights = Tenant.objects.filter(cohort__in=self.cohorts).values_list("pk", "weight")
@@ -167,8 +183,10 @@ class _View:
 
     def _living(self, tenants: Iterable[str]) -> list[Living]:
         """What these tenants' claims hold: claims that run in reserved room go with that, and by nothing else."""
-        rows = Claim.objects.filter(tenant__in=map(int, tenants), reservation=None).select_related("tenant", "pool")
-        rows = rows.filter(Q(state__in=PLACED) | Q(state__in=WAITING, charged_vgpus__gt=0)).order_by("pk")
+        whose = Q(tenant__in=map(int, tenants))
+        if self.pool.preempt_by_priority:
+            whose |= Q(tenant__in=self.asking, pool=self.pool)
+        rows = Claim.objects.filter(whose, _HOLDS, reservation=None).select_related("tenant", "pool").order_by("pk")
         parts = self._parts(rows)
         for claim in rows:
             self.members[_unit(claim)].append(claim)
@@ -194,7 +212,8 @@ class _View:
 
     def _leaving(self) -> list[Living]:
         """What is being released on nodes that can say so, whoever's it is."""
-        rows = Claim.objects.filter(Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts), state=ClaimState.RELEASING)
+        whose = Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)
+        rows = Claim.objects.filter(whose, state=ClaimState.RELEASING)
         away = Assignment.objects.filter(gpu__node__last_seen_at__lt=self.now - FRESH, claim__in=rows)
         rows = rows.exclude(pk__in=away.values("claim")).order_by("pk")
         parts = self._parts(rows)
@@ -218,14 +237,15 @@ def _quotas(pool: Pool) -> QuerySet[ResourceQuota]:
 
 
 def _name(quota: ResourceQuota) -> str:
-    """Of the quota's share; shown."""
+    """Of the quota's share, or of itself where it has none; shown."""
     where = f"in pool {quota.pool.name}" if quota.pool else "over all pools"
-    return f"{quota.resource} of cohort {quota.tenant.cohort} {where}"
+    whose = f"cohort {quota.tenant.cohort}" if quota.share_id else f"tenant {quota.tenant.slug}"
+    return f"{quota.resource} of {whose} {where}"
 
 
 def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: int | None = None) -> dict[str, int]:
     """By share, of the limited quotas that cover it; `pool_id`: where the claim is, unless it is in this pool."""
-    covering = (quota for quota in quotas if quota.hard is not None and quota.share_id)
+    covering = (quota for quota in quotas if quota.hard is not None)
     return {
         _name(quota): due[quota.resource]
         for quota in covering
