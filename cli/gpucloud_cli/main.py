@@ -7,7 +7,19 @@ import sys
 import click
 
 from gpucloud_cli import __version__, output
-from gpucloud_cli.commands import apply, claims, nodes, requests, reservations, run, session, tokens, top, webhooks
+from gpucloud_cli.commands import (
+    apply,
+    claims,
+    nodes,
+    pools,
+    requests,
+    reservations,
+    run,
+    session,
+    tokens,
+    top,
+    webhooks,
+)
 from gpucloud_cli.failures import MEANINGS, Exit, Failure, Interrupted, exit_code
 from gpucloud_cli.resources import TABLE
 from gpucloud_cli.verbs import group
@@ -39,7 +51,7 @@ def build() -> click.Group:
     """Every command."""
     for resource in TABLE:
         root.add_command(group(resource), resource.name)
-    for part in (session, claims, nodes, tokens, requests, reservations, run, top, webhooks, apply):
+    for part in (session, claims, nodes, pools, tokens, requests, reservations, run, top, webhooks, apply):
         part.join(root)
     return root
 

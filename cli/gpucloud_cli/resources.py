@@ -206,7 +206,9 @@ TABLE = (
             Field(
                 "preemption_grace_seconds", OrNull(click.INT), "before borrowers' claims go back to the queue; or none"
             ),
-            Field("preempt_by_priority", click.BOOL, "of one tenant's claims a higher priority may end a lower one's turn"),
+            Field(
+                "preempt_by_priority", click.BOOL, "of one tenant's claims a higher priority may end a lower one's turn"
+            ),
             Field("rebalance_mode", REBALANCING, "what the rebalancer may do by itself"),
             Field("rebalance_policy", click.Choice(["feedback", "percentile", "cron"]), "how it judges"),
         ),

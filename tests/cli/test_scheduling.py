@@ -1,5 +1,7 @@
 """What operators set for the scheduler: pools' policies, nodes' labels; and the lists of what it would do."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from tests.cli.commands import Shell, new_name
@@ -25,6 +27,32 @@ def test_a_nodes_labels_are_given_anew_as_a_whole(olga: Shell) -> None:
     assert olga.data("node", "change", name, "--labels", "zone=c")["labels"] == {"zone": "c"}
     assert olga.run("node", "change", name, "--labels", "zone").code == 2
     assert olga.data("node", "change", name, "--labels", "")["labels"] == {}
+
+
+def test_a_pool_is_rebalanced_and_consolidated_and_an_empty_answer_says_why(olga: Shell) -> None:
+    name = new_name("p")
+    olga.data("pool", "create", name)
+    ended = olga.run("pool", "rebalance", name, "--dry-run")
+    assert (ended.code, ended.out, "No claim of the pool is active" in ended.err) == (0, "", True)
+    assert olga.run("pool", "rebalance", name).code == 3
+    ended = olga.run("pool", "consolidate", name, "--dry-run", "--most-moves", "2")
+    assert (ended.code, ended.out, "could be moved" in ended.err) == (0, "", True)
+    assert olga.data("pool", "consolidate", name)["plans"] == []
+    assert olga.run("proposal", "accept", "00000000-0000-0000-0000-000000000000").code == 1
+    assert olga.run("proposal", "dismiss", "00000000-0000-0000-0000-000000000000", "--words", "no").code == 1
+
+
+def test_the_queue_of_every_pool_says_when_and_why(olga: Shell, tenant: str) -> None:
+    later = (datetime.now(UTC) + timedelta(days=30)).isoformat()
+    claim = olga.data(
+        "claim", "create", "--tenant", tenant, "--core", "100", "--memory", "1GiB", "--when-over-quota", "wait",
+        "--gpus", "4", "--start-at", later,
+    )  # fmt: skip
+    (row,) = olga.data("queue", "list", "--tenant", tenant)
+    assert (row["claim"], row["pool"]) == (claim["uid"], "default")
+    head = olga.run("queue", "list", "--tenant", tenant).out.splitlines()[0]
+    assert {"POOL", "STARTS", "REASON"} <= set(head.split())
+    olga.run("claim", "release", claim["uid"])
 
 
 def test_the_queue_is_listed_in_its_order(olga: Shell) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apps.quotas.models import AuditEvent
 from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
@@ -184,6 +185,13 @@ def test_an_operator_sees_for_whom_what_would_move_and_nothing_moves(cast: Cast)
     assert "train of acme could start" in plan["explanation"]
     assert other["waiting_claim"] is None
     assert Assignment.objects.filter(pk=second.pk, gpu=second.gpu, state="in_force").exists()
-    assert cast.olga.get("pools/default/consolidation/?most_memory_mib=100").body["plans"] == []
+    empty = cast.olga.get("pools/default/consolidation/?most_memory_mib=100").body
+    assert (empty["plans"], answer.body["explanation"]) == ([], None)
+    assert empty["explanation"] == (
+        "2 claims could be moved, but no 4 moves of at most 100 MiB leave a GPU wholly free, and none of the 1 at the "
+        "queue's head would start after any."
+    )
+    asked = AuditEvent.objects.filter(action="pool.consolidation").order_by("pk")
+    assert [(row.object_id, row.after and row.after["plans"]) for row in asked] == [("default", 2), ("default", 0)]
     assert cast.olga.get("pools/default/consolidation/?most_moves=0").status == 400
     assert cast.anna.get("pools/default/consolidation/").code == "role-missing"

@@ -116,7 +116,7 @@ def test_room_in_the_quota_is_made_as_well(cast: Cast, machine: Machine) -> None
 
 
 def test_who_would_borrow_takes_its_own_and_nobody_elses(cast: Cast, machine: Machine) -> None:
-    lender = create_tenant(principal=SYSTEM, slug="initech")
+    lender = create_tenant(principal=SYSTEM, slug="initech", name="Initech")
     for tenant in (cast.acme, cast.globex, lender):
         change_tenant(principal=SYSTEM, tenant=tenant, cohort="lab")
         tenant.refresh_from_db()

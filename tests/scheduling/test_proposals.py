@@ -3,6 +3,7 @@
 from django.db import connection
 
 from apps.quotas.api.serializers import RebalanceBoundsSerializer
+from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.core.rebalancing.values import Bounds
@@ -120,3 +121,22 @@ def test_the_bounds_of_a_pool_are_those_of_the_policies(cast: Cast) -> None:
     assert (bounds.floor_percent, bounds.calendar[0].to_minute, bounds.step_percent) == (10, 1440, 20)
     for wrong in ({"floor": 1}, {"floor_percent": 0}, {"idle_percent": 9}, {"calendar": [{"days": [0]}]}):
         assert cast.olga.patch("pools/default/", {"rebalance_bounds": wrong}).status == 400
+
+
+def test_a_run_says_why_it_found_nothing_and_who_had_it_run_is_audited(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    path = "pools/default/rebalance/"
+    assert cast.olga.post(path).body["explanation"] == "No claim of the pool is active."
+    claim, _ = placed(cast, machine, core_request=80)
+    assert "1 claims are active, and none of them was measured" in cast.olga.post(path).body["explanation"]
+    measured(claim, clock, core_percent=79)
+    clock.advance(seconds=1)
+    answer = cast.olga.post(path).body
+    assert (answer["considered"], answer["changes"]) == (1, [])
+    assert "none needs another share" in answer["explanation"]
+    rows = AuditEvent.objects.filter(action="pool.rebalance").order_by("pk")
+    assert [row.after and row.after["considered"] for row in rows] == [0, 0, 1]
+    assert all(row.actor.startswith("token:") for row in rows)
+    assert tasks.rebalance_pool(cast.pool.pk) == 0
+    assert rows.count() == 3

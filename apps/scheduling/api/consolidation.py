@@ -48,6 +48,9 @@ class ConsolidationSerializer(Strict):
 
     pool = serializers.CharField(read_only=True)
     plans = PlanSerializer(many=True, read_only=True)
+    explanation = serializers.CharField(
+        read_only=True, allow_null=True, help_text="Why there are no plans; null where there are."
+    )
 
 
 class QuestionSerializer(serializers.Serializer[Any]):
@@ -79,7 +82,8 @@ class PoolConsolidation(ApiView):
         question = QuestionSerializer(data=request.query_params.dict())
         question.is_valid(raise_exception=True)
         found = proposals(principal=self.principal, pool=pool, bounds=MoveBounds(**question.validated_data))
-        return Response({"pool": pool.name, "plans": [_shown(item) for item in found]})
+        plans = [_shown(item) for item in found.plans]
+        return Response({"pool": pool.name, "plans": plans, "explanation": found.why})
 
 
 def _shown(item: Proposed) -> dict[str, Any]:

@@ -136,6 +136,9 @@ class RunSerializer(Strict):
     dry_run = serializers.BooleanField(read_only=True)
     considered = serializers.IntegerField(read_only=True, help_text="Claims that were looked at.")
     changes = FoundSerializer(many=True, source="proposals", read_only=True)
+    explanation = serializers.CharField(
+        source="why", read_only=True, allow_null=True, help_text="Why there are no changes; null where there are."
+    )
 
 
 class PoolRebalance(ApiView):

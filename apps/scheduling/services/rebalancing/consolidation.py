@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
+from django.db import transaction
 from django.utils import timezone
 
 from apps.nodes.models import Sample
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
+from apps.quotas.services import audit
 from apps.scheduling.core import calendar
 from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
@@ -42,10 +44,19 @@ class Proposed:
         return f"{what}: {self.claim.name} of {self.claim.tenant.slug} could start, and {left} for it."
 
 
-def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> list[Proposed]:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found, and where that is nothing, why."""
+
+    plans: list[Proposed]
+    why: str | None
+
+
+@transaction.atomic
+def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Looked:
     """What moves would let claims of the queue's head start, each alone, and which GPUs could be left whole.
 
-    Raises RoleMissing.
+    Who asked is in the audit log. Raises RoleMissing.
     """
     principal.require_operator()
     sitting, claims = _sitting(pool)
@@ -53,14 +64,37 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> list[P
         "tenant", "pool"
     )
     fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
-    head = waiting.order_by("-priority", "pk")[:MOST_WAITING]
+    head = list(waiting.order_by("-priority", "pk")[:MOST_WAITING])
     now = timezone.now()
     held = calendar.held(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
     plans = [(claim, make_room(fleet, sitting, request_of(claim), bounds, held=held)) for claim in head]
     found = [Proposed(claim, plan, claims) for claim, plan in plans if plan]
     if plan := free_gpus(fleet, sitting, bounds, held=held):
         found.append(Proposed(None, plan, claims))
-    return found
+    looked = Looked(found, None if found else _nothing(pool, len(sitting), len(head), bounds))
+    after = {"most_moves": bounds.most_moves, "most_memory_mib": bounds.most_memory_mib, "plans": len(found)}
+    audit.record(
+        principal=principal,
+        action="pool.consolidation",
+        object_type="pool",
+        object_id=pool.name,
+        after={**after, "why": looked.why},
+    )
+    return looked
+
+
+def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> str:
+    """Why no moves are proposed."""
+    if not could_move:
+        return (
+            f"No claim of pool {pool.name} could be moved: only active ones can that neither borrow core nor run in a "
+            "reservation."
+        )
+    whom = "nothing waits" if not waiting else f"none of the {waiting} at the queue's head would start"
+    return (
+        f"{could_move} claims could be moved, but no {bounds.most_moves} moves of at most {bounds.most_memory_mib} MiB "
+        f"leave a GPU wholly free, and {whom} after any."
+    )
 
 
 def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:

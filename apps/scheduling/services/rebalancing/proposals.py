@@ -6,7 +6,8 @@ memory, a smaller guarantee), waits for the yes of somebody who might have asked
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +18,7 @@ from apps.quotas.models import Pool, RebalanceMode
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.core import rebalancing as core
-from apps.scheduling.core.rebalancing.values import Change
+from apps.scheduling.core.rebalancing.values import Change, Observation
 from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.claims import loans
@@ -50,12 +51,13 @@ class ProposalStale(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A run: which claims were looked at, and what came of each change."""
+    """A run: which claims were looked at, what came of each change, and where there is none, why."""
 
     pool: Pool
     considered: int
     proposals: list[Proposal]
     dry_run: bool = False
+    why: str | None = None
 
 
 def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> Found:
@@ -73,12 +75,14 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
     if dry_run:
         return _plan(pool, now)
     if not _lead(pool, "pg_try_advisory_lock"):
-        return Found(pool, 0, [])
+        return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
     try:
         # In a savepoint: an error of the database would else keep the lock from being let go.
         with transaction.atomic():
             found = _plan(pool, now)
-        return Found(pool, found.considered, [_take(proposal) for proposal in found.proposals])
+            if principal != REBALANCER:
+                _note(found, principal)
+        return replace(found, proposals=[_take(proposal) for proposal in found.proposals], dry_run=False)
     finally:
         _lead(pool, "pg_advisory_unlock")
 
@@ -136,7 +140,38 @@ def _plan(pool: Pool, now: datetime) -> Found:
     )
     by_uid = {str(uid): claim for uid, claim in claims.items()}
     proposals = [_proposal(pool, by_uid[change.claim], change) for change in changes if change.claim in by_uid]
-    return Found(pool, len(seen), proposals, dry_run=True)
+    why = None if proposals else _nothing(pool, seen, now)
+    return Found(pool, len(seen), proposals, dry_run=True, why=why)
+
+
+def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
+    """Why a run finds nothing to change."""
+    bounds = bounds_of(pool)
+    if not seen:
+        active = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE).count()
+        if not active:
+            return "No claim of the pool is active."
+        return (
+            f"{active} claims are active, and none of them was measured in the last {bounds.window_seconds} s, "
+            "since its last change, on a node that reports; claims with `rebalance` false and those that borrow are "
+            "left alone."
+        )
+    since = now.timestamp() - bounds.cool_down_seconds
+    cooling = sum(item.changed_at is not None and item.changed_at > since for item in seen)
+    rested = f"; {cooling} of them were changed within the cool-down of {bounds.cool_down_seconds} s" if cooling else ""
+    how = f"by the policy {pool.rebalance_policy} and the pool's bounds"
+    return f"{len(seen)} claims were looked at, and {how} none needs another share{rested}."
+
+
+def _note(found: Found, principal: Principal) -> None:
+    """Somebody had it run; what it changed has rows of its own."""
+    audit.record(
+        principal=principal,
+        action="pool.rebalance",
+        object_type="pool",
+        object_id=found.pool.name,
+        after={"considered": found.considered, "changes": len(found.proposals), "why": found.why},
+    )
 
 
 def _proposal(pool: Pool, claim: Claim, change: Change) -> Proposal:
