@@ -141,6 +141,7 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
         "/claims/",
         "/claims/new/",
         f"/claims/{running['uid']}/",
+        "/queue/",
         "/nodes/",
         f"/nodes/{node}/",
         "/reservations/",

@@ -1,6 +1,9 @@
 """Changing things from their pages: claims made, resized, released; nodes cordoned."""
 
+from datetime import timedelta
+
 import pytest
+from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
@@ -121,6 +124,37 @@ def test_a_new_claim_is_made_by_form(cast: Cast, machine: Machine, browser: Sign
     claim = Claim.objects.get()
     assert answer["Location"] == f"/claims/{claim.uid}/"
     assert (claim.name, claim.core_request, claim.core_limit, claim.created_by) == ("train-7", 25, 50, "user:max")
+
+
+def test_what_only_some_claims_say_is_folded_and_taken(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    plain = browser("max").get("/claims/new/").content.decode()
+    assert '<details class="more" >' in plain
+    Node.objects.update(labels={"zone": "a", "net": "ib"})
+    soon = (timezone.now() + timedelta(days=1)).replace(second=0, microsecond=0)
+    more = {
+        "priority": "-5", "time_limit_minutes": "90", "start_at": soon.strftime("%Y-%m-%dT%H:%M"),
+        "affinity": "a", "anti_affinity": "b", "exclusion": "c", "node_selector": "zone=a, net=ib",
+    }  # fmt: skip
+    assert browser("max").post("/claims/new/", NEW | more).status_code == 302
+    claim = Claim.objects.get()
+    said = (claim.priority, claim.time_limit_seconds, claim.start_at, claim.node_selector)
+    assert said == (-5, 5400, soon, {"zone": "a", "net": "ib"})
+    assert (claim.affinity, claim.anti_affinity, claim.exclusion) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", "2000"), ("time_limit_minutes", "0"), ("affinity", "no spaces"), ("node_selector", "zone"),
+        ("node_selector", "-=x"), ("node_selector", "zone=a b"), ("start_at", "2099-01-01T00:00"),
+    ],
+)  # fmt: skip
+def test_a_wrong_one_is_shown_unfolded(cast: Cast, machine: Machine, browser: SignIn, field: str, value: str) -> None:
+    answer = browser("max").post("/claims/new/", NEW | {field: value})
+    assert answer.status_code == 422
+    assert field in answer.context["form"].errors
+    assert '<details class="more" open>' in answer.content.decode()
+    assert not Claim.objects.exists()
 
 
 def test_a_new_claim_needs_a_tenant_in_which_one_may_make_it(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -1,14 +1,20 @@
 """Forms of the pages. They say what is a number; the services say what may be done."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from django import forms
+from django.core.validators import RegexValidator
+from django.utils import timezone
+from rest_framework.exceptions import ValidationError
 
+from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.models import Pool, Role, SharingPolicy, Tenant
+from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
-from apps.scheduling.api.serializers import MAX_MEMORY_MIB
+from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
 from apps.scheduling.models import ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT
 from gpucloud.errors import GpucloudError
@@ -33,6 +39,15 @@ def number(label: str, *, most: int, help_text: str, **more: Any) -> forms.Integ
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
         **more,
     )
+
+
+LOCAL = "%Y-%m-%dT%H:%M"
+
+
+def moment(label: str, *, help_text: str, **more: Any) -> forms.DateTimeField:
+    """A field for a moment, in UTC."""
+    widget = forms.DateTimeInput(attrs={"class": "form-control", "type": "datetime-local"}, format=LOCAL)
+    return forms.DateTimeField(label=label, help_text=help_text, widget=widget, input_formats=[LOCAL], **more)
 
 
 class ServiceForm(forms.Form):
@@ -72,8 +87,100 @@ class ResizeForm(ServiceForm):
         return {name: self.cleaned_data[name] for name in self.changed_data}
 
 
-class ClaimForm(ServiceForm):
-    """A new claim: the fields that most claims need; the API has them all."""
+def flat(detail: Any) -> Iterator[str]:
+    """The API's words about what is wrong, however deep they lie."""
+    if isinstance(detail, str):
+        yield detail
+    else:
+        for item in detail.values() if isinstance(detail, dict) else detail:
+            yield from flat(item)
+
+
+LABEL_CHECK = RegexValidator(LABEL_NAME, LABEL_WRONG)
+
+
+def label(name: str, help_text: str) -> forms.CharField:
+    """A field for a label among the tenant's claims."""
+    widget = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"})
+    return forms.CharField(
+        label=name, help_text=help_text, required=False, max_length=63, widget=widget, validators=[LABEL_CHECK]
+    )
+
+
+class MoreForm(ServiceForm):
+    """What only some claims say; on the page it is folded until one of these says something."""
+
+    priority = forms.IntegerField(
+        required=False,
+        min_value=-1000,
+        max_value=1000,
+        help_text="Higher goes first in the queue; 0 unless given.",
+        widget=forms.NumberInput(attrs={"class": "form-control"}),
+    )
+    time_limit_minutes = number(
+        "Time limit",
+        most=MOST[ClaimField.TIME_LIMIT_SECONDS] // 60,
+        required=False,
+        help_text="Minutes after which it is released. With one it may start before claims that wait for more room.",
+    )
+    start_at = moment("Not before", required=False, help_text="In UTC; it waits until then.")
+    affinity = label("Together with", "A label: your tenant’s claims that have it share a GPU.")
+    anti_affinity = label("Apart from", "A label: your tenant’s claims that have it never share a GPU.")
+    exclusion = label("Alone with", "A label: its GPUs carry only your tenant’s claims that have it.")
+    node_selector = forms.CharField(
+        label="Nodes with labels",
+        required=False,
+        max_length=2000,
+        help_text="All of them, such as zone=a, net=ib.",
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "zone=a, net=ib"}),
+    )
+
+    @property
+    def usual(self) -> list[forms.BoundField]:
+        """The fields that are always seen."""
+        return [field for field in self if field.name not in MoreForm.base_fields]
+
+    @property
+    def more(self) -> list[forms.BoundField]:
+        """The folded ones."""
+        return [field for field in self if field.name in MoreForm.base_fields]
+
+    @property
+    def more_is_open(self) -> bool:
+        """Where one of them says something, or is wrong."""
+        return self.is_bound and any(field.data or field.errors for field in self.more)
+
+    def clean_node_selector(self) -> dict[str, str]:
+        """`zone=a, net=ib` by name, as the API takes it."""
+        words = [word.strip().partition("=") for word in self.cleaned_data["node_selector"].split(",") if word.strip()]
+        if not all(equals for _, equals, _ in words):
+            raise forms.ValidationError("Write name=value, and commas between them: zone=a, net=ib.")
+        try:
+            labels: dict[str, str] = LabelsField().run_validation(
+                {name.strip(): value.strip() for name, _, value in words}
+            )
+        except ValidationError as error:
+            raise forms.ValidationError(str(next(iter(flat(error.detail))))) from error
+        return labels
+
+    def clean_start_at(self) -> datetime | None:
+        """The API's own rule."""
+        start_at: datetime | None = self.cleaned_data["start_at"]
+        if start_at is not None and start_at > timezone.now() + LATEST_START:
+            raise forms.ValidationError(f"Must be within {LATEST_START.days} days.")
+        return start_at
+
+    @property
+    def asked_more(self) -> dict[str, Any]:
+        """For the service: what is said, so that the tenant's defaults count for the rest."""
+        said = {name: self.cleaned_data[name] for name in MoreForm.base_fields if self.cleaned_data[name]}
+        if minutes := said.pop("time_limit_minutes", None):
+            said["time_limit_seconds"] = 60 * minutes
+        return said
+
+
+class ClaimForm(MoreForm):
+    """A new claim: what most claims need, and, folded, what some do; the API has a few fields more."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -136,9 +243,9 @@ class ClaimForm(ServiceForm):
     @property
     def asked(self) -> dict[str, Any]:
         """For the service."""
-        values = dict(self.cleaned_data)
+        values = {name: value for name, value in self.cleaned_data.items() if name not in MoreForm.base_fields}
         values["core_limit"] = values["core_limit"] or values["core_request"]
-        return values
+        return values | self.asked_more
 
     def clean(self) -> dict[str, Any]:
         """The API's own rule."""

@@ -10,16 +10,10 @@ from apps.quotas.models import Pool, Role, Tenant
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB
-from apps.scheduling.pages.forms import ServiceForm, number
+from apps.scheduling.pages.forms import ServiceForm, moment, number
 
-LOCAL = "%Y-%m-%dT%H:%M"
 # What the API takes as its own where nothing is said.
 RULES: dict[str, Any] = {"grace_seconds": 900, "idle_percent": 5, "idle_seconds": 1800}
-
-
-def _moment(label: str, *, help_text: str, **more: Any) -> forms.DateTimeField:
-    widget = forms.DateTimeInput(attrs={"class": "form-control", "type": "datetime-local"}, format=LOCAL)
-    return forms.DateTimeField(label=label, help_text=help_text, widget=widget, input_formats=[LOCAL], **more)
 
 
 class WeekForm(forms.Form):
@@ -79,9 +73,9 @@ class BookingForm(ServiceForm):
     gpu_count = number("GPUs", most=64, help_text="How many, the same share of each.", initial=1)
     core_request = number("Core", most=100, help_text="Percent of each GPU; 100 is all of it.", initial=100)
     memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
-    start_at = _moment("From", help_text="Times are in UTC.")
-    end_at = _moment("To", help_text="Claims in it end with it.")
-    weekly_until = _moment(
+    start_at = moment("From", help_text="Times are in UTC.")
+    end_at = moment("To", help_text="Claims in it end with it.")
+    weekly_until = moment(
         "Every week until", help_text="Booked again each week, all or none. Empty: once.", required=False
     )
 
