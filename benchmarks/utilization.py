@@ -1,7 +1,7 @@
 """`make bench-utilization`: how long `GET /utilization/` takes over roll-ups of a thousand GPUs and thirty days.
 
 Rows are made by one statement a level: each GPU with two assignments, minutes, hours and days for all the time, ten
-seconds for a day. Requests go through the whole of Django, in this process: the socket is not in it.
+seconds for two hours. Requests go through the whole of Django, in this process: the socket is not in it.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from deploy.demo.programs import Commands
 from deploy.demo.state import State
 
 GPUS_PER_NODE = 8
+TENS_HOURS = 2
 FILL = """
 INSERT INTO {table}
 SELECT at, gpu.node_id, gpu.id, series.uid, {samples}, 40 + 30 * sin(gpu.id + extract(epoch FROM at) / 7000),
@@ -66,7 +67,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         f"a tenant ({len(filled.nodes) * 16 // 4} assignments)": "tenant=team-0",
     }
     windows = {
-        "6 hours": 0.25,
+        "2 hours": 1 / 12,
         "1 day": 1,
         "7 days": 7,
         f"{arguments.days} days": arguments.days,
@@ -88,12 +89,13 @@ def fill_levels(*, days: int, minute_days: int) -> datetime:
     from apps.nodes.services.telemetry import levels, partitions  # noqa: PLC0415 - likewise
 
     now = levels.floor(timezone.now(), levels.HOUR.span)
-    kept = {levels.TENS: 1, levels.MINUTE: minute_days, levels.HOUR: days, levels.DAY: days}
+    month, week, evening = timedelta(days=days), timedelta(days=minute_days), timedelta(hours=TENS_HOURS)
+    kept = {levels.TENS: evening, levels.MINUTE: week, levels.HOUR: month, levels.DAY: month}
     tables = {table.name: table for table in partitions.tables()}
     with connection.cursor() as cursor:
         for level, reach in kept.items():
-            begin, end = (levels.floor(moment, level.span) for moment in (now - timedelta(days=reach), now))
-            for day in range(reach + 1):
+            begin, end = (levels.floor(moment, level.span) for moment in (now - reach, now))
+            for day in range(reach.days + 2):
                 partitions.make(tables[level.table], begin + timedelta(days=day))
             statement = FILL.format(table=level.table, samples=int(level.span.total_seconds()))
             asked: dict[str, Any] = {"begin": begin, "end": end, "span": level.span}

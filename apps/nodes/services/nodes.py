@@ -144,8 +144,7 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     Raises GpuElsewhere, CredentialRevoked, and changes nothing then.
     """
     # GPUs before their node, in key order, as a round locks them.
-    known = Gpu.objects.select_for_update().filter(node=node).order_by("pk")
-    promised = dict(known.values_list("uuid", "memory_used_mib"))
+    known = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node).order_by("pk")}
     key, node = node.key_digest, Node.objects.select_for_update().get(pk=node.pk)
     if node.key_digest != key:
         raise CredentialRevoked(f"Node {node.name} was forgotten or enrolled anew: enrol this agent again.")
@@ -153,18 +152,7 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     if foreign := Gpu.objects.filter(uuid__in=said).exclude(node=node).select_related("node").first():
         raise GpuElsewhere(f"GPU {foreign.uuid} belongs to node {foreign.node.name}: remove it there first.")
     for gpu in hello.gpus:
-        Gpu.objects.update_or_create(
-            uuid=gpu.uuid,
-            node=node,
-            defaults={
-                "index": gpu.index,
-                "model": gpu.model,
-                # Never below what is promised of it: a driver that reserves more takes nothing from who was here first.
-                "memory_mib": max(gpu.memory_bytes // MIB, promised.get(gpu.uuid, 0)),
-                "links": gpu.links,
-                "present": True,
-            },
-        )
+        _take_gpu(node, gpu, known.get(gpu.uuid))
     node.gpus.exclude(uuid__in=said).update(present=False)
     node.change(
         last_seen_at=timezone.now(),
@@ -178,3 +166,17 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         checks=msgspec.to_builtins(hello.checks),
     )
     return node
+
+
+def _take_gpu(node: Node, said: wire.Gpu, known: Gpu | None) -> None:
+    """Nothing is written where nothing changed: a fleet that comes back at once says what is known."""
+    facts = {
+        "index": said.index,
+        "model": said.model,
+        # Never below what is promised of it: a driver that reserves more takes nothing from who was here first.
+        "memory_mib": max(said.memory_bytes // MIB, known.memory_used_mib if known else 0),
+        "links": said.links,
+        "present": True,
+    }
+    if known is None or any(getattr(known, name) != value for name, value in facts.items()):
+        Gpu.objects.update_or_create(uuid=said.uuid, node=node, defaults=facts)
