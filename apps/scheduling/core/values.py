@@ -91,9 +91,8 @@ class Reason:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The GPUs, by uuid, in index order; the node where no GPU was asked for."""
+class Placed(NamedTuple):
+    """The GPUs, by uuid, in index order; the node where no GPU was asked for. A tuple: batches make many."""
 
     gpus: tuple[str, ...]
     node: str = ""

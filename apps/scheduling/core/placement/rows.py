@@ -121,12 +121,15 @@ class Rows:
         waiting: list[Request] = []
         rows: list[int] = []
         for request in requests:
-            # A new row may push out one that a waiting request is to use.
-            if len(self._rows) >= MOST_ROWS and waiting and _key(request) not in self._rows:
-                told += self._placed_many(waiting, rows)
-                waiting, rows = [], []
+            row = self._rows.get(_key(request))
+            if row is None:
+                # A new row may push out one that a waiting request is to use.
+                if len(self._rows) >= MOST_ROWS and waiting:
+                    told += self._placed_many(waiting, rows)
+                    waiting, rows = [], []
+                row = self.row(request)
             waiting.append(request)
-            rows.append(self.row(request))
+            rows.append(row)
         return told + self._placed_many(waiting, rows)
 
     def _placed_many(self, requests: Sequence[Request], rows: list[int]) -> list[Placed | Refused]:
@@ -135,13 +138,13 @@ class Rows:
         draws = [draw(request.key) for request in requests] if self._draws else None
         nodes, places, refusal = self.kernel.place_many(rows, draws)
         uuids, told = self.board.uuids, list[Placed | Refused]()
-        for at, (request, node) in enumerate(zip(requests, nodes, strict=True)):
+        for at, (request, node, on) in enumerate(zip(requests, nodes, places, strict=True)):
             if node < 0:
                 told.append(self._told(request, refusal(at)))
             elif request.gpu_count == 1:
-                told.append(Placed((uuids[node][places[at][0]],)))
+                told.append(Placed((uuids[node][on[0]],)))
             else:
-                told.append(self._told(request, Answer(node, places[at][: request.gpu_count])))
+                told.append(self._told(request, Answer(node, on[: request.gpu_count])))
         return told
 
     def row(self, request: Request) -> int:

@@ -3,6 +3,10 @@
 
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "count() writes eight counts as one number, the first one lowest"
+#endif
+
 static int kept_off(const struct board *b, int64_t at, int32_t want)
 {
     if (want == 0)
@@ -43,34 +47,45 @@ static int is_plain(const struct board *b, int32_t node)
     return b->count[node] > 0;
 }
 
+/* The counts of filters below 8, as they lie in fit->removed: whoever compares them next reads them at once, and would
+ * wait for bytes that were written one by one. */
+static void count(struct fit *fit, enum filter by, int32_t gpus, uint64_t others)
+{
+    _Static_assert(NODE_RAM < 8, "one number holds the counts of the filters that a plain node knows");
+    uint64_t counts = (uint64_t)gpus << 8 * by | others;
+    memcpy(fit->removed, &counts, sizeof counts);
+}
+
 /* The same as verdict() of each GPU, for a plain node and a request that nothing is special to. */
 static void look_plainly(const struct board *b, const struct shape *s, int32_t node, struct fit *fit)
 {
-    int32_t n = b->count[node], little_memory = 0, fitting = 0;
+    int32_t n = b->count[node], enough_memory = 0, fitting = 0;
     const int32_t *core = b->core + (int64_t)node * b->width;
     const int64_t *memory = b->memory + (int64_t)node * b->width;
     if (!s->nodes[node]) {
-        fit->removed[NODE_SELECTOR] = (uint8_t)n;
+        count(fit, NODE_SELECTOR, n, 0);
         return;
     }
     if (!s->models[b->model[(int64_t)node * b->width]]) {
-        fit->removed[GPU_MODEL] = (uint8_t)n;
+        count(fit, GPU_MODEL, n, 0);
         return;
     }
     for (int32_t g = 0; g < n; g++) {
         int enough = memory[g] >= s->memory;
         fit->gpus[fitting] = g;
-        little_memory += !enough;
+        enough_memory += enough;
         fitting += enough & (core[g] >= s->core);
     }
-    fit->removed[GPU_MEMORY] = (uint8_t)little_memory;
-    fit->removed[GPU_CORE] = (uint8_t)(n - little_memory - fitting);
+    uint64_t little = (uint64_t)(n - enough_memory) << 8 * GPU_MEMORY;
+    little |= (uint64_t)(enough_memory - fitting) << 8 * GPU_CORE;
+    enum filter others = NONE;
     if (b->cpu[node] != UNKNOWN && b->cpu[node] < s->cpu)
-        fit->removed[NODE_CPU] = (uint8_t)fitting;
+        others = NODE_CPU;
     else if (b->ram[node] != UNKNOWN && b->ram[node] < s->ram)
-        fit->removed[NODE_RAM] = (uint8_t)fitting;
+        others = NODE_RAM;
     else
-        fit->removed[NONE] = (uint8_t)(fit->count = fitting);
+        fit->count = fitting;
+    count(fit, others, fitting, little);
 }
 
 void look(struct kernel *k, const struct shape *s, int32_t node, const uint8_t *extra, int32_t want, struct fit *fit)
