@@ -44,7 +44,7 @@ class _Play:
 
     def run(self) -> Course:
         arrivals, at, now = self.load.arrivals, 0, 0.0
-        while at < len(arrivals) or self.waiting.total():
+        while at < len(arrivals) or self.waiting.total() or (self.ends and now < self.load.seconds):
             moment = min([*(one.at for one in arrivals[at : at + 1]), *(one[0] for one in self.ends[:1])])
             self._meanwhile(now, min(moment, self.load.seconds))
             now = moment
