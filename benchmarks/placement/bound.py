@@ -55,8 +55,7 @@ class Bound:
         for patterns in self._patterns.values():
             known = {size for pattern in patterns for size, _ in pattern}
             patterns += [((size, WHOLE // size),) for size in sizes if size not in known]
-        better = True
-        while better:
+        while True:
             optimum, prices = self._solved(counts, sizes)
             better = False
             for model, patterns in self._patterns.items():
@@ -64,7 +63,8 @@ class Bound:
                 if gain > prices[model][0] + LITTLE:
                     patterns.append(pattern)
                     better = True
-        return 100 * optimum / sum(self.gpus.values())
+            if not better:
+                return 100 * optimum / sum(self.gpus.values())
 
     def by_arrived(self, arriving: Sequence[Ask], wanted: Sequence[int]) -> dict[int, float]:
         """By percent of all GPUs asked for, as runs.allocated() counts: a bound of the mean over those arrivals."""
@@ -91,7 +91,7 @@ class Bound:
                 if not kind.models or model in kind.models.split("|"):
                     program.column(-kind.gpus * kind.milli / WHOLE, self._used(model, kind))
             for pattern in self._patterns[model]:
-                carried = {(model, "size", size): -n for size, n in pattern if size in sizes}
+                carried: dict[object, float] = {(model, "size", size): -n for size, n in pattern if size in sizes}
                 program.column(0.0, {(model, "gpus"): 1, **carried})
         limits: dict[object, float] = dict(counts.items())
         for model in self.models:
