@@ -220,7 +220,10 @@ TABLE = (
         "nodes/",
         "name",
         ("name", "pool", "state", "hostname", "agent_version", "last_seen_at"),
-        fields=(Field("labels", Words(none=True), "what claims select by, all anew, like zone=a,net=ib; '' for none"),),
+        fields=(
+            Field("labels", Words(none=True), "what claims select by, all anew, like zone=a,net=ib; '' for none"),
+            Field("repair_drift", click.BOOL, "put right at once what somebody changes on the machine"),
+        ),
         filters=(POOL,),
         verbs=frozenset({"list", "show", "change"}),
         words="machines with an agent",

@@ -50,10 +50,11 @@ SHARED = {
     "nodes/<slug:name>/",
     "nodes/<slug:name>/enrolment/",
     "nodes/<slug:name>/forget/",
+    "nodes/<slug:name>/repair/",
     "gpus/<slug:uuid>/",
     "prices/<int:pk>/",
 }
-OPERATORS = {"rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
+OPERATORS = {"nodes/<slug:name>/drift/", "rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
 # Its token is its idempotency: the same token with the same key may come again.
 NOT_IDEMPOTENT = {"nodes/enrol/"}
 WITHOUT_TOKEN = {"nodes/enrol/"}
@@ -251,7 +252,7 @@ def make_platform(cast: Cast) -> Platform:
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
         "tokens/<slug:key>/rotate/": f"tokens/{token.key}/rotate/",
-        **{f"nodes/<slug:name>/{verb}": f"nodes/gpu1/{verb}" for verb in ("", "enrolment/")},
+        **{f"nodes/<slug:name>/{verb}": f"nodes/gpu1/{verb}" for verb in ("", "enrolment/", "drift/", "repair/")},
         "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
         "gpus/<slug:uuid>/": f"gpus/{machine.gpu().uuid}/",
         **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in ("", "release/", "renew/", "env/")},

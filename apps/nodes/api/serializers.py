@@ -59,6 +59,19 @@ class CheckSerializer(Strict):
     cure = serializers.CharField(read_only=True, allow_null=True, help_text="What to do about it.")
 
 
+class DriftSerializer(Strict):
+    """Something of a claim that is not as the agent left it."""
+
+    kind = serializers.CharField(
+        read_only=True,
+        help_text="`files-lost`, `limits-changed`, `limits-unreadable`, `directory-unknown` or `library-other`.",
+    )
+    claim_uid = serializers.UUIDField(read_only=True)
+    detail = serializers.CharField(read_only=True)
+    mendable = serializers.BooleanField(read_only=True, help_text="Whether the agent can put it right.")
+    since = serializers.FloatField(read_only=True, help_text="Seconds since 1970, by the node's clock.")
+
+
 class NodeSerializer(Strict):
     """A node."""
 
@@ -72,6 +85,10 @@ class NodeSerializer(Strict):
     labels = LabelsField(required=False, help_text="What claims may ask for by `node_selector`; given anew as a whole.")
     unhealthy = serializers.CharField(read_only=True, help_text="Why it takes no new claims; empty: it is well.")
     conditions = serializers.SerializerMethodField(help_text="Of the node itself; `Ready` first.")
+    repair_drift = serializers.BooleanField(
+        default=True, help_text="What somebody changes on the machine is put right at once; else it waits for a repair."
+    )
+    drifted = serializers.SerializerMethodField(help_text="How many such changes are not put right.")
     simulated = serializers.BooleanField(read_only=True)
     arbiter = serializers.BooleanField(
         read_only=True, help_text="Whether its agent has an arbiter, without which claims of a GPU get no turns."
@@ -88,6 +105,10 @@ class NodeSerializer(Strict):
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
+
+    def get_drifted(self, node: Node) -> int:
+        """The drift route names them."""
+        return len(node.drifts)
 
     @extend_schema_field(ConditionSerializer(many=True))
     def get_conditions(self, node: Node) -> Any:
@@ -106,6 +127,7 @@ class NewNodeSerializer(NodeSerializer):
     """What a node is made from."""
 
     cordoned = serializers.BooleanField(read_only=True)
+    repair_drift = serializers.BooleanField(read_only=True)
 
     def validate_name(self, value: str) -> str:
         """Names that are routes are refused."""
@@ -129,6 +151,7 @@ class NodeChangeSerializer(NodeSerializer):
 
     name = serializers.CharField(read_only=True)  # type: ignore[assignment]
     cordoned = serializers.BooleanField()
+    repair_drift = serializers.BooleanField()
 
 
 class EnrolSerializer(Strict):

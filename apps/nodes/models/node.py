@@ -26,6 +26,11 @@ class Node(Row):
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     # What claims may ask for by `node_selector`: words of the operators' own.
     labels = models.JSONField(default=dict, db_default={})
+    # What somebody changed on it behind the agent's back, as it was last told (`agent.wire.Drift`): at once put right,
+    # or, where `repair_drift` says no, once somebody has said so.
+    drifts = models.JSONField(default=list, db_default=[])
+    repair_drift = models.BooleanField(default=True, db_default=True)
+    repair_asked_at = models.DateTimeField(null=True)
     frame = models.PositiveBigIntegerField(default=1)
     observed_frame = models.PositiveBigIntegerField(default=0)
     # One-time enrolment, then the agent's own key: only digests are kept.

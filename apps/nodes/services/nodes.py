@@ -129,7 +129,9 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
     before = {name: str(getattr(node, name)) for name in values}
-    node.change(**values)
+    # What changes the desired state is sent by the repair of pushes, within seconds.
+    more = {"frame": node.frame + 1} if values.get("repair_drift", node.repair_drift) != node.repair_drift else {}
+    node.change(**values, **more)
     after = {name: str(value) for name, value in values.items()}
     audit.record(
         principal=principal, action="node.change", object_type="node", object_id=node.name, before=before, after=after

@@ -28,6 +28,8 @@ urlpatterns = [
     path("assignments/", claims.AssignmentList.as_view()),
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
     path("nodes/<slug:name>/forget/", nodes.NodeForget.as_view()),
+    path("nodes/<slug:name>/drift/", nodes.NodeDrift.as_view()),
+    path("nodes/<slug:name>/repair/", nodes.NodeRepair.as_view()),
     path("pools/<slug:name>/", pools.PoolDetail.as_view()),
     path("pools/<slug:name>/consolidation/", consolidation.PoolConsolidation.as_view()),
     path("pools/<slug:name>/rebalance/", proposals.PoolRebalance.as_view()),

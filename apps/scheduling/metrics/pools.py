@@ -52,21 +52,27 @@ def claims() -> Iterator[GaugeMetricFamily]:
 def nodes() -> Iterator[GaugeMetricFamily]:
     """Machines by their one word, and whose agent is heard of."""
     family = GaugeMetricFamily(
-        "gpucloud_nodes", "Nodes by state: ready, cordoned, lost, awaiting-agent.", labels=["pool", "state"]
+        "gpucloud_nodes", "Nodes by state: ready, unhealthy, cordoned, lost, awaiting-agent.", labels=["pool", "state"]
     )
     agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was heard of in the last 10 s.")
     behind = GaugeMetricFamily(
         "gpucloud_nodes_behind", "Heard of, and what is in force is older than what is wanted.", labels=["pool"]
     )
+    drifted = GaugeMetricFamily(
+        "gpucloud_nodes_drifted", "Somebody changed something there that is not put right.", labels=["pool"]
+    )
     heard = Q(last_seen_at__gt=timezone.now() - FRESH)
     never, connected = Q(last_seen_at=None), 0
     states = {
-        "ready": heard & Q(cordoned=False),
+        "ready": heard & Q(cordoned=False, unhealthy=""),
+        "unhealthy": heard & Q(cordoned=False) & ~Q(unhealthy=""),
         "cordoned": heard & Q(cordoned=True),
         "lost": ~never & ~heard,
         "awaiting-agent": never,
     }
     numbers = {f"in_{number}": Count("pk", filter=condition) for number, condition in enumerate(states.values())}
+    numbers["heard"] = Count("pk", filter=heard)
+    numbers["changed"] = Count("pk", filter=~Q(drifts=[]))
     numbers["not_yet"] = Count("pk", filter=heard & Q(observed_frame__lt=F("frame")))
     rows: Iterable[Any] = Node.objects.order_by("pool__name").values("pool__name").annotate(**numbers)
     for row in rows:
@@ -74,9 +80,10 @@ def nodes() -> Iterator[GaugeMetricFamily]:
         for number, state in enumerate(states):
             family.add_metric([pool, state], row[f"in_{number}"])
         behind.add_metric([pool], row["not_yet"])
-        connected += row["in_0"] + row["in_1"]
+        drifted.add_metric([pool], row["changed"])
+        connected += row["heard"]
     agents.add_metric([], connected)
-    yield from (family, agents, behind)
+    yield from (family, agents, behind, drifted)
 
 
 def gpus() -> Iterator[GaugeMetricFamily]:

@@ -18,6 +18,7 @@ from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.bars import bars_of
 from apps.scheduling.pages.measured import chart_of_gpus, use_of_assignments, use_of_gpus
+from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
 
 REPORTS = 8
 
@@ -69,6 +70,21 @@ def cordon(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
     change_node(principal=principal, node=node, cordoned=cordoned)
     text = "takes no new claims; those on it stay." if cordoned else "takes new claims again."
     messages.success(request, f"Node {node.name} {text}")
+    return redirect("node", name=node.name)
+
+
+@require_POST
+@page
+def repair(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """Have put right what somebody changed on the machine."""
+    principal.require_operator()
+    node = get_object_or_404(Node, name=name)
+    try:
+        repair_node(principal=principal, node=node)
+    except NothingToRepair as error:
+        messages.info(request, error.detail)
+    else:
+        messages.success(request, f"The agent of {node.name} puts right what was changed.")
     return redirect("node", name=node.name)
 
 

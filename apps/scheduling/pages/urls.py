@@ -15,6 +15,7 @@ urlpatterns = [
     path("nodes/<slug:name>/", nodes.node_detail, name="node"),
     path("nodes/<slug:name>/series/", nodes.node_series, name="node-series"),
     path("nodes/<slug:name>/cordon/", nodes.cordon, name="cordon"),
+    path("nodes/<slug:name>/repair/", nodes.repair, name="repair"),
     path("queue/", queue.queue_page, name="queue"),
     path("reservations/", reservations.reservation_list, name="reservations"),
     path("reservations/new/", reservations.new_reservation, name="new-reservation"),

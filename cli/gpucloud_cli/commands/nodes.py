@@ -1,4 +1,4 @@
-"""`node add|enrol|cordon|uncordon|forget`."""
+"""`node add|enrol|cordon|uncordon|forget|drift|repair`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def join(root: click.Group) -> None:
     """Take part in the command tree."""
     group = root.commands["node"]
     assert isinstance(group, click.Group)
-    for command in (add, enrol, cordon, uncordon, forget):
+    for command in (add, enrol, cordon, uncordon, forget, drift, repair):
         group.add_command(command)
 
 
@@ -68,6 +68,26 @@ def forget(asked: Asked, name: str) -> None:
     """Release what a lost node carried, and shut its agent out."""
     with asked.api() as api:
         asked.show(api.post(f"{path_of(NODE, None, name)}forget/", {}).body)
+
+
+@click.command()
+@click.argument("name")
+@answers
+@asked
+def drift(asked: Asked, name: str) -> None:
+    """Show what should be in force there, what is, and what somebody changed on the machine."""
+    with asked.api() as api:
+        asked.show(api.get(f"{path_of(NODE, None, name)}drift/").body)
+
+
+@click.command()
+@click.argument("name")
+@answers
+@asked
+def repair(asked: Asked, name: str) -> None:
+    """Have the agent put right what somebody changed on the machine."""
+    with asked.api() as api:
+        asked.show(api.post(f"{path_of(NODE, None, name)}repair/", {}).body)
 
 
 def _cordon(asked: Asked, name: str, *, cordoned: bool) -> None:

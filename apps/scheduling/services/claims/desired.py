@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from django.conf import settings
+from msgspec import UNSET
 
 from agent import wire
 from apps.nodes.models import Node
@@ -30,7 +31,7 @@ def desired_state(node: Node) -> wire.Desired:
 COLUMNS = (
     "gpu__node_id", "uid", "claim__uid", "claim__tenant__slug", "gpu__uuid", "generation", "core_request", "core_limit",
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
-    "claim__pool__core_ceiling", "claim__pool__parts",
+    "claim__pool__core_ceiling", "claim__pool__parts", "claim__name",
 )  # fmt: skip
 
 
@@ -39,12 +40,16 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
 
     A frame's number is read before its contents, so contents are never older than the number says.
     """
-    frames = dict(Node.objects.filter(pk__in=node_ids).values_list("pk", "frame"))
+    nodes = Node.objects.filter(pk__in=node_ids).values_list("pk", "frame", "repair_drift", "repair_asked_at")
+    frames = {pk: (frame, mends or asked_at is not None) for pk, frame, mends, asked_at in nodes}
     rows = Assignment.objects.filter(gpu__node__in=frames).exclude(state=AssignmentState.RELEASED).order_by("pk")
     wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in frames}
     for row in rows.values_list(*COLUMNS, named=True):
         wanted[row.gpu__node_id].append(_on_the_wire(row))
-    return {node_id: wire.Desired(frame=frame, assignments=wanted[node_id]) for node_id, frame in frames.items()}
+    return {
+        node_id: wire.Desired(frame=frame, assignments=wanted[node_id], mend=UNSET if mends else False)
+        for node_id, (frame, mends) in frames.items()
+    }
 
 
 def _on_the_wire(row: Any) -> wire.Assignment:
@@ -58,6 +63,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
     return wire.Assignment(
         uid=str(row.uid),
         claim_uid=str(row.claim__uid),
+        claim_name=row.claim__name,
         tenant=row.claim__tenant__slug,
         gpu_uuid=row.gpu__uuid,
         generation=row.generation,

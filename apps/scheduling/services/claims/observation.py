@@ -12,6 +12,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.claims import states
+from apps.scheduling.services.claims.drift import take_drifts
 from apps.scheduling.services.claims.life import locked
 from gpucloud import counters
 
@@ -30,6 +31,7 @@ def take_observed(*, node: Node, frame: wire.Observed) -> None:
     for changed in by_claim.values():
         _take_for_claim(changed[0].claim, said)
     Node.objects.filter(pk=node.pk, observed_frame__lt=frame.frame).update(observed_frame=frame.frame)
+    take_drifts(node=node, frame=frame)
 
 
 def _is_news(row: Assignment, said: wire.Observation) -> bool:

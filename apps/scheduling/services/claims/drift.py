@@ -1,0 +1,63 @@
+"""What somebody changed on a node behind its agent's back, and the word of an operator to put it right.
+
+The word is a level, not a message: it stands on the node and in its desired state until the agent tells of nothing more
+that it could put right. So it survives whatever is killed or lost in between, and may be given twice.
+"""
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+from msgspec import UNSET, to_builtins
+
+from agent import wire
+from apps.nodes.models import Node
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.scheduling.services.claims.life import raise_frames
+from gpucloud.api import etags
+from gpucloud.errors import Conflict
+
+
+class NothingToRepair(Conflict):
+    """Nothing on the node waits to be put right."""
+
+    code = "nothing-to-repair"
+    title = "Nothing to repair"
+
+
+@transaction.atomic
+def repair_node(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
+    """Have the agent put right what it can. Raises NothingToRepair, PreconditionFailed."""
+    principal.require_operator()
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    etags.check(node.version, versions)
+    waiting = [one for one in node.drifts if one["mendable"]]
+    if not waiting:
+        raise NothingToRepair(
+            f"Nothing on node {node.name} waits for a repair: what is listed as not mendable needs somebody there.",
+            drifts=len(node.drifts),
+        )
+    node.change(repair_asked_at=timezone.now())
+    raise_frames({node.pk})
+    kinds = sorted({one["kind"] for one in waiting})
+    audit.record(
+        principal=principal, action="node.repair", object_type="node", object_id=node.name, after={"drifts": kinds}
+    )
+    return node
+
+
+def take_drifts(*, node: Node, frame: wire.Observed) -> None:
+    """Keep what the agent tells of; where nothing waits any more, an operator's word is done.
+
+    `node` is the connection's own: it knows what was told before, so that frames without news cost nothing.
+    """
+    told = [] if frame.drifts is UNSET else to_builtins(frame.drifts)
+    if told == node.drifts:
+        return
+    with transaction.atomic():
+        Node.objects.filter(pk=node.pk).update(drifts=told, version=F("version") + 1, updated_at=timezone.now())
+        done = not any(one["mendable"] for one in told)
+        asked = Node.objects.filter(pk=node.pk, repair_asked_at__isnull=False)
+        if done and asked.update(repair_asked_at=None):
+            raise_frames({node.pk})
+    node.drifts = told
