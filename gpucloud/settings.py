@@ -99,6 +99,8 @@ SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS_ONLY
 # Health is asked on this machine, past the proxy; the answer holds no secret.
+# Browsers then ask by HTTPS before they are told to, for a year; not for other names of the domain.
+SECURE_HSTS_SECONDS = 365 * 86400 if HTTPS_ONLY else 0
 SECURE_REDIRECT_EXEMPT = [r"^(healthz|readyz)$"]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS_ONLY else None
 X_FRAME_OPTIONS = "DENY"
@@ -106,7 +108,7 @@ X_FRAME_OPTIONS = "DENY"
 OIDC_ISSUER = environment.issuer("OIDC_ISSUER")
 OIDC_CLIENT_ID = environment.text_beside("OIDC_CLIENT_ID", "OIDC_ISSUER", OIDC_ISSUER)
 OIDC_CLIENT_SECRET = environment.secret("OIDC_CLIENT_SECRET")
-OIDC_SCOPES = environment.words("OIDC_SCOPES", "openid,profile")
+OIDC_SCOPES = environment.words("OIDC_SCOPES", "openid,profile,email")
 OIDC_USERNAME_CLAIM = environment.text("OIDC_USERNAME_CLAIM", "preferred_username")
 OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_GROUP_ROLES = environment.group_roles("OIDC_GROUP_ROLES")

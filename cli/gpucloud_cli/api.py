@@ -73,11 +73,12 @@ class Api:
         """Raises Problem or Unreachable, as everything here."""
         return self.request("GET", path, parameters=parameters)
 
-    def post(self, path: str, body: Any, *, key: str | None = None, **parameters: Any) -> Answer:
+    def post(
+        self, path: str, body: Any, *, key: str | None = None, etag: str | None = None, **parameters: Any
+    ) -> Answer:
         """Make or do something, once."""
-        return self.request(
-            "POST", path, body=body, parameters=parameters, headers={"Idempotency-Key": key or new_key()}
-        )
+        headers = {"Idempotency-Key": key or new_key(), **_if_match(etag)}
+        return self.request("POST", path, body=body, parameters=parameters, headers=headers)
 
     def patch(self, path: str, body: Any, *, etag: str | None = None, **parameters: Any) -> Answer:
         """Change something, if it is still at this version."""

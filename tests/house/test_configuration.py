@@ -64,6 +64,19 @@ def test_a_setting_that_would_let_nobody_in_stops_the_start(name: str) -> None:
     assert f"{name}='0' is not a whole number, 1 or more." in started.stderr
 
 
+@pytest.mark.parametrize(("https_only", "seconds"), [("1", "31536000"), ("0", "0")])
+def test_browsers_are_told_to_come_by_https_only_where_it_is(https_only: str, seconds: str) -> None:
+    asked = subprocess.run(
+        [sys.executable, "-c", "from gpucloud import settings; print(settings.SECURE_HSTS_SECONDS)"],
+        cwd=ROOT,
+        env=os.environ | {"HTTPS_ONLY": https_only},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stdout.strip() == seconds
+
+
 @pytest.mark.parametrize("file", REQUIREMENTS)
 def test_each_requirement_is_pinned_and_has_a_reason(file: str) -> None:
     for line in (ROOT / file).read_text().splitlines():

@@ -139,13 +139,44 @@ def test_a_name_opens_no_account_that_has_a_password(cast: Cast, provider: Ident
     assert not Identity.objects.exists()
 
 
-def test_somebody_made_here_before_without_a_password_is_linked(cast: Cast, provider: IdentityProvider) -> None:
-    vera = User.objects.get(username="vera")
-    vera.set_unusable_password()
-    vera.save()
-    provider.person("s-4", preferred_username="vera")
+def test_somebody_made_here_before_is_linked_by_their_verified_address(cast: Cast, provider: IdentityProvider) -> None:
+    vera = without_password("vera", email="Vera@acme.example")
+    provider.person("s-4", preferred_username="vera", email="vera@acme.example", email_verified=True)
     client, _ = sign_on(provider, "s-4")
     assert client.get("/api/v1/me/").json()["roles"] == {"acme": "viewer"}
+    assert Identity.objects.get().user == vera
+
+
+@pytest.mark.parametrize(
+    ("kept", "claims"),
+    [
+        ("", {}),
+        ("", {"email": "", "email_verified": True}),
+        ("vera@acme.example", {}),
+        ("vera@acme.example", {"email": "vera@acme.example"}),
+        ("vera@acme.example", {"email": "vera@acme.example", "email_verified": "true"}),
+        ("vera@acme.example", {"email": "other@acme.example", "email_verified": True}),
+        ("vera@acme.example", {"email": ["vera@acme.example"], "email_verified": True}),
+    ],
+)
+def test_a_name_alone_opens_no_account(
+    cast: Cast, provider: IdentityProvider, kept: str, claims: dict[str, Any]
+) -> None:
+    without_password("vera", email=kept)
+    provider.person("s-4", preferred_username="vera", **claims)
+    client, answer = sign_on(provider, "s-4")
+    assert refused(answer, "There is a vera already")
+    assert who(client) is None
+    assert not Identity.objects.exists()
+
+
+def without_password(name: str, **facts: str) -> User:
+    user = User.objects.get(username=name)
+    user.set_unusable_password()
+    for field, value in facts.items():
+        setattr(user, field, value)
+    user.save()
+    return user
 
 
 @pytest.mark.parametrize("claims", [{}, {"preferred_username": ""}, {"preferred_username": 7},

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from apps.quotas.management.commands import create_operator
 from apps.quotas.models import AuditEvent, IdempotencyRecord, Membership, Token, User
-from apps.quotas.principals import SYSTEM
+from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import tenants
 from tests.cast import Api, Cast, Machine, give, give_plenty, token_for
 
@@ -82,7 +82,7 @@ def test_a_token_bound_to_networks_is_valid_from_there_only(cast: Cast, address:
     assert turned_away(Api(text, REMOTE_ADDR=address)) is not inside
 
 
-@pytest.mark.parametrize("wrong", [{"cidrs": ["10.0.0.0/8"] * 65}, {"scopes": ["claims:read"] * 13}])
+@pytest.mark.parametrize("wrong", [{"cidrs": ["10.0.0.0/8"] * 65}, {"scopes": ["claims:read"] * (len(SCOPES) + 1)}])
 def test_a_token_has_no_endless_lists(cast: Cast, wrong: dict[str, Any]) -> None:
     answer = cast.anna.post("tokens/", {"name": "ci", "tenant": "acme", **wrong})
     assert (answer.status, list(answer.body["errors"])) == (400, list(wrong))
@@ -264,3 +264,23 @@ def test_a_tenants_token_reaches_no_further_than_its_maker_does_now(cast: Cast) 
     assert cast.anna.get("me/").body["roles"] == {"acme": "viewer"}
     anna.delete()
     assert cast.anna.get("me/").code == "unauthenticated"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"expires_at": timezone.now() + timedelta(hours=1)},
+        {"cidrs": ["127.0.0.0/8"]},
+        {"scopes": ["tenants:read", "tenants:write"]},
+    ],
+)
+def test_a_token_with_less_gives_no_role_which_has_everything(cast: Cast, facts: dict[str, Any]) -> None:
+    for api in (Api(token_for(cast.acme, "admin", **facts)), Api(token_for(None, **facts))):
+        for name, role in (("gus", "viewer"), ("max", "admin")):
+            refused = api.post("tenants/acme/members/", {"username": name, "role": role})
+            assert (refused.status, refused.code) == (403, "role-beyond")
+        # What it may do is take away.
+        assert api.post("tenants/acme/members/", {"username": "max", "role": "viewer"}).status == 201
+        tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=User.objects.get(username="max"), role="member")
+    assert Membership.objects.get(user__username="max").role == "member"
+    assert not Membership.objects.filter(tenant=cast.acme, user__username="gus").exists()

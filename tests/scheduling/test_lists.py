@@ -77,7 +77,9 @@ def test_a_list_asks_the_database_as_often_for_many_rows_as_for_few(platform: Pl
     for number in range(3):
         grow(platform.cast, number)
     many, more = count()
-    assert many == few <= 8, f"{few} queries for {rows} rows, {many} for {more}"
+    # A queue is worked out of the whole pool, with what is reserved in it.
+    most = 12 if name_of(route).endswith("/queue/") else 8
+    assert many == few <= most, f"{few} queries for {rows} rows, {many} for {more}"
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,7 @@ def test_a_problem_is_as_documented(platform: Platform, document: dict[str, Any]
 
 
 def check(who: Api, document: dict[str, Any], method: str, path: str, route: Route) -> None:
-    answer = who.call(method, path, route.body(method))
+    answer = who.call(method, path, route.body(method), If_Match="*")
     assert answer.status < 300, answer.body
     said = document["paths"][documented(document, route)][method.lower()]["responses"][str(answer.status)]
     kind = answer.headers["Content-Type"].partition(";")[0]

@@ -9,9 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from apps.nodes.services import capacity
-from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services.tenants import InUse, create_pool
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims import loans
 from apps.scheduling.services.claims.desired import desired_state
@@ -300,60 +298,3 @@ def test_a_borrower_gets_nothing_of_its_own_that_was_booked_at_the_last_moment(
     claim.refresh_from_db()
     assert (claim.borrowed_core, machine.gpu().core_used) == (60, 0)
     assert_books_agree()
-
-
-def test_a_node_that_carries_only_a_borrower_stays_in_its_pool(cast: Cast, machine: Machine, clock: Clock) -> None:
-    lender = idle_lender(cast, machine, clock)
-    borrower(cast)
-    machine.obey()
-    release_claim(principal=SYSTEM, claim=lender)
-    machine.obey()
-    gpu = machine.gpu()
-    assert (gpu.core_used, gpu.core_borrowed) == (0, 60)
-    other = create_pool(principal=SYSTEM, name="other")
-    with pytest.raises(InUse):
-        change_node(principal=SYSTEM, node=machine.node, pool=other)
-
-
-def test_what_is_ahead_and_does_not_fit_starves_nobody_behind_it(
-    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guarantees, "MOST_ASKED", 3)
-    idle_lender(cast, machine, clock)
-    big = [
-        ask(cast, tenant=cast.globex, core_request=96, memory_mib=1024 + n, priority=5, best_effort=True)
-        for n in range(10)
-    ]
-    small = ask(cast, tenant=cast.globex, core_request=30, best_effort=True)
-    run_round(cast.pool)
-    small.refresh_from_db()
-    assert (small.state, small.borrowed_core) == ("assigned", 30)
-    assert set(Claim.objects.filter(pk__in=[claim.pk for claim in big]).values_list("state", flat=True)) == {"queued"}
-
-
-def test_a_go_at_what_is_lent_is_bounded_and_the_next_goes_on(
-    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guarantees, "MOST_ASKED", 3)
-    idle_lender(cast, machine, clock)
-    claims = [ask(cast, tenant=cast.globex, core_request=96, memory_mib=1024 + n, best_effort=True) for n in range(8)]
-    ends, after = list[Any](), None
-    while len(ends) < 10:
-        after = guarantees.place_on_lent(cast.pool, claims, fence=lambda: None, after=after)
-        ends.append(after)
-        if after is None:
-            break
-    assert ends == [(0, claims[2].pk), (0, claims[5].pk), None]
-
-
-def test_a_proposal_for_a_claim_that_is_released_is_closed(cast: Cast, machine: Machine, clock: Clock) -> None:
-    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_mode="propose")
-    claim, _ = placed(cast, machine, core_request=80)
-    measured(claim, clock, core_percent=1.5)
-    (found,) = run(cast)
-    assert found.state == "proposed"
-    assert proposals.close_of_released() == 0
-    release_claim(principal=SYSTEM, claim=claim)
-    assert proposals.close_of_released() == 1
-    found.refresh_from_db()
-    assert (found.state, found.words) == ("expired", "The claim is releasing.")

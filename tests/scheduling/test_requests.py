@@ -66,11 +66,21 @@ def test_a_counter_offer_counts_once_the_tenant_accepts_it(cast: Cast, quota: Re
     answer = cast.olga.post(path + "counter/", {"amount": 20, "words": "Half of it is free."})
     assert (answer.body["state"], answer.body["offered_amount"], hard(quota)) == ("countered", 20, 100)
     assert cast.olga.post(path + "counter/", {"amount": 30}).body["offered_amount"] == 30
-    assert cast.max.post(path + "accept/").code == "role-missing"
-    answer = cast.anna.post(path + "accept/")
+    assert cast.max.post(path + "accept/", If_Match="*").code == "role-missing"
+    answer = cast.anna.post(path + "accept/", If_Match="*")
     assert (answer.body["state"], answer.body["granted_amount"], hard(quota)) == ("approved", 30, 130)
     assert AuditEvent.objects.get(action="quota.set").actor == f"token:{(cast.anna.token or '').partition('.')[0]}"
     assert actions() == ["create", "counter", "counter", "accept"]
+
+
+def test_who_accepts_says_which_offer(cast: Cast, quota: ResourceQuota) -> None:
+    path = asked(cast)
+    seen = cast.olga.post(path + "counter/", {"amount": 20}).headers["ETag"]
+    cast.olga.post(path + "counter/", {"amount": 3})
+    unsaid = cast.anna.post(path + "accept/")
+    assert (unsaid.status, cast.anna.post(path + "accept/", If_Match=seen).status) == (428, 412)
+    assert hard(quota) == 100
+    assert cast.anna.post(path + "accept/", If_Match=cast.anna.get(path).headers["ETag"]).body["granted_amount"] == 3
 
 
 def test_a_denial_has_words(cast: Cast, quota: ResourceQuota) -> None:
@@ -115,7 +125,7 @@ def test_each_state_allows_what_it_should_and_nothing_else(
 ) -> None:
     path = brought_to(cast, state, clock)
     before = stored()
-    answer = cast.olga.post(f"{path}{verb}/", BODIES.get(verb, {}))
+    answer = cast.olga.post(f"{path}{verb}/", BODIES.get(verb, {}), If_Match="*")
     if state in ALLOWED[verb]:
         assert answer.status == 200
     else:

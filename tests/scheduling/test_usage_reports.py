@@ -15,10 +15,11 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.prices import set_price
 from apps.scheduling import tasks
 from apps.scheduling.models import Claim, UsedHour
+from apps.scheduling.services.accounting import metering
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.placing.rounds import run_round
-from tests.cast import MODEL, Api, Cast, Machine, ask, give, give_plenty, placed
+from tests.cast import GIB, MODEL, Api, Cast, Machine, ask, give, give_plenty, placed
 from tests.measurements import keep
 from tests.scheduling.clock import START, Clock
 
@@ -137,6 +138,35 @@ def test_each_number_can_be_traced_to_claims_and_from_there_to_the_ledger(
         (str(claims[1].uid), "c20", "0.400000"),
     }
     assert body["total"] == report(cast.vera)["total"]
+
+
+def test_a_report_by_claim_comes_in_pages_that_lose_and_double_nothing(
+    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "AT_ONCE", 2)
+    for number in range(5):
+        placed(cast, machine, core_request=10, memory_mib=GIB, name=f"c{number}")
+    clock.advance(hours=1)
+    url, names, sums = "/api/v1/reports/usage/?from=2026-06-01T00:00:00Z&by=claim&limit=2", list[str](), Decimal(0)
+    pages = 0
+    while url:
+        answer = cast.vera.get(url)
+        assert answer.status == 200, answer.body
+        names += [row["name"] for row in answer.body["rows"]]
+        sums += Decimal(answer.body["total"]["gpu_hours_reserved"])
+        url = (answer.body["next"] or "").removeprefix("http://testserver")
+        assert bool(url) == ("Link" in answer.headers)
+        pages += 1
+    assert (pages, sorted(names)) == (3, [f"c{number}" for number in range(5)])
+    assert sums == reserved(cast.vera) == Decimal("0.5")
+    for wrong in (
+        "by=model&limit=2",
+        "by=claim&limit=0",
+        "by=claim&limit=5001",
+        "by=claim&limit=x",
+        "by=claim&after=x",
+    ):
+        assert cast.vera.get(f"reports/usage/?{wrong}").code == "invalid-fields"
 
 
 def test_everyone_sees_their_own_tenants_and_an_operator_all(cast: Cast, machine: Machine, clock: Clock) -> None:

@@ -84,7 +84,7 @@ def _first_time(issuer: str, subject: str, claims: Mapping[str, Any]) -> User:
         except ValidationError as error:
             raise SignOnRefused(f"The name {name} cannot be used here: {'; '.join(error.messages)}") from error
         user.save()
-    elif user.has_usable_password() or user.identities.exists():
+    elif user.has_usable_password() or user.identities.exists() or not _same_address(user, claims):
         # A name is the provider's to give: it must not open what somebody else holds here.
         raise SignOnRefused(f"There is a {name} already who signs in otherwise: ask an operator.")
     Identity.objects.create(user=user, issuer=issuer, subject=subject)
@@ -96,6 +96,13 @@ def _first_time(issuer: str, subject: str, claims: Mapping[str, Any]) -> User:
         after={"issuer": issuer, "subject": subject},
     )
     return user
+
+
+def _same_address(user: User, claims: Mapping[str, Any]) -> bool:
+    """Whether the provider has verified this account's own mail address; an account without one is nobody's."""
+    address = claims.get("email")
+    proved = claims.get("email_verified") is True and isinstance(address, str)
+    return proved and bool(user.email) and str(address).casefold() == user.email.casefold()
 
 
 def _follow_groups(user: User, groups: object) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 
-from apps.quotas.models import Membership, Pool, SharingPolicy, Tenant, User
-from apps.quotas.principals import Principal
+from apps.quotas.models import Membership, Pool, Role, SharingPolicy, Tenant, User
+from apps.quotas.principals import ALL_SCOPES, RANK, Principal
 from apps.quotas.services import audit, cohorts
 from gpucloud.api import etags
-from gpucloud.errors import Conflict, Invalid
+from gpucloud.errors import Conflict, Denied, Invalid
 
 
 class NameTaken(Conflict):
@@ -118,6 +118,13 @@ def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
     return pool
 
 
+class RoleBeyond(Denied):
+    """The caller's token would give more than it has."""
+
+    code = "role-beyond"
+    title = "This token cannot give roles"
+
+
 @transaction.atomic
 def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -> Membership:
     """Give a person a role in a tenant, or change it. Raises Denied."""
@@ -125,6 +132,8 @@ def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -
     membership, created = Membership.objects.select_for_update().get_or_create(
         tenant=tenant, user=user, defaults={"role": role}
     )
+    if created or RANK[Role(role)] > RANK[Role(membership.role)]:
+        _refuse_beyond(principal)
     before = None if created else {"role": membership.role}
     if membership.role != role:
         membership.role = role
@@ -139,6 +148,17 @@ def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -
         after={"role": role},
     )
     return membership
+
+
+def _refuse_beyond(principal: Principal) -> None:
+    """Nobody hands out more than they have: a person's role has every scope, no end, and no networks."""
+    if principal.limited:
+        raise RoleBeyond("A token with an end or with networks cannot give roles: they would outlive or escape it.")
+    if lacking := sorted(ALL_SCOPES - principal.scopes):
+        raise RoleBeyond(
+            f"A role has scopes that this token lacks ({', '.join(lacking)}): it can take roles away, not give them.",
+            scopes=lacking,
+        )
 
 
 @transaction.atomic

@@ -15,11 +15,14 @@ from rest_framework import serializers
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
 
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Tenant
 from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.api.serializers import Strict
+
+MOST_CLAIMS = 5000
 
 
 class ReportRowSerializer(Strict):
@@ -51,6 +54,11 @@ class ReportSerializer(Strict):
     currency = serializers.CharField(read_only=True)
     rows = ReportRowSerializer(many=True, read_only=True)
     total = ReportTotalSerializer(read_only=True)
+    next = serializers.CharField(
+        read_only=True,
+        allow_null=True,
+        help_text="By claim: where the next page is, also in the header `Link`; the sums are this page's.",
+    )
 
     def get_fields(self) -> dict[str, Any]:
         """`from` is a word of Python's own, so it cannot be declared above."""
@@ -91,6 +99,16 @@ class PeriodSerializer(Strict):
     to = serializers.DateTimeField(required=False)
     tenant = serializers.CharField(required=False)
     by = serializers.ChoiceField(choices=["model", "claim"], default="model")
+    after = serializers.UUIDField(required=False)
+    limit = serializers.RegexField(r"^[0-9]{1,4}$", required=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Only claims come in pages, and not in empty ones."""
+        if not 1 <= int(attrs.get("limit", 1)) <= MOST_CLAIMS:
+            raise serializers.ValidationError({"limit": [f"From 1 to {MOST_CLAIMS}."]})
+        if attrs["by"] != "claim" and (beside := sorted({"after", "limit"} & attrs.keys())):
+            raise serializers.ValidationError({name: ["Only with by=claim."] for name in beside})
+        return attrs
 
     def get_fields(self) -> dict[str, Any]:
         """`from` is a word of Python's own, so it cannot be declared above."""
@@ -102,6 +120,8 @@ PARAMETERS = [
     OpenApiParameter("to", OpenApiTypes.DATETIME, description="Now, unless given; 366 days after `from` at most."),
     OpenApiParameter("tenant", OpenApiTypes.STR, description="All that you may see, unless given."),
     OpenApiParameter("by", OpenApiTypes.STR, enum=["model", "claim"], description="A row for each claim, to trace it."),
+    OpenApiParameter("limit", OpenApiTypes.INT, description=f"By claim: so many at once, {MOST_CLAIMS} at most."),
+    OpenApiParameter("after", OpenApiTypes.UUID, description="By claim: those that were made after this one."),
 ]
 
 
@@ -129,8 +149,14 @@ class UsageReport(ApiView):
             begin=values.get("from") or _month(now),
             end=values.get("to") or now,
             by_claim=values["by"] == "claim",
+            after=values.get("after"),
+            limit=int(values.get("limit", MOST_CLAIMS)),
         )
-        return Response(self.get_serializer(report).data)
+        # With the period as it was answered: who turns pages reads one report.
+        more = {"from": report["from"].isoformat(), "to": report["to"].isoformat(), "after": report["after"]}
+        url = replace_all(request.build_absolute_uri(), more) if report["after"] else None
+        headers = {"Link": f'<{url}>; rel="next"'} if url else None
+        return Response(self.get_serializer({**report, "next": url}).data, headers=headers)
 
     def _tenants(self, slug: str | None) -> list[Tenant]:
         visible = Tenant.objects.visible_to(self.principal)
@@ -138,6 +164,13 @@ class UsageReport(ApiView):
         if slug is not None and not tenants:
             raise Http404
         return tenants
+
+
+def replace_all(url: str, parameters: dict[str, Any]) -> str:
+    """The URL with these parameters."""
+    for name, value in parameters.items():
+        url = replace_query_param(url, name, str(value))
+    return url
 
 
 def _month(now: datetime) -> datetime:

@@ -209,8 +209,10 @@ class RequestAccept(RequestView):
     @extend_schema(request=None, responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Take what was offered: the quota is raised by it (the tenant's admins)."""
+        """Take the offer that If-Match names: the quota is raised by it (the tenant's admins)."""
         self.without_body(request)
+        # The operator may offer something else at any moment.
+        etags.if_match(request, required=True)
         return self.acted(request, uid, requests.accept)
 
 

@@ -54,11 +54,15 @@ def counter(asked: Asked, *, uid: str, amount: int, until: str | None, words: st
 
 @click.command()
 @click.argument("uid")
+@click.option("--if-version", type=click.INT, help="refuse (exit 3) unless the offer is still at this version")
 @answers
 @asked
-def accept(asked: Asked, *, uid: str) -> None:
+def accept(asked: Asked, *, uid: str, if_version: int | None) -> None:
     """Take what the operator offers."""
-    _act(asked, uid, "accept", {})
+    path = path_of(REQUEST, None, uid)
+    with asked.api() as api:
+        etag = api.get(path).etag if if_version is None else f'"{if_version}"'
+        asked.show(api.post(f"{path}accept/", {}, etag=etag).body)
 
 
 @click.command()

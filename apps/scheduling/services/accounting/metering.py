@@ -19,6 +19,8 @@ from apps.quotas.models import LedgerEntry, Price, Resource
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Entry, Piece, Span, Tariff, held, tariff
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 
+# Of so many claims the ledger is read at once, however many there are.
+AT_ONCE = 2000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 HOURS = Decimal("0.000001")
@@ -48,11 +50,22 @@ def gpu_hours(core_us: int) -> str:
 
 def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:
     """What these claims held between two moments. Claims that held nothing are left out."""
-    inside = claims.filter(Q(released_at=None) | Q(released_at__gt=begin), created_at__lt=end)
-    facts = {row[0]: row for row in inside.values_list("uid", "name", "tenant__slug", "pool_id", "pool__name")}
-    spans = _spans(inside)
+    inside, last = between(claims, begin=begin, end=end).order_by("pk"), 0
+    while keys := list(inside.filter(pk__gt=last).values_list("pk", flat=True)[:AT_ONCE]):
+        last = keys[-1]
+        yield from _metered(Claim.objects.filter(pk__in=keys), begin=begin, end=end)
+
+
+def between(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> QuerySet[Claim]:
+    """Those that may have held something then."""
+    return claims.filter(Q(released_at=None) | Q(released_at__gt=begin), created_at__lt=end)
+
+
+def _metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:
+    facts = {row[0]: row for row in claims.values_list("uid", "name", "tenant__slug", "pool_id", "pool__name")}
+    spans = _spans(claims)
     window = {"begin_us": microseconds(begin), "end_us": microseconds(end)}
-    for uid, entries in _entries(inside, end):
+    for uid, entries in _entries(claims, end):
         if uid in facts and (pieces := list(held(entries, spans[uid], **window))):
             yield Metered(*facts[uid], pieces)
 

@@ -6,14 +6,16 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
+from django.db.models import QuerySet, Subquery
 from django.utils import timezone
 
 from apps.quotas.models import Tenant
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.accounting.metering import Metered, PriceBook, gpu_hours, metered, microseconds
+from apps.scheduling.services.accounting.metering import Metered, PriceBook, between, gpu_hours, metered, microseconds
 from gpucloud.errors import Invalid
 
 # A year and its leap day; the ledger of more is for a warehouse.
@@ -79,18 +81,29 @@ def _money(core_us_millionths: int) -> str:
 
 
 def usage_report(
-    *, tenants: Iterable[Tenant], begin: datetime, end: datetime, by_claim: bool = False
+    *,
+    tenants: Iterable[Tenant],
+    begin: datetime,
+    end: datetime,
+    by_claim: bool = False,
+    after: UUID | None = None,
+    limit: int | None = None,
 ) -> dict[str, Any]:
     """What these tenants reserved and used, a row for each pool and model (or each claim), and their sums.
 
     Time that has not come yet counts nothing. Used time is counted by whole hours: those that begin in the period.
-    Raises PeriodInvalid.
+    By claim it is a page: so many claims, oldest first, `after` one; `after` in the answer is where the next begins,
+    None at the end. The sums are the page's. Raises PeriodInvalid.
     """
     if not begin < end or end - begin > LONGEST:
         raise PeriodInvalid(f"`from` must be before `to`, by {LONGEST.days} days at most.", max_days=LONGEST.days)
     whose, book, sums = list(tenants), PriceBook(), defaultdict[Line, Sums](Sums)
     until = max(begin, min(end, timezone.now()))
-    for item in metered(Claim.objects.filter(tenant__in=whose), begin=begin, end=until):
+    claims: QuerySet[Claim] = Claim.objects.filter(tenant__in=whose)
+    last: UUID | None = None
+    if by_claim:
+        claims, last = _page(between(claims, begin=begin, end=until), after, limit)
+    for item in metered(claims, begin=begin, end=until):
         for piece in item.pieces:
             sums[_line(item, piece, by_claim)].reserve(piece, book.tariff(piece.model, item.pool_id))
     if not by_claim:
@@ -102,7 +115,18 @@ def usage_report(
         "currency": settings.CURRENCY,
         "rows": [{**asdict(line), **sums[line].shown()} for line in ordered],
         "total": _total(sums.values()).shown(),
+        "after": last,
     }
+
+
+def _page(claims: QuerySet[Claim], after: UUID | None, limit: int | None) -> tuple[QuerySet[Claim], UUID | None]:
+    """So many of them, and the last where there are more."""
+    ordered = claims.order_by("pk")
+    if after is not None:
+        ordered = ordered.filter(pk__gt=Subquery(Claim.objects.filter(uid=after).values("pk")[:1]))
+    found = list(ordered.values_list("pk", "uid")[: limit + 1] if limit else ordered.values_list("pk", "uid"))
+    page = found[:limit]
+    return claims.filter(pk__in=[key for key, _ in page]), page[-1][1] if len(found) > len(page) else None
 
 
 def _line(item: Metered, piece: Piece, by_claim: bool) -> Line:

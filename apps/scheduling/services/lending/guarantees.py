@@ -6,7 +6,7 @@ from datetime import datetime
 from operator import itemgetter
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node
@@ -163,9 +163,13 @@ def _lending(pool: Pool) -> QuerySet[Gpu]:
 
 
 def _lent_fleet(pool: Pool) -> list[GpuState]:
-    """The pool's GPUs with what is lent as if it were free, and what is borrowed as if it were not."""
-    lent = {gpu.uuid: gpu.core_lent - gpu.core_borrowed for gpu in _lending(pool)}
-    return [replace(gpu, core_free=gpu.core_free + lent.get(gpu.uuid, 0)) for gpu in read_fleet(pool)]
+    """The pool's GPUs with what is lent as if it were free, and what is borrowed as if it were not.
+
+    Borrowed may be more than lent: an owner has taken its own back. Then free core carries what is left.
+    """
+    either = Gpu.objects.filter(Q(core_lent__gt=0) | Q(core_borrowed__gt=0), node__pool=pool)
+    more = {gpu.uuid: gpu.core_lent - gpu.core_borrowed for gpu in either}
+    return [replace(gpu, core_free=max(0, gpu.core_free + more.get(gpu.uuid, 0))) for gpu in read_fleet(pool)]
 
 
 @transaction.atomic
@@ -181,7 +185,8 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
         states.charge_to(claim, target)
     gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
     for gpu in gpus:
-        if not capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib):
+        borrowed = capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib)
+        if not borrowed or Gpu.objects.filter(pk=gpu.pk).exclude(unhealthy="").exists():
             raise _Changed
         Assignment.objects.create(
             claim=claim,
@@ -230,6 +235,10 @@ def _own(seen: Claim) -> None:
         assignment.change(held_core=core, borrowed_core=0, generation=assignment.generation + 1)
     # After the GPUs are locked: a booking that came before is seen now, and a later one sees this.
     if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).promised(claim):
+        raise _Changed
+    # Nor what others were preempted for: it would be freed for one and given to another.
+    kept = Claim.objects.filter(state__in=WAITING, nominated_gpus__overlap=[row.gpu.uuid for row in assignments])
+    if kept.exists():
         raise _Changed
     claim.borrowed_core = 0
     states.move(claim, claim.state, generation=claim.generation + 1)

@@ -6,6 +6,7 @@ asks nothing of the tenant's quota but that the claim fits in it afterwards. Wha
 free, so nobody goes for room that comes anyway.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool, ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
+from apps.quotas.services import member_limits
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.reclaim import Account, Books, Living, ReclaimBounds, Scene, Victims, Wanting, reclaim
 from apps.scheduling.core.values import Request
@@ -27,9 +29,11 @@ from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import request_of
-from apps.scheduling.services.placing.failures import SET_ASIDE
+from apps.scheduling.services.placing.failures import SESSION_LOST, SET_ASIDE
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserving.reserved import Reserved, read_reserved
+
+logger = logging.getLogger(__name__)
 
 # Of the queue, so many in one turn: each may be an end to somebody's work.
 MOST_ASKING = 32
@@ -96,11 +100,27 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
 
 
 def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -> list[Plan]:
-    """What each would need, in turn, those before it having what they need. Without those for whom nothing would do."""
-    if not claims:
-        return []
-    view = _View(pool, claims, now or timezone.now())
-    return [plan for claim in claims if (plan := view.plan(claim))]
+    """What each would need, in turn, those before it having what they need. Without those for whom nothing would do.
+
+    Without those, too, over which something raises: it is logged, and the others are looked at anew.
+    """
+    left = list(claims)
+    while left:
+        view, found = _View(pool, left, now or timezone.now()), list[Plan]()
+        for claim in left:
+            try:
+                plan = view.plan(claim)
+            except SESSION_LOST:
+                raise
+            except Exception:
+                logger.exception("pool %s: who would go for claim %s cannot be said", pool.name, claim.uid)
+                left.remove(claim)
+                break
+            if plan is not None:
+                found.append(plan)
+        else:
+            return found
+    return []
 
 
 class _View:
@@ -111,6 +131,8 @@ class _View:
         self.cohorts = {claim.tenant.cohort for claim in claims if claim.tenant.cohort is not None}
         self.asking = {claim.tenant_id for claim in claims}
         self.quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
+        # What members with a limit hold, with those that were planned for.
+        self.members_hold: dict[tuple[int, int | None], dict[str, int]] = {}
         for quota in _quotas(pool).filter(Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)):
             self.quotas[quota.tenant_id].append(quota)
         # Nominations are decided anew here, so they hold nothing.
@@ -139,8 +161,10 @@ class _View:
         self.scene.held = self.reserved.held(claim, self.scene.fleet.gpus)
         if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
-        self.scene.settle(wanting, found)
         victims = tuple(member for item in found.claims for member in self.members[item.claim])
+        if not self._within_member(claim, victims):
+            return None
+        self.scene.settle(wanting, found)
         shares = {_name(quota): quota.share_id for quota in self.quotas[claim.tenant_id] if quota.share_id}
         return Plan(claim, found, victims, frozenset(shares[key] for key in amounts if key in shares))
 
@@ -157,6 +181,23 @@ class _View:
         except BudgetExceeded:
             return None
         return _amounts(quotas, due)
+
+    def _within_member(self, claim: Claim, victims: Iterable[Claim]) -> bool:
+        """Whether its member may hold it once these have gone: nobody goes for what would then be refused."""
+        limits, whose = member_limits.seen(claim.tenant, claim.user_id), (claim.tenant_id, claim.user_id)
+        if not limits or claim.user_id is None:
+            return True
+        if whose not in self.members_hold:
+            self.members_hold[whose] = dict(member_limits.held(claim.tenant, claim.user_id))
+        then = dict(self.members_hold[whose])
+        total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        for resource in then:
+            own = (victim.charged[resource] for victim in victims if (victim.tenant_id, victim.user_id) == whose)
+            then[resource] += total[resource] - claim.charged[resource] - sum(own)
+        if any(then[resource] > max(hard, self.members_hold[whose][resource]) for resource, hard in limits.items()):
+            return False
+        self.members_hold[whose] = then
+        return True
 
     def _within_hard(self, claim: Claim, amounts: dict[str, int]) -> bool:
         """Whether its tenant lends, and has a right to so much more."""
