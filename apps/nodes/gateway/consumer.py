@@ -73,9 +73,10 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await self.close(wire.CLOSE_BUSY, "the channel layer is away")
 
     async def close(self, code: int | None = None, reason: str | None = None) -> None:
-        """Nothing is said or stored after that."""
-        self.ended = True
-        await super().close(code, reason)
+        """Nothing is said or stored after that. Once: two reasons may come together."""
+        if not self.ended:
+            self.ended = True
+            await super().close(code, reason)
 
     async def connect(self) -> None:
         """Accept first, so that a refusal can carry a close code that the agent can explain."""
@@ -157,7 +158,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def node_desired(self, message: dict[str, Any]) -> None:
         """A push from a worker."""
-        if self.welcomed:
+        if self.welcomed and not self.ended:
             await self.send(message["text"])
             if self.source is not None:
                 # What the node carries may be about to change.
