@@ -51,7 +51,7 @@ NVML_RETRY_SECONDS = 30.0
 # Without the persistence daemon, a machine of eight GPUs takes 10 to 20 s for its first answer.
 NVML_SECONDS = 30.0
 # It takes milliseconds; the hello must not wait for what hangs.
-CHECK_SECONDS = 5.0
+CHECK_SECONDS = 2.0
 
 
 class Daemon:
@@ -89,6 +89,7 @@ class Daemon:
         self._troubles = Troubles(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
+        self._checks: list[wire.Check] = []
         self._told: Hashable = None
         self._look_now = asyncio.Event()
         self._deaths = Deaths(self._look_now.set)
@@ -236,13 +237,13 @@ class Daemon:
         )
 
     async def _check(self) -> list[wire.Check]:
-        """What the self-check finds of the machine; nothing where it takes too long (a hung disk, say)."""
+        """What the self-check finds of the machine; what it last found where it takes too long (a hung disk, say)."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                return await asyncio.to_thread(check.of_machine, self._settings, self._inventory)
+                self._checks = await asyncio.to_thread(check.of_machine, self._settings, self._inventory)
         except TimeoutError:
             log.warning("check-abandoned", reason=f"it took more than {CHECK_SECONDS:g} s")
-            return []
+        return self._checks
 
     async def _take_inventory(self) -> bool:
         """Look at the GPUs; True if NVML answered."""

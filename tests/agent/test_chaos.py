@@ -58,7 +58,7 @@ async def test_an_agent_killed_before_any_line_takes_nothing_back_and_forgets_no
         while not control.connections.empty():
             control.connections.get_nowait()
         stage.start()
-        link = await control.connection()
+        link = await control.connection(seconds=60)
         await world.send(link)
         await world.healed(link)
         await follows(stage, world.wanted[steady.uid])
@@ -88,7 +88,7 @@ async def test_a_network_that_is_cut_during_resizes_heals(stage: Stage, control:
     port = await proxy.start()
     try:
         stage.start(server=f"http://127.0.0.1:{port}", GPUCLOUD_BACKOFF_CAP_SECONDS="8")
-        link = await control.connection()
+        link = await control.connection(seconds=60)
         stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
         world = World(stage)
         steady, program = await settled(stage, link, world)
@@ -125,7 +125,7 @@ async def test_a_wall_clock_that_jumps_moves_no_limit_and_ends_no_program(stage:
     clock = stage.state_dir.parent / "clock"
     offset(clock, 0)
     stage.start(code=WRONG_CLOCK, arguments=(str(clock),))
-    link = await control.connection()
+    link = await control.connection(seconds=60)
     stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
     world = World(stage)
     steady, program = await settled(stage, link, world)
@@ -185,7 +185,7 @@ async def test_two_agents_with_one_identity_do_not_throw_each_other_out_for_ever
     stage.start(state_dir=twin, GPUCLOUD_RUN_DIR=str(other_run_dir))
     second = stage.agent
     stage.agent, stage.programs = first, [*stage.programs, second]  # type: ignore[list-item]
-    newer = await control.connection()
+    newer = await control.connection(seconds=60)
     await asyncio.wait_for(link.closed.wait(), 10)
     # The older one waits long, and the newer one is left in peace for so long.
     assert "superseded" in stage.log_text()
@@ -198,7 +198,7 @@ async def test_two_agents_with_one_identity_do_not_throw_each_other_out_for_ever
     assert second is not None
     second.kill()
     # The first comes back by itself.
-    link = await control.connection()
+    link = await control.connection(seconds=60)
     world.resize(steady.uid)
     await world.send(link)
     await world.healed(link)
