@@ -45,7 +45,7 @@ def main() -> None:
         state = State.at(Path(directory) / "state")
         with embedded.services(state.root, durable=False) as running:
             commands = Commands(state, port=1, database_url=running.database_url, redis_url=running.redis_url)
-            os.environ.update(commands.control_plane | {"THROTTLE_PER_SECOND": "0"})
+            os.environ.update(commands.control_plane | {"THROTTLE_PER_SECOND": "0", "ALLOWED_HOSTS": "testserver"})
             import django  # noqa: PLC0415 - the settings read the environment that was just made
 
             django.setup()
