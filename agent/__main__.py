@@ -26,7 +26,7 @@ environment:
   GPUCLOUD_LIBRARY       libvcuda.so; libvcuda-pages.so and vcuda-arbiter lie beside it
   GPUCLOUD_SIM_NODE      a virtual node's file: simulated GPUs instead of NVML's
   GPUCLOUD_SIM_DRIVER    directory of the simulated driver (else sim/ beside GPUCLOUD_LIBRARY)
-  GPUCLOUD_AUDIT         GPU processes that no limit holds: warn (the default), kill those of claims, or off
+  GPUCLOUD_AUDIT         warn, kill or off: of GPU processes that no limit holds, whatever the pool wants
   GPUCLOUD_METRICS       HOST:PORT where Prometheus reads /metrics, or a port of loopback (off); gpu-manager's is 5678
   GPUCLOUD_CGROUPS       off: a claim's programs stay in the control groups that they came from (on)
   GPUCLOUD_DRIFT_SECONDS between two looks for pages that somebody changed (5)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import structlog
 from msgspec import structs
 
@@ -27,9 +28,9 @@ from agent.drift import Drifts
 from agent.holding.abi import PagesLibrary
 from agent.holding.registry import Registry
 from agent.holding.troubles import Troubles, named
-from agent.machine import audit, cgroups, processes
+from agent.machine import audit, auditor, cgroups, checkup
 from agent.machine.arbiter import Arbiter
-from agent.machine.audit import Audit, Finding
+from agent.machine.checkup import Around
 from agent.machine.deaths import Deaths
 from agent.machine.gpus import Inventory, Nvml
 from agent.machine.meter import Meter
@@ -47,7 +48,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 # A driver that is installed or comes back later is found without a restart of the agent.
-NVML_RETRY_SECONDS = 30.0
+NVML_RETRY_SECONDS = 10.0
 # Without the persistence daemon, a machine of eight GPUs takes 10 to 20 s for its first answer.
 NVML_SECONDS = 30.0
 # It takes milliseconds; the hello must not wait for what hangs.
@@ -72,12 +73,12 @@ class Daemon:
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
-        self._outbox = Outbox(self._observed)
+        self._checkup = checkup.made(settings, self._nvml, run_dir.root, self._in_nvml_thread)
+        self._outbox = Outbox(self._observed, self._conditions)
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
-        simulated = settings.library.simulated_node is not None
-        self._audit = Audit(pids_are_ours=simulated or processes.sees_all())
+        self._auditor = auditor.made(settings, self._outbox.put)
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._door = Door(run_dir.socket, self._answer)
         self._ways = Ways(
@@ -95,6 +96,9 @@ class Daemon:
         self._deaths = Deaths(self._look_now.set)
         self._sample_now = asyncio.Event()
         self._usage: wire.Usage | None = None
+
+    def _conditions(self) -> wire.Conditions:
+        return wire.Conditions(conditions=self._checkup.health.conditions)
 
     async def run(self) -> None:
         """Work until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
@@ -114,6 +118,7 @@ class Daemon:
             self._samples(),
             self._look_for_nvml(),
             self._arbiter.run(),
+            self._checkup.run(self._around, self._outbox),
         ]
         if self._settings.audit != "off":
             loops.append(self._audits())
@@ -139,6 +144,7 @@ class Daemon:
             log.warning("state-damaged", reason=str(error))
             return
         if stored is not None:
+            self._follow(stored)
             self._node.apply(stored, now=time.monotonic())
 
     def _desired(self, desired: wire.Desired, first: bool) -> None:
@@ -154,6 +160,7 @@ class Daemon:
             statefile.write(self._settings.state_dir / "desired.json", desired)
         except OSError as error:
             log.warning("state-not-stored", reason=str(error))
+        self._follow(desired)
         now = time.monotonic()
         if self._node.apply(desired, now=now):
             self._schedule.changed(now=now)
@@ -164,6 +171,12 @@ class Daemon:
         self._settle(now)
         self._outbox.mark_observed()
         self._look_now.set()
+
+    def _follow(self, desired: wire.Desired) -> None:
+        """What is wanted of the agent beside assignments."""
+        policy = wire.NodePolicy() if desired.policy is msgspec.UNSET else desired.policy
+        self._checkup.health.clear(policy.cleared)
+        self._auditor.follow(policy.audit)
 
     def _settle(self, now: float) -> None:
         """Go on with releases; tell the server where that or anything else changed what it was last told."""
@@ -217,7 +230,7 @@ class Daemon:
             server=self._settings.server,
             credential=me.credential,
             outbox=self._outbox,
-            callbacks=Callbacks(hello=self._hello, desired=self._desired),
+            callbacks=Callbacks(hello=self._hello, desired=self._desired, server_time=self._checkup.clock.told),
             backoff_cap_seconds=self._settings.backoff_cap_seconds,
         )
         await self._link.run()
@@ -263,8 +276,12 @@ class Daemon:
     async def _look_for_nvml(self) -> None:
         while True:
             await asyncio.sleep(NVML_RETRY_SECONDS)
-            missing = self._inventory.problem is not None
-            if missing and await self._take_inventory() and self._link is not None:
+            before = self._inventory
+            if before.problem is None and not self._nvml.lost:
+                continue
+            # A lost GPU that comes back is no news for the server: it never left the inventory.
+            news = await self._take_inventory() and self._inventory != before
+            if news and self._link is not None:
                 log.info("gpus-found", gpus=len(self._inventory.gpus))
                 await self._link.renew()
 
@@ -294,29 +311,20 @@ class Daemon:
             self._usage = wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
             self._outbox.keep(self._usage)
 
+    def _around(self) -> Around:
+        claims_run = any(holding.members.living() for holding in self._node.holdings.values())
+        more = [self._auditor.verdict()] if self._auditor.mode != "off" else []
+        return Around(inventory=self._inventory, arbiter=self._arbiter.status, claims_run=claims_run, more=more)
+
     async def _audits(self) -> None:
         while True:
             await asyncio.sleep(audit.LOOK_SECONDS)
-            listed = await self._in_nvml_thread(self._nvml.processes)
+            listed, drawing = await self._in_nvml_thread(self._nvml.listed)
             now = time.monotonic()
             if listed:
                 # What is on the GPU now must not be held against a page of a second ago.
                 self._node.step(now=now)
-            news = self._audit.look(listed, self._node.holdings, now=now)
-            for finding in self._audit.findings:
-                # Reports are limited in number; who starts many programs must not hide one more behind them.
-                killed = self._kill(finding)
-                if finding in news:
-                    self._report_finding(finding, killed=killed)
-
-    def _kill(self, finding: Finding) -> bool:
-        ours = finding.facts.claim_uid is not None and finding.is_certain
-        return self._settings.audit == "kill" and ours and processes.send(finding.process, signal.SIGKILL)
-
-    def _report_finding(self, finding: Finding, *, killed: bool) -> None:
-        words = f"{finding.detail} It was killed." if killed else finding.detail
-        log.warning(finding.code, detail=words)
-        self._outbox.put(wire.Event(at=time.time(), code=finding.code, detail=words, process=finding.facts))
+            self._auditor.take(listed, drawing, self._node.holdings, now=now, at=time.time())
 
     async def _in_nvml_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._nvml_thread, call)
@@ -353,7 +361,7 @@ class Daemon:
             unacknowledged=self._outbox.unacknowledged,
             arbiter_running=self._arbiter.status.running,
             arbiter_restarts=self._arbiter.status.restarts,
-            findings=len(self._audit.findings),
+            findings=len(self._auditor.audit.findings),
         )
 
     def _status(self, caller: Caller) -> Answer:
@@ -368,7 +376,7 @@ class Daemon:
             gpu_problem=self._inventory.problem,
             usage_unacknowledged=self._outbox.unacknowledged,
             arbiter=self._arbiter.status,
-            audit=report.audited(self._audit, self._settings.audit),
+            audit=report.audited(self._auditor.audit, self._auditor.mode),
             assignments=report.held(self._node),
         )
 

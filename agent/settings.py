@@ -14,6 +14,10 @@ GRACE_SECONDS = 10.0
 # Reading 32 claims' pages anew takes a few milliseconds; nobody who tampers is stopped by a shorter time.
 DRIFT_SECONDS = 5.0
 LEAST_DRIFT_SECONDS = 0.1
+# A GPU that recovers and fails again does so within minutes.
+HOLD_SECONDS = 300.0
+# A claim's pages take less than one; the state file and the log less than ten.
+LEAST_FREE_MIB = 16
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
 # Docker, Podman, containerd and CRI-O read it unless told otherwise; it is empty after a reboot, as our claims are.
 SYSTEM_CDI_DIR = Path("/var/run/cdi")
@@ -49,7 +53,8 @@ class Settings(NamedTuple):
     arbiter: Path
     # Loaded before pynvml looks for NVML by name; None for the system's own.
     nvml_library: Path | None
-    audit: AuditMode
+    # What the machine's owner wants of the audit, whatever the pool does; None: what the pool wants.
+    audit: AuditMode | None
     # Where Prometheus asks: host and port; None: nowhere.
     metrics: tuple[str, int] | None
     # Whether a claim's programs get a control group of their own, where it can be made.
@@ -57,6 +62,10 @@ class Settings(NamedTuple):
     # Between two looks for what somebody changed behind the agent's back.
     drift_seconds: float
     grace_seconds: float
+    # So long a GPU must have been well before it takes new claims again.
+    hold_seconds: float
+    # With less room than this in the state or run directory, the node takes no new claims.
+    least_free_bytes: int
     backoff_cap_seconds: float
 
 
@@ -75,11 +84,13 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         pages_library=library.path.with_name("libvcuda-pages.so"),
         arbiter=library.path.with_name("vcuda-arbiter"),
         nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
-        audit=_audit(environment.get("GPUCLOUD_AUDIT") or "warn"),
+        audit=_audit(environment.get("GPUCLOUD_AUDIT")),
         metrics=_address(environment, "GPUCLOUD_METRICS"),
         cgroups=_on(environment, "GPUCLOUD_CGROUPS"),
         drift_seconds=max(_seconds(environment, "GPUCLOUD_DRIFT_SECONDS", DRIFT_SECONDS), LEAST_DRIFT_SECONDS),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
+        hold_seconds=_seconds(environment, "GPUCLOUD_HEALTH_HOLD_SECONDS", HOLD_SECONDS),
+        least_free_bytes=_mebibytes(environment, "GPUCLOUD_LEAST_FREE_MIB", LEAST_FREE_MIB) << 20,
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
     )
 
@@ -117,7 +128,9 @@ def _library(environment: Mapping[str, str]) -> Library:
     return Library(path, simulated_driver=driver, simulated_node=Path(simulated).absolute())
 
 
-def _audit(mode: str) -> AuditMode:
+def _audit(mode: str | None) -> AuditMode | None:
+    if not mode:
+        return None
     if mode not in get_args(AuditMode):
         raise SettingsError(f"GPUCLOUD_AUDIT={mode} is none of {', '.join(get_args(AuditMode))}.")
     return cast(AuditMode, mode)
@@ -139,6 +152,13 @@ def _on(environment: Mapping[str, str], name: str) -> bool:
     if text not in ("on", "off"):
         raise SettingsError(f"{name}={text} is neither on nor off.")
     return text == "on"
+
+
+def _mebibytes(environment: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environment.get(name) or str(otherwise)
+    if not text.isdecimal() or len(text) > 12:
+        raise SettingsError(f"{name}={text} is not a number of MiB.")
+    return int(text)
 
 
 def _seconds(environment: Mapping[str, str], name: str, otherwise: float) -> float:

@@ -286,10 +286,24 @@ class Assignment(Record, frozen=True, kw_only=True, omit_defaults=True):
     present: bool = True
 
 
+# What becomes of a GPU process that no limit holds: it is told of; ended; or the node takes no new claims.
+AuditPolicy = Literal["warn", "kill", "fence"]
+
+
+class NodePolicy(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What else the node's pool, and its operators, want of the agent."""
+
+    audit: AuditPolicy = "warn"
+    # By GPU: what came up to this moment of the agent's clock an operator takes for cured.
+    cleared: dict[GpuUuid, Seconds] = {}
+
+
 class Desired(Frame, frozen=True, kw_only=True):
     """Server → agent: the node's whole wanted state. What is on the node and not in here is released."""
 
     frame: Count
+    # Left out where it is `NodePolicy()`: an older agent reads the frame then.
+    policy: NodePolicy | msgspec.UnsetType = msgspec.UNSET
     assignments: Annotated[list[Assignment], Meta(max_length=MAX_ASSIGNMENTS)]
     # False: what somebody changed on the machine is told of and left so. Left out, it is put right.
     mend: bool | UnsetType = UNSET

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.wire import AssignmentState, Count, GpuProcess, Sharing, Uid
+from agent.wire import AssignmentState, AuditPolicy, Count, GpuProcess, Sharing, Uid
 
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
@@ -93,7 +93,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 class AuditStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the audit of the GPUs' processes sees now."""
 
-    mode: AuditMode
+    mode: AuditMode | AuditPolicy
     findings: list[Found]
     # Processes on the GPUs that cannot be seen from where the agent runs.
     unseen: int

@@ -13,7 +13,7 @@ def held(node: Node) -> list[Held]:
     return sorted(rows, key=lambda row: (row.claim, row.assignment))
 
 
-def audited(audit: Audit, mode: AuditMode) -> AuditStatus:
+def audited(audit: Audit, mode: AuditMode | wire.AuditPolicy) -> AuditStatus:
     """What the audit has found and still sees."""
     return AuditStatus(
         mode=mode,

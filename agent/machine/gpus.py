@@ -46,17 +46,32 @@ class Nvml:
         self._library = library
         self._open = False
         self._handles: dict[str, Any] = {}
+        # As last described; those that fell off the bus since, too.
+        self._known: dict[str, wire.Gpu] = {}
+
+    @property
+    def handles(self) -> dict[str, Any]:
+        """NVML's handles of the last inventory, by uuid."""
+        return self._handles
+
+    @property
+    def lost(self) -> list[str]:
+        """GPUs that NVML counts and did not reach at the last inventory."""
+        return [uuid for uuid in self._known if uuid not in self._handles]
 
     def inventory(self) -> Inventory:
         """Every GPU there is now, with its links to the others."""
         try:
             self._ensure_open()
-            handles = self._find_handles()
-            self._handles = handles
-            gpus = tuple(self._describe(index, uuid) for index, uuid in enumerate(handles))
-            minors = {uuid: _optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in handles.items()}
-            known = {uuid: minor for uuid, minor in minors.items() if minor is not None}
-            return Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()), minors=known)
+            found, lost = self._find_handles()
+            self._handles = {uuid: handle for uuid, (_, handle) in found.items()}
+            # One that fell off the bus stays the node's, with what is promised of it; a condition says how it is.
+            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid not in found and gpu.index in lost}
+            self._known = kept | {uuid: self._describe(index, uuid) for uuid, (index, _) in found.items()}
+            gpus = tuple(sorted(self._known.values(), key=lambda gpu: gpu.index))
+            minors = {uuid: optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in self._handles.items()}
+            there = {uuid: minor for uuid, minor in minors.items() if minor is not None}
+            return Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()), minors=there)
         except (nvml.NVMLError, OSError) as error:
             self._close()
             return Inventory(problem=_words(error))
@@ -75,9 +90,18 @@ class Nvml:
         """Who computes on each GPU of the last inventory now; a GPU that does not answer is left out."""
         found: list[Listed] = []
         for uuid, handle in self._handles.items():
-            running = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+            running = optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
             found += [Listed(uuid, int(one.pid), one.usedGpuMemory) for one in running]
         return found
+
+    def drawing(self) -> set[int]:
+        """Pids of who draws on the GPUs: display servers, and programs that both draw and compute."""
+        lists = (optional(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) for handle in self._handles.values())
+        return {int(one.pid) for running in lists for one in running or ()}
+
+    def listed(self) -> tuple[list[Listed], set[int]]:
+        """Who computes, and who draws."""
+        return self.processes(), self.drawing()
 
     def _ensure_open(self) -> None:
         if self._open:
@@ -95,9 +119,17 @@ class Nvml:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
 
-    def _find_handles(self) -> dict[str, Any]:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+    def _find_handles(self) -> tuple[dict[str, tuple[int, Any]], set[int]]:
+        """Index and handle of each GPU, by uuid; and the indexes of those that are lost."""
+        found: dict[str, tuple[int, Any]] = {}
+        lost = set()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                found[_text(nvml.nvmlDeviceGetUUID(handle))] = index, handle
+            except nvml.NVMLError_GpuIsLost:
+                lost.add(index)
+        return found, lost
 
     def _describe(self, index: int, uuid: str) -> wire.Gpu:
         handle = self._handles[uuid]
@@ -116,11 +148,11 @@ class Nvml:
 
 def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    milliwatts = _optional(nvml.nvmlDeviceGetPowerUsage, handle)
-    temperature = _optional(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-    utilisation = _optional(nvml.nvmlDeviceGetUtilizationRates, handle)
-    sm_clock = _optional(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-    memory_clock = _optional(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM)
+    milliwatts = optional(nvml.nvmlDeviceGetPowerUsage, handle)
+    temperature = optional(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    utilisation = optional(nvml.nvmlDeviceGetUtilizationRates, handle)
+    sm_clock = optional(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    memory_clock = optional(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM)
     return wire.GpuUsage(
         uuid=uuid,
         core_percent=float(utilisation.gpu) if utilisation is not None else 0.0,
@@ -134,9 +166,9 @@ def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
 
 def _link(handle: Any, peer: Any) -> str | None:
     """The nearest common ancestor of two GPUs, or "nvlink"; None where the driver cannot tell."""
-    if _optional(nvml.nvmlDeviceGetP2PStatus, handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
+    if optional(nvml.nvmlDeviceGetP2PStatus, handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
         return "nvlink"
-    level = _optional(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)
+    level = optional(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)
     if level is None:
         return None
     if level <= nvml.NVML_TOPOLOGY_HOSTBRIDGE:
@@ -144,7 +176,7 @@ def _link(handle: Any, peer: Any) -> str | None:
     return "numa" if level <= nvml.NVML_TOPOLOGY_NODE else "system"
 
 
-def _optional(ask: Any, *arguments: Any) -> Any:
+def optional(ask: Any, *arguments: Any) -> Any:
     """The answer, or None where this device or driver has none (a simulated one may lack the symbol)."""
     try:
         return ask(*arguments)

@@ -169,6 +169,11 @@ def has_open(process: Process, prefix: str) -> bool:
         return False
 
 
+def boot_id() -> str:
+    """Which start of the machine this is."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def own_namespace() -> int:
     """The inode of our pid namespace, as libvcuda writes it into its slots (32 bits)."""
     return Path("/proc/self/ns/pid").stat().st_ino & 0xFFFFFFFF

@@ -44,6 +44,8 @@ class Callbacks(NamedTuple):
     hello: Callable[[], Awaitable[wire.Hello]]
     # Make the machine match; the flag says that this is the first desired after a welcome.
     desired: Callable[[wire.Desired, bool], None]
+    # The server's time, just received.
+    server_time: Callable[[float], None]
 
 
 class Link:
@@ -128,6 +130,7 @@ class Link:
         if not isinstance(welcome, wire.Welcome):
             raise _NotWelcome(f"the server began with {type(welcome).__name__.lower()}, not with welcome")
         self._welcomed_at = time.monotonic()
+        self._callbacks.server_time(welcome.server_time)
         log.info("connected", node=welcome.node_name, clock_offset_seconds=round(welcome.server_time - time.time(), 3))
         self._outbox.restart()
         both = [asyncio.create_task(self._read(socket)), asyncio.create_task(self._write(socket))]

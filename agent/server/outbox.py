@@ -1,9 +1,9 @@
 """What waits to be sent to the server, in the order in which it matters; the connection's one writer takes from here.
 
-Four kinds, each with its own promise. A pong is sent once, on the connection that asked for it. An event is sent
+Five kinds, each with its own promise. A pong is sent once, on the connection that asked for it. An event is sent
 once, on this connection or the next. `observed` is a level: only the newest matters, so it is a mark here and is read
-off the node when its turn comes. Usage is a history: each frame has a sequence number and is kept, and sent again on
-every new connection, until the server says that it is stored.
+off the node when its turn comes; conditions likewise. Usage is a history: each frame has a sequence number and is kept,
+and sent again on every new connection, until the server says that it is stored.
 """
 
 import asyncio
@@ -66,9 +66,11 @@ class _Kept(NamedTuple):
 class Outbox:
     """Frames on their way to the server. Not thread-safe: the event loop's."""
 
-    def __init__(self, observe: Callable[[], wire.Observed]) -> None:
+    def __init__(self, observe: Callable[[], wire.Observed], conditions: Callable[[], wire.Conditions]) -> None:
         self._observe = observe
         self._observed_waits = False
+        self._conditions = conditions
+        self._conditions_wait = False
         self._pongs: deque[str] = deque(maxlen=MAX_PONGS)
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._usage: deque[_Kept] = deque()
@@ -85,6 +87,11 @@ class Outbox:
     def mark_observed(self) -> None:
         """Send what is in force soon; many marks before the writer's turn are one frame."""
         self._observed_waits = True
+        self._filled.set()
+
+    def mark_conditions(self) -> None:
+        """Send the conditions soon; likewise."""
+        self._conditions_wait = True
         self._filled.set()
 
     def keep(self, usage: wire.Usage) -> None:
@@ -112,6 +119,7 @@ class Outbox:
         self._pongs.clear()
         self._usage_sent = 0
         self.mark_observed()
+        self.mark_conditions()
 
     async def take(self) -> str:
         """The next frame's text, as soon as there is one."""
@@ -129,6 +137,9 @@ class Outbox:
         if self._observed_waits:
             self._observed_waits = False
             return wire.encode(self._observe())
+        if self._conditions_wait:
+            self._conditions_wait = False
+            return wire.encode(self._conditions())
         if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
             return self._usage[self._usage_sent - 1].text

@@ -19,7 +19,7 @@ from apps.quotas.services import audit
 from apps.scheduling import watching
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.claims.health import tell_owners
+from apps.scheduling.services.claims.health import fence_if_wanted, tell_owners
 from apps.scheduling.services.claims.observation import take_observed
 from apps.scheduling.services.rebalancing import waking
 from gpucloud import counters
@@ -68,8 +68,9 @@ class Gateway:
 
     @transaction.atomic
     def conditions(self, node: Node, frame: wire.Conditions) -> None:
-        """Keep them, and tell the owners of claims on GPUs that became sick or well."""
+        """Keep them; tell owners of claims on GPUs that became sick or well; fence the node where it is wanted."""
         tell_owners(node=node, changes=take_conditions(node=node, frame=frame))
+        fence_if_wanted(node=node)
 
     def event(self, node: Node, frame: wire.Event) -> None:
         """Keep it where operators look; what one of a claim's processes did, its tenant's admins see too."""

@@ -34,6 +34,7 @@ RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
 LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
 ROLES = click.Choice(["admin", "member", "viewer"])
 PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
+AUDIT = click.Choice(["warn", "kill", "fence"])
 REBALANCING = click.Choice(["off", "propose", "apply"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
 
@@ -201,6 +202,7 @@ TABLE = (
             Field("placement_policy", PLACEMENT, "which GPUs carry a claim where several could", flag="--placement"),
             Field("core_overcommit_percent", OrNull(click.INT), "of its core that quotas may promise; or none"),
             Field("memory_overcommit_percent", OrNull(click.INT), "of its memory that quotas may promise; or none"),
+            Field("audit_policy", AUDIT, "what becomes of GPU processes past their limits", flag="--audit"),
             Field("lend_reserved", click.BOOL, "best-effort claims may use reserved room until it is needed"),
             Field("reclaim_idle", click.BOOL, "give idle reservations back, not only report them"),
             Field(

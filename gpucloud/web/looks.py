@@ -35,6 +35,7 @@ LOOKS: Final = {
     # Of nodes.
     "ready": Look("Ready", "circle-check", "good"),
     "cordoned": Look("Cordoned", "ban", "warn"),
+    "fenced": Look("Fenced", "ban", "bad"),
     "unhealthy": Look("Unhealthy", "alert-triangle", "bad"),
     "lost": Look("Lost", "plug-connected-x", "bad"),
     "awaiting-agent": Look("Awaiting its agent", "hourglass", "warn"),

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 2
+#define SIM_VERSION 3
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_STRETCHES 256
@@ -31,6 +31,8 @@
 #define SIM_SAMPLE_NS 50000000ull
 #define SIM_TOLD_NS 200000000ull
 #define SIM_GRANULE (2ull << 20)
+/* XID errors of a GPU that are kept for those who wait for them. */
+#define SIM_XIDS 64
 
 struct sim_stretch {
     uint64_t wall_ns, service_ns, length_ns;
@@ -57,6 +59,16 @@ struct sim_client {
     uint32_t reserved;
 };
 
+/* What `simnode fault` makes a GPU suffer from. */
+struct sim_faults {
+    uint32_t lost;     /* it has fallen off the bus */
+    uint32_t slowdown; /* the clocks' event reasons, by NVML's bits */
+    uint32_t remap_pending, remap_failed, pages_pending;
+    uint32_t xids; /* how many there ever were */
+    uint64_t ecc;  /* errors that ECC could not correct */
+    uint32_t xid[SIM_XIDS];
+};
+
 struct sim_gpu {
     uint8_t uuid[16];
     char name[64];
@@ -71,6 +83,7 @@ struct sim_gpu {
     uint32_t samples;
     uint64_t busy_ns;
     uint64_t checked_ns; /* when clients were last looked for dead ones */
+    struct sim_faults faults;
     struct sim_sample sample[SIM_SAMPLES];
     struct sim_client client[SIM_MAX_CLIENTS];
 };
@@ -80,6 +93,7 @@ struct sim_node {
     uint32_t version;
     uint32_t gpus;
     char name[64];
+    char driver[32]; /* its version, where it is not the usual one */
     struct sim_gpu gpu[SIM_MAX_GPUS];
 };
 

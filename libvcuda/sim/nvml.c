@@ -63,6 +63,10 @@ const char *nvmlErrorString(nvmlReturn_t result)
         return "Insufficient Size";
     case NVML_ERROR_DRIVER_NOT_LOADED:
         return "Driver Not Loaded";
+    case NVML_ERROR_TIMEOUT:
+        return "Timeout";
+    case NVML_ERROR_GPU_IS_LOST:
+        return "GPU is lost";
     default:
         return "Unknown Error";
     }
@@ -80,7 +84,7 @@ static nvmlReturn_t give_text(char *to, unsigned length, const char *text)
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned length)
 {
-    return give_text(text, length, "580.00.00-sim");
+    return give_text(text, length, ready() && node->driver[0] ? node->driver : "580.00.00-sim");
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *text, unsigned length)
@@ -120,7 +124,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
     if (index >= node->gpus)
         return NVML_ERROR_INVALID_ARGUMENT;
     *device = &node->gpu[index];
-    return NVML_SUCCESS;
+    return node->gpu[index].faults.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device)

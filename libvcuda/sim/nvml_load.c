@@ -7,6 +7,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     if (!device || !memory)
         return NVML_ERROR_INVALID_ARGUMENT;
+    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
+        return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
     sim_clear_dead(device);
     uint64_t used = sim_memory_used(device);
@@ -30,6 +32,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
+    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
+        return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
     rates->gpu = sim_utilisation(device, -1);
     rates->memory = rates->gpu / 2;
@@ -40,6 +44,8 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 /* Between 60 W idle and 300 W, and 35 to 75 degrees, by how busy the GPU is. */
 nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts)
 {
+    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
+        return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
     *milliwatts = 60000 + 2400 * sim_utilisation(device, -1);
     sim_unlock(device);
@@ -56,6 +62,8 @@ nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned *mill
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *celsius)
 {
     (void)sensor;
+    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
+        return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
     *celsius = 35 + sim_utilisation(device, -1) * 2 / 5;
     sim_unlock(device);

@@ -18,6 +18,8 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size
 {
     unsigned found = 0, room = infos ? *count : 0;
     uint64_t pidns = pages_pidns();
+    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
+        return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
     sim_clear_dead(device);
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
@@ -57,6 +59,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSam
 {
     unsigned found = 0, room = samples ? *count : 0;
     uint64_t pidns = pages_pidns();
+    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
+        return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
     unsigned long long told_us = device->told_ns / 1000;
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {

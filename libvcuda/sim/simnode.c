@@ -9,12 +9,16 @@
 
 static const char usage[] =
     "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--model MODEL] [--switch-us N]\n"
-    "       simnode show PATH\n\n"
+    "       simnode show PATH\n"
+    "       simnode fault PATH GPU NAME=NUMBER...\n"
+    "       simnode driver PATH VERSION\n\n"
     "Makes (or shows) the file of a virtual node with simulated GPUs. Programs use it with\n"
     "LD_LIBRARY_PATH=.../build/sim and GPUCLOUD_SIM_NODE=PATH. The GPUs' UUIDs follow from the name.\n"
     "  --name NAME     sim-1      --gpus N      4 (at most 16)\n"
     "  --memory SIZE   24GiB      --model MODEL 'NVIDIA SIM-24'\n"
-    "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n";
+    "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n"
+    "Faults, as NVML shows them: xid=79 (an error that is told once), lost=1, ecc=2 (uncorrected errors so far),\n"
+    "  slowdown=64 (reasons, by NVML's bits), remap-pending=1, remap-failed=1, pages-pending=1; 0 ends them.\n";
 
 static uint64_t parse_size(const char *text)
 {
@@ -63,6 +67,62 @@ static int show(const char *path)
     return 0;
 }
 
+static int set_fault(struct sim_faults *faults, const char *text)
+{
+    const struct {
+        const char *name;
+        uint32_t *value;
+    } known[] = {{"lost", &faults->lost},
+                 {"slowdown", &faults->slowdown},
+                 {"remap-pending", &faults->remap_pending},
+                 {"remap-failed", &faults->remap_failed},
+                 {"pages-pending", &faults->pages_pending}};
+    const char *equals = strchr(text, '=');
+    size_t length = equals ? (size_t)(equals - text) : 0;
+    uint32_t value = equals ? (uint32_t)strtoul(equals + 1, NULL, 10) : 0;
+    if (length == 3 && !strncmp(text, "ecc", 3)) {
+        __atomic_store_n(&faults->ecc, value, __ATOMIC_RELEASE);
+        return 0;
+    }
+    if (length == 3 && !strncmp(text, "xid", 3)) {
+        faults->xid[faults->xids % SIM_XIDS] = value;
+        __atomic_fetch_add(&faults->xids, 1, __ATOMIC_RELEASE);
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (length == strlen(known[i].name) && !strncmp(text, known[i].name, length)) {
+            __atomic_store_n(known[i].value, value, __ATOMIC_RELEASE);
+            return 0;
+        }
+    fprintf(stderr, "simnode: %s is no fault\n", text);
+    return 2;
+}
+
+static int fault(const char *path, const char *index, char **faults)
+{
+    struct sim_node *node = sim_node_open(path);
+    uint32_t gpu = (uint32_t)strtoul(index, NULL, 10);
+    if (!node || gpu >= node->gpus) {
+        fprintf(stderr, "simnode: %s is no virtual node with a GPU %s\n", path, index);
+        return 1;
+    }
+    int result = 0;
+    for (; *faults && !result; faults++)
+        result = set_fault(&node->gpu[gpu].faults, *faults);
+    return result;
+}
+
+static int set_driver(const char *path, const char *version)
+{
+    struct sim_node *node = sim_node_open(path);
+    if (!node) {
+        fprintf(stderr, "simnode: %s is no virtual node\n", path);
+        return 1;
+    }
+    snprintf(node->driver, sizeof node->driver, "%s", version);
+    return 0;
+}
+
 static int create(const char *path, int argc, char **argv)
 {
     static const struct option options[] = {{"name", 1, NULL, 'n'},      {"gpus", 1, NULL, 'g'},
@@ -108,6 +168,10 @@ int main(int argc, char **argv)
         return create(argv[2], argc - 2, argv + 2);
     if (argc == 3 && !strcmp(argv[1], "show"))
         return show(argv[2]);
+    if (argc >= 5 && !strcmp(argv[1], "fault"))
+        return fault(argv[2], argv[3], argv + 4);
+    if (argc == 4 && !strcmp(argv[1], "driver"))
+        return set_driver(argv[2], argv[3]);
     fputs(usage, stderr);
     return 2;
 }

@@ -82,6 +82,8 @@ class Control:
         self._newest: Connection | None = None
         # Served as they are, by path.
         self.files: dict[str, bytes] = {}
+        # How far its clock is ahead of the true time.
+        self.clock_offset_seconds = 0.0
         self.claim_environments: dict[str, dict[str, Any]] = {}
         self.tokens_seen: list[str] = []
         self.connections: asyncio.Queue[Connection] = asyncio.Queue()
@@ -126,7 +128,9 @@ class Control:
         with contextlib.suppress(websockets.ConnectionClosed):
             connection.frames.append(wire.decode_from_agent(await socket.recv()))
             if self.welcomes:
-                welcome = wire.Welcome(node_uid=NODE_UID, node_name="sim-1", server_time=time.time())
+                welcome = wire.Welcome(
+                    node_uid=NODE_UID, node_name="sim-1", server_time=time.time() + self.clock_offset_seconds
+                )
                 await connection.send(welcome)
             await self.connections.put(connection)
             async for text in socket:

@@ -99,6 +99,14 @@ class Stage:
             )
         return self.agent
 
+    def fault(self, gpu: int, *faults: str) -> None:
+        """Make a virtual GPU suffer: `xid=79`, `lost=1`; what `simnode --help` says."""
+        subprocess.run([BUILD / "simnode", "fault", self.node_file, str(gpu), *faults], check=True, capture_output=True)
+
+    def change_driver(self, version: str) -> None:
+        """As after an upgrade."""
+        subprocess.run([BUILD / "simnode", "driver", self.node_file, version], check=True, capture_output=True)
+
     def log_text(self) -> str:
         return self.log.read_text()
 

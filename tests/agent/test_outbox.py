@@ -13,7 +13,7 @@ def usage(seq: int) -> wire.Usage:
 
 
 def filled(frames: int) -> Outbox:
-    outbox = Outbox(lambda: wire.Observed(frame=1, assignments=[]))
+    outbox = Outbox(lambda: wire.Observed(frame=1, assignments=[]), lambda: wire.Conditions(conditions=[]))
     for seq in range(1, frames + 1):
         outbox.keep(usage(seq))
     return outbox

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import msgspec
+
 from agent import wire
 from apps.nodes.models import Condition, Gpu
 from apps.quotas.models import AuditEvent
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, gpu_uuid, placed
 from tests.pages.conftest import SignIn
@@ -112,3 +115,61 @@ def test_conditions_are_shown_ready_first(cast: Cast, machine: Machine, browser:
     assert "Xid79 it is." in text
     assert "DriverHealthy" in text
     assert "GPU 1 of gpu1 is unhealthy" in olga.get("/").content.decode()
+
+
+def excess(at: float = 100.0) -> wire.Condition:
+    return bad("ProcessesLimited", "ProcessUnlimited", at=at, unschedulable=False, message="Process 7 is unlimited.")
+
+
+def test_a_pool_that_fences_keeps_claims_off_until_an_operator_lifts_the_fence(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    say(machine, excess())
+    assert cast.olga.get("nodes/gpu1/").body["state"] == "ready"
+    cast.olga.patch("pools/default/", {"audit_policy": "fence"})
+    assert desired_state(machine.node).policy == wire.NodePolicy(audit="fence")
+    say(machine, excess())
+    fenced = cast.olga.get("nodes/gpu1/").body
+    assert (fenced["state"], fenced["fenced_why"]) == ("fenced", "Process 7 is unlimited.")
+    claim = ask(cast)
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    assert [reason["detail"] for reason in claim.reasons] == ["4 GPUs are unhealthy (its node is fenced)"]
+    assert cast.anna.post("nodes/gpu1/lift-fence/").status == 403
+    assert cast.olga.post("nodes/gpu1/lift-fence/").body["state"] == "ready"
+    # What was told before does not fence it anew; what comes after does.
+    say(machine, excess())
+    assert cast.olga.get("nodes/gpu1/").body["state"] == "ready"
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    assert claim.state == "assigned"
+    say(machine, excess(at=101.0))
+    olga = browser("olga")
+    assert "Lift the fence" in olga.get("/nodes/gpu1/").content.decode()
+    assert olga.post("/nodes/gpu1/unfence/", follow=True).status_code == 200
+    assert cast.olga.get("nodes/gpu1/").body["state"] == "ready"
+    actions = AuditEvent.objects.filter(action__in=["node.fence", "node.lift_fence"]).order_by("pk")
+    assert [row.action for row in actions] == ["node.fence", "node.lift_fence"] * 2
+
+
+def test_an_operator_clears_a_gpu_and_its_agent_hears_of_it(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    assert cast.olga.post(f"gpus/{gpu_uuid('gpu1', 1)}/clear/").status == 200
+    assert desired_state(machine.node).policy is msgspec.UNSET
+    say(machine, bad("NoXidErrors", "Xid79", gpu=1, at=123.5))
+    machine.node.refresh_from_db()
+    frame = machine.node.frame
+    assert cast.anna.post(f"gpus/{gpu_uuid('gpu1', 1)}/clear/").status == 403
+    olga = browser("olga")
+    assert "It is cured" in olga.get("/nodes/gpu1/").content.decode()
+    assert olga.post(f"/gpus/{gpu_uuid('gpu1', 1)}/clear/", follow=True).status_code == 200
+    machine.node.refresh_from_db()
+    assert machine.node.frame == frame + 1
+    assert desired_state(machine.node).policy == wire.NodePolicy(cleared={gpu_uuid("gpu1", 1): 123.5})
+    # It is well when its agent says so, not before.
+    assert machine.gpu(1).unhealthy == "XID 79"
+    say(machine, good("NoXidErrors", gpu=1))
+    assert machine.gpu(1).unhealthy == ""
+
+
+def test_a_pool_as_it_usually_is_sends_older_agents_nothing_new(cast: Cast, machine: Machine) -> None:
+    assert '"policy"' not in wire.encode(desired_state(machine.node))

@@ -11,7 +11,7 @@ from django.db import connection
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
-from apps.nodes.models import Gpu, Node, UsageFrame
+from apps.nodes.models import Condition, Gpu, Node, UsageFrame
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import (
     AuditEvent,
@@ -51,7 +51,9 @@ SHARED = {
     "nodes/<slug:name>/enrolment/",
     "nodes/<slug:name>/forget/",
     "nodes/<slug:name>/repair/",
+    "nodes/<slug:name>/lift-fence/",
     "gpus/<slug:uuid>/",
+    "gpus/<slug:uuid>/clear/",
     "prices/<int:pk>/",
 }
 OPERATORS = {"nodes/<slug:name>/drift/", "rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
@@ -222,6 +224,9 @@ def make_webhook(cast: Cast) -> dict[str, str]:
     }
 
 
+NODE_VERBS = ("", "enrolment/", "drift/", "repair/", "lift-fence/")
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
@@ -252,9 +257,9 @@ def make_platform(cast: Cast) -> Platform:
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
         "tokens/<slug:key>/rotate/": f"tokens/{token.key}/rotate/",
-        **{f"nodes/<slug:name>/{verb}": f"nodes/gpu1/{verb}" for verb in ("", "enrolment/", "drift/", "repair/")},
+        **{f"nodes/<slug:name>/{verb}": f"nodes/gpu1/{verb}" for verb in NODE_VERBS},
         "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
-        "gpus/<slug:uuid>/": f"gpus/{machine.gpu().uuid}/",
+        **{f"gpus/<slug:uuid>/{verb}": f"gpus/{machine.gpu().uuid}/{verb}" for verb in ("", "clear/")},
         **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in ("", "release/", "renew/", "env/")},
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",
@@ -283,7 +288,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 
 
 STORED = [
-    Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Gpu, IdempotencyRecord, LedgerEntry,
+    Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Condition, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
     LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery,
 ]  # fmt: skip

@@ -79,11 +79,15 @@ class NodeSerializer(Strict):
     name = serializers.RegexField(SLUG)
     pool = PoolByName()
     state = serializers.CharField(
-        read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned`, `unhealthy` or `lost`."
+        read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned`, `fenced`, `unhealthy` or `lost`."
     )
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
     labels = LabelsField(required=False, help_text="What claims may ask for by `node_selector`; given anew as a whole.")
     unhealthy = serializers.CharField(read_only=True, help_text="Why it takes no new claims; empty: it is well.")
+    fenced_at = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="It takes no new claims since then; an operator lifts the fence."
+    )
+    fenced_why = serializers.CharField(read_only=True)
     conditions = serializers.SerializerMethodField(help_text="Of the node itself; `Ready` first.")
     repair_drift = serializers.BooleanField(
         default=True, help_text="What somebody changes on the machine is put right at once; else it waits for a repair."

@@ -144,13 +144,17 @@ class GpuList(ListMixin):
         return self.listed(self.get_queryset())
 
 
-class GpuDetail(ApiView):
-    """One GPU."""
+class GpuView(ApiView):
+    """What views of one GPU share."""
 
     queryset = Gpu.objects.select_related("node__pool").prefetch_related("conditions")
     serializer_class = serializers.GpuSerializer
     lookup_key = "uuid"
-    read_scope = "nodes:read"
+    read_scope, write_scope = "nodes:read", "nodes:write"
+
+
+class GpuDetail(GpuView):
+    """One GPU."""
 
     def get(self, request: Request, uuid: str) -> Response:
         """Show a GPU."""

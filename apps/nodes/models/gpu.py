@@ -26,6 +26,8 @@ class Gpu(Row):
     present = models.BooleanField(default=True)
     # Why nothing new is placed on it, in a few words ("XID 79"); empty: it is well. Follows from its conditions.
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
+    # What its agent told up to here, by the agent's clock, an operator takes for cured.
+    cleared_through_seconds = models.FloatField(default=0.0, db_default=0.0)
     core_used = models.PositiveIntegerField(default=0)
     memory_used_mib = models.PositiveBigIntegerField(default=0)
     # Of what is promised: idle, and lent to best-effort claims. What those hold of it is promised to nobody, so it may

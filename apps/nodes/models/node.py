@@ -24,6 +24,11 @@ class Node(Row):
     cordoned = models.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
     # Why nothing new is placed on any of its GPUs, in a few words; empty: it is well. Follows from its conditions.
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
+    # Since when it takes no new claims because of what ran on it, and why; an operator lifts it.
+    fenced_at = models.DateTimeField(null=True)
+    fenced_why = models.CharField(max_length=2000, blank=True, default="", db_default="")
+    # What its agent told up to here, by the agent's clock, does not fence it again.
+    fence_lifted_through_seconds = models.FloatField(default=0.0, db_default=0.0)
     # What claims may ask for by `node_selector`: words of the operators' own.
     labels = models.JSONField(default=dict, db_default={})
     # What somebody changed on it behind the agent's back, as it was last told (`agent.wire.Drift`): at once put right,
@@ -65,11 +70,13 @@ class Node(Row):
 
     @property
     def state(self) -> str:
-        """One word: `awaiting-agent`, `lost`, `cordoned`, `unhealthy` or `ready`."""
+        """One word: `awaiting-agent`, `lost`, `cordoned`, `fenced`, `unhealthy` or `ready`."""
         if self.last_seen_at is None:
             return "awaiting-agent"
         if not self.online:
             return "lost"
         if self.cordoned:
             return "cordoned"
+        if self.fenced_at is not None:
+            return "fenced"
         return "unhealthy" if self.unhealthy else "ready"

@@ -54,6 +54,7 @@ READY = {
     "awaiting-agent": ("Unknown", "NeverConnected", "Its agent has not connected yet."),
     "lost": ("Unknown", "AgentSilent", "No sign of life. Its programs keep their last limits."),
     "cordoned": ("False", "Cordoned", "An operator cordoned it: it takes no new claims."),
+    "fenced": ("False", "Fenced", "It takes no new claims until an operator lifts the fence."),
     "unhealthy": ("False", "Unhealthy", "It takes no new claims while another condition says so."),
 }
 

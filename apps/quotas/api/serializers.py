@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, Resource, Role, SharingPolicy, Tenant, User
-from apps.quotas.models.pool import MOST_PARTS, PlacementPolicy
+from apps.quotas.models.pool import MOST_PARTS, AuditPolicy, PlacementPolicy
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -191,6 +191,11 @@ class PoolSerializer(Strict):
         default=False,
         help_text="A claim that waits makes room for itself by its own tenant's claims of lower priority, after the "
         "same notice and grace.",
+    )
+    audit_policy = serializers.ChoiceField(
+        choices=AuditPolicy.choices,
+        default=AuditPolicy.WARN,
+        help_text="What becomes of a GPU process that no limit holds, or that is above its limit.",
     )
     rebalance_mode = serializers.ChoiceField(
         choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text="What the rebalancer does here."

@@ -23,6 +23,14 @@ class SharingPolicy(models.TextChoices):
     NATIVE = "native", "Native: the driver's own time slices, no limit of compute"
 
 
+class AuditPolicy(models.TextChoices):
+    """What becomes of a GPU process that no limit holds, or that is above its own (`agent.machine.audit`)."""
+
+    WARN = "warn", "Warn: it is told of"
+    KILL = "kill", "Kill: it is ended, SIGTERM first; processes of the system's own users are only told of"
+    FENCE = "fence", "Fence: its node takes no new claims until an operator lifts the fence"
+
+
 class RebalanceMode(models.TextChoices):
     """What the rebalancer does with what it finds."""
 
@@ -68,6 +76,9 @@ class Pool(Row):
     # What quotas may promise together, in percent of what the GPUs have; null: whatever they say.
     core_overcommit_percent = models.PositiveIntegerField(null=True)
     memory_overcommit_percent = models.PositiveIntegerField(null=True)
+    audit_policy = models.CharField(
+        max_length=10, choices=AuditPolicy, default=AuditPolicy.WARN, db_default=AuditPolicy.WARN
+    )
     rebalance_mode = models.CharField(
         max_length=10, choices=RebalanceMode, default=RebalanceMode.OFF, db_default=RebalanceMode.OFF
     )
@@ -95,6 +106,7 @@ class Pool(Row):
             models.CheckConstraint(
                 condition=Q(core_ceiling__gte=1, core_ceiling__lte=100), name="pool_ceiling_in_range"
             ),
+            models.CheckConstraint(condition=Q(audit_policy__in=AuditPolicy.values), name="pool_audit_policy_known"),
             models.CheckConstraint(
                 condition=Q(rebalance_mode__in=RebalanceMode.values), name="pool_rebalance_mode_known"
             ),

@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from apps.scheduling.pages import claims, nodes, overview, queue, reallocation, reservations, sign_in
+from apps.scheduling.pages import claims, health, nodes, overview, queue, reallocation, reservations, sign_in
 
 urlpatterns = [
     path("sign-in/", sign_in.SignIn.as_view(), name="sign-in"),
@@ -16,6 +16,8 @@ urlpatterns = [
     path("nodes/<slug:name>/series/", nodes.node_series, name="node-series"),
     path("nodes/<slug:name>/cordon/", nodes.cordon, name="cordon"),
     path("nodes/<slug:name>/repair/", nodes.repair, name="repair"),
+    path("nodes/<slug:name>/unfence/", health.unfence, name="unfence"),
+    path("gpus/<slug:uuid>/clear/", health.clear, name="clear"),
     path("queue/", queue.queue_page, name="queue"),
     path("reservations/", reservations.reservation_list, name="reservations"),
     path("reservations/new/", reservations.new_reservation, name="new-reservation"),

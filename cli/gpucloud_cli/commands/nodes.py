@@ -1,4 +1,4 @@
-"""`node add|enrol|cordon|uncordon|forget|drift|repair`."""
+"""`node add|enrol|cordon|uncordon|lift-fence|forget|drift|repair`, and `gpu clear`."""
 
 from typing import Any
 
@@ -10,15 +10,18 @@ from gpucloud_cli.failures import Failure
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
-NODE = BY_NAME["node"]
+NODE, GPU = BY_NAME["node"], BY_NAME["gpu"]
 
 
 def join(root: click.Group) -> None:
     """Take part in the command tree."""
     group = root.commands["node"]
     assert isinstance(group, click.Group)
-    for command in (add, enrol, cordon, uncordon, forget, drift, repair):
+    for command in (add, enrol, cordon, uncordon, lift_fence, forget, drift, repair):
         group.add_command(command)
+    gpus = root.commands["gpu"]
+    assert isinstance(gpus, click.Group)
+    gpus.add_command(clear)
 
 
 @click.command()
@@ -58,6 +61,26 @@ def cordon(asked: Asked, name: str) -> None:
 def uncordon(asked: Asked, name: str) -> None:
     """Let it take new claims again."""
     _cordon(asked, name, cordoned=False)
+
+
+@click.command()
+@click.argument("name")
+@answers
+@asked
+def lift_fence(asked: Asked, name: str) -> None:
+    """Let it take new claims again after it was fenced for what ran on it."""
+    with asked.api() as api:
+        asked.show(api.post(f"{path_of(NODE, None, name)}lift-fence/", {}).body)
+
+
+@click.command()
+@click.argument("uuid")
+@answers
+@asked
+def clear(asked: Asked, uuid: str) -> None:
+    """Say that it is cured of an XID error, after a reset."""
+    with asked.api() as api:
+        asked.show(api.post(f"{path_of(GPU, None, uuid)}clear/", {}).body)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucloud_cli.amounts import mib
-from gpucloud_cli.resources import LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
+from gpucloud_cli.resources import AUDIT, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
 
 API_VERSION = "gpucloud.io/v1"
 
@@ -97,6 +97,7 @@ POOL = Kind(
         "placement_policy": one_of(tuple(PLACEMENT.choices)),
         "core_overcommit_percent": number_or_null,
         "memory_overcommit_percent": number_or_null,
+        "audit_policy": one_of(tuple(AUDIT.choices)),
         "lend_reserved": truth,
         "reclaim_idle": truth,
         "preemption_grace_seconds": number_or_null,

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from django.conf import settings
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from agent import wire
-from apps.nodes.models import Node
+from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
 
 MIB = 1 << 20
@@ -46,10 +46,27 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
     wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in frames}
     for row in rows.values_list(*COLUMNS, named=True):
         wanted[row.gpu__node_id].append(_on_the_wire(row))
+    policies = _policies(frames)
     return {
-        node_id: wire.Desired(frame=frame, assignments=wanted[node_id], mend=UNSET if mends else False)
+        node_id: wire.Desired(
+            frame=frame, policy=policies[node_id], assignments=wanted[node_id], mend=UNSET if mends else False
+        )
         for node_id, (frame, mends) in frames.items()
     }
+
+
+def _policies(node_ids: Iterable[int]) -> dict[int, wire.NodePolicy | UnsetType]:
+    """What their pools and operators want beside assignments; left out where that is the usual."""
+    cleared: dict[int, dict[str, float]] = {}
+    gpus = Gpu.objects.filter(node__in=node_ids, cleared_through_seconds__gt=0)
+    for node_id, uuid_, through in gpus.values_list("node_id", "uuid", "cleared_through_seconds"):
+        cleared.setdefault(node_id, {})[uuid_] = through
+    audits = Node.objects.filter(pk__in=node_ids).values_list("pk", "pool__audit_policy")
+    policies = {
+        node_id: wire.NodePolicy(audit=cast(wire.AuditPolicy, audit), cleared=cleared.get(node_id, {}))
+        for node_id, audit in audits
+    }
+    return {key: UNSET if policy == wire.NodePolicy() else policy for key, policy in policies.items()}
 
 
 def _on_the_wire(row: Any) -> wire.Assignment:

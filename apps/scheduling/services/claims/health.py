@@ -1,15 +1,23 @@
-"""Telling the owners of claims what befell their GPUs. Their claims are left as they are."""
+"""What befalls GPUs and nodes: owners are told, a node is fenced where its pool says so, operators undo it.
+
+Claims that run are left as they are.
+"""
 
 from collections.abc import Iterable
 
 from django.db import transaction
+from django.utils import timezone
 
-from apps.nodes.models import Node
+from agent.wire import ConditionType
+from apps.nodes.models import Condition, Gpu, Node
 from apps.nodes.services.conditions import GOOD, Change
-from apps.quotas.principals import Principal
+from apps.quotas.models.pool import AuditPolicy
+from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.services.claims.life import raise_frames
+from gpucloud.api import etags
 
 
 @transaction.atomic
@@ -39,3 +47,62 @@ def tell_owners(*, node: Node, changes: Iterable[Change]) -> int:
         events.claims_changed_on_commit(claims)
         told += len(claims)
     return told
+
+
+@transaction.atomic
+def fence_if_wanted(*, node: Node) -> bool:
+    """Fence the node where its pool wants that and a process ran past its limits since the last fence was lifted."""
+    node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
+    if node.pool.audit_policy != AuditPolicy.FENCE or node.fenced_at is not None:
+        return False
+    told = Condition.objects.filter(node=node, gpu=None, type=ConditionType.PROCESSES_LIMITED).exclude(status=GOOD)
+    row = told.filter(since_seconds__gt=node.fence_lifted_through_seconds).first()
+    if row is None:
+        return False
+    node.change(fenced_at=timezone.now(), fenced_why=row.message)
+    audit.record(
+        principal=SYSTEM, action="node.fence", object_type="node", object_id=node.name, after={"why": row.message}
+    )
+    return True
+
+
+@transaction.atomic
+def lift_fence(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
+    """Let the node take claims again; what its agent has told so far does not fence it anew. Repeatable."""
+    principal.require_operator()
+    node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
+    etags.check(node.version, versions)
+    if node.fenced_at is None:
+        return node
+    told = Condition.objects.filter(node=node, gpu=None, type=ConditionType.PROCESSES_LIMITED)
+    through = max([node.fence_lifted_through_seconds, *told.values_list("since_seconds", flat=True)])
+    why = node.fenced_why
+    node.change(fenced_at=None, fenced_why="", fence_lifted_through_seconds=through)
+    audit.record(
+        principal=principal, action="node.lift_fence", object_type="node", object_id=node.name, before={"why": why}
+    )
+    return node
+
+
+@transaction.atomic
+def clear_gpu(*, principal: Principal, gpu: Gpu, versions: etags.Versions = None) -> Gpu:
+    """Take an XID error that only a reset cures for cured. Its agent hears of it, and says how the GPU is then.
+
+    Repeatable; nothing changes where the GPU has none.
+    """
+    principal.require_operator()
+    gpu = Gpu.objects.select_for_update(of=("self",)).select_related("node").get(pk=gpu.pk)
+    etags.check(gpu.version, versions)
+    row = gpu.conditions.filter(type=ConditionType.NO_XID_ERRORS).exclude(status=GOOD).first()
+    if row is None or row.since_seconds <= gpu.cleared_through_seconds:
+        return gpu
+    gpu.change(cleared_through_seconds=row.since_seconds)
+    audit.record(
+        principal=principal,
+        action="gpu.clear",
+        object_type="node",
+        object_id=gpu.node.name,
+        after={"gpu": gpu.uuid, "reason": row.reason, "detail": row.message},
+    )
+    raise_frames({gpu.node_id})
+    return gpu

@@ -12,7 +12,8 @@ from apps.quotas.services.tenants import require_parts
 from apps.scheduling.services.claims.life import raise_frames
 from gpucloud.api import etags
 
-SHARING = frozenset({"sharing_policy", "core_ceiling", "parts"})
+# What the agents must know of.
+SHARING = frozenset({"sharing_policy", "core_ceiling", "parts", "audit_policy"})
 
 
 @transaction.atomic

@@ -28,6 +28,7 @@ def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
         unhealthy="",
         node__cordoned=False,
         node__unhealthy="",
+        node__fenced_at=None,
         node__last_seen_at__gte=timezone.now() - FRESH,
     ).exclude(node__pool=claim.pool_id)
     if request.models:

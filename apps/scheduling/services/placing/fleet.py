@@ -99,8 +99,10 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
 
 def _ails(gpu: Gpu) -> str:
     """What keeps claims off a GPU that is there, on a node that is there."""
-    if not gpu.present or gpu.node.state not in ("ready", "unhealthy"):
+    if not gpu.present or gpu.node.state not in ("ready", "unhealthy", "fenced"):
         return ""
+    if gpu.node.fenced_at is not None:
+        return "its node is fenced"
     return ", ".join(words for words in (gpu.unhealthy, gpu.node.unhealthy) if words)
 
 

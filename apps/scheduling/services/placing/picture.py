@@ -277,9 +277,9 @@ class Picture:
         since, nodes = timezone.now() - FRESH, Node.objects.filter(pool=self.pool)
         silent = set(nodes.filter(last_seen_at__lt=since).values_list("pk", flat=True))
         passed_over = [key for key, ready in kept.items() if not ready]
-        back = nodes.filter(pk__in=passed_over, last_seen_at__gte=since, cordoned=False, unhealthy="").values_list(
-            "pk", flat=True
-        )
+        back = nodes.filter(
+            pk__in=passed_over, last_seen_at__gte=since, cordoned=False, unhealthy="", fenced_at=None
+        ).values_list("pk", flat=True)
         news = {key for key in silent if kept.get(key)} | set(back)
         return self.refresh_devices(nodes=news) if news else 0
 

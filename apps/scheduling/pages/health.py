@@ -1,0 +1,31 @@
+"""Buttons of a node's page: lift its fence, take a GPU for cured. Operators only."""
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.views.decorators.http import require_POST
+
+from apps.nodes.models import Gpu, Node
+from apps.quotas.principals import Principal
+from apps.scheduling.pages.access import page
+from apps.scheduling.services.claims.health import clear_gpu, lift_fence
+
+
+@require_POST
+@page
+def unfence(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """Lift the node's fence."""
+    principal.require_operator()
+    node = lift_fence(principal=principal, node=get_object_or_404(Node, name=name))
+    messages.success(request, f"Node {node.name} takes new claims again.")
+    return redirect("node", name=node.name)
+
+
+@require_POST
+@page
+def clear(request: HttpRequest, principal: Principal, uuid: str) -> HttpResponse:
+    """Take the GPU for cured."""
+    principal.require_operator()
+    gpu = clear_gpu(principal=principal, gpu=get_object_or_404(Gpu, uuid=uuid))
+    messages.success(request, f"GPU {gpu.index} is told to be cured; its agent confirms it.")
+    return redirect("node", name=gpu.node.name)

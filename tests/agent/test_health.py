@@ -1,0 +1,256 @@
+"""What goes wrong with a GPU or around the agent becomes a condition, and stays one for as long as it should."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent import wire
+from agent.machine import surroundings, xids
+from agent.machine.health import HOT_LOOKS, HW_THERMAL, Health, Verdict
+from agent.machine.vitals import Vitals
+from agent.wire import ConditionType
+from tests.agent.control import Connection, Control
+from tests.agent.stage import BUILD, Stage
+from tests.agent.test_limits import load
+from tests.agent.test_reconcile import put
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+PATIENCE = 20.0
+
+
+async def started(stage: Stage, **more: Any) -> Connection:
+    """An agent that believes in a recovery after a second."""
+    variables: dict[str, Any] = {"GPUCLOUD_HEALTH_HOLD_SECONDS": "1", **more}
+    stage.start(**variables)
+    link = await stage.control.connection()
+    stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
+    return link
+
+
+async def told(link: Connection, kind: str, *, status: str = "False", gpu: str | None = None) -> wire.Condition:
+    """The condition, as soon as it is told so; only what comes from now on counts afterwards."""
+
+    def found(frame: wire.Conditions) -> list[wire.Condition]:
+        return [one for one in frame.conditions if (one.type, one.status, one.gpu_uuid) == (kind, status, gpu)]
+
+    frame = await link.expect(wire.Conditions, lambda frame: bool(found(frame)), seconds=PATIENCE)
+    link.forget()
+    return found(frame)[0]
+
+
+async def test_an_agent_tells_all_conditions_at_once_and_all_is_well(stage: Stage) -> None:
+    link = await started(stage)
+    well = {kind.value for kind in ConditionType} - {ConditionType.PROCESSES_LIMITED}
+
+    def complete(frame: wire.Conditions) -> bool:
+        return {one.type for one in frame.conditions} >= well
+
+    frame = await link.expect(wire.Conditions, complete, seconds=PATIENCE)
+    assert [one for one in frame.conditions if one.status != "True"] == []
+    assert {one.gpu_uuid for one in frame.conditions if one.type == "Reachable"} == set(stage.gpus)
+
+
+async def test_an_xid_that_needs_a_reset_stays_until_an_operator_clears_it(stage: Stage, control: Control) -> None:
+    link = await started(stage)
+    await told(link, "NoXidErrors", status="True", gpu=stage.gpus[1])
+    stage.fault(1, "xid=79")
+    sick = await told(link, "NoXidErrors", gpu=stage.gpus[1])
+    assert (sick.reason, sick.unschedulable) == ("Xid79", True)
+    assert "fallen off the bus" in sick.message
+    # Longer than recovery takes, and over a restart of the agent: it remembers.
+    await stage.kill()
+    link = await started(stage)
+    again = await told(link, "NoXidErrors", gpu=stage.gpus[1])
+    assert again.reason == "Xid79"
+    await link.send(wire.Desired(frame=2, assignments=[], policy=wire.NodePolicy(cleared={stage.gpus[1]: time.time()})))
+    assert (await told(link, "NoXidErrors", status="True", gpu=stage.gpus[1])).reason == "AsExpected"
+
+
+async def test_an_xid_of_a_program_is_told_and_keeps_nobody_off(stage: Stage) -> None:
+    link = await started(stage)
+    await told(link, "NoXidErrors", status="True", gpu=stage.gpus[0])
+    stage.fault(0, "xid=31")
+    event = await link.expect(wire.Event, lambda event: event.code == "xid")
+    assert "XID 31" in event.detail
+    assert stage.gpus[0] in event.detail
+    # Whatever came with it: the GPU is well.
+    stage.fault(1, "remap-pending=1")
+    await told(link, "MemoryHealthy", gpu=stage.gpus[1])
+    assert not [one for frame in link.frames if isinstance(frame, wire.Conditions)
+                for one in frame.conditions if one.reason == "Xid31"]  # fmt: skip
+
+
+async def test_a_lost_gpu_is_told_of_its_claims_stay_and_it_comes_back(stage: Stage) -> None:
+    link = await started(stage)
+    held = stage.assignment()
+    await put(link, 1, held)
+    program = await load(stage, held, "--kernel-us", "0", "--memory", "64MiB")
+    stage.fault(0, "lost=1")
+    lost = await told(link, "Reachable", gpu=stage.gpus[0])
+    assert (lost.reason, lost.unschedulable) == ("GpuLost", True)
+    assert program.poll() is None
+    # Another connection's hello still has the GPU: what is promised of it is not forgotten.
+    await link.socket.close(1000)
+    link = await stage.control.connection()
+    hello = await link.expect(wire.Hello)
+    assert [gpu.uuid for gpu in hello.gpus] == stage.gpus
+    stage.fault(0, "lost=0")
+    # It comes back with its links to the others, which a new hello tells.
+    link = await stage.control.connection(PATIENCE)
+    await told(link, "Reachable", status="True", gpu=stage.gpus[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "reason", "unschedulable"),
+    [
+        ("remap-failed=1", "MemoryHealthy", "RemapFailed", True),
+        ("pages-pending=1", "MemoryHealthy", "RemapPending", True),
+        ("ecc=3", "MemoryHealthy", "UncorrectedEcc", True),
+        ("slowdown=64", "TemperatureOk", "HwThermalSlowdown", True),
+        ("slowdown=32", "TemperatureOk", "SwThermalSlowdown", False),
+    ],
+)
+async def test_what_nvml_counts_becomes_a_condition_and_ends(
+    stage: Stage, fault: str, kind: str, reason: str, unschedulable: bool
+) -> None:
+    link = await started(stage)
+    await told(link, kind, status="True", gpu=stage.gpus[2])
+    stage.fault(2, fault)
+    sick = await told(link, kind, gpu=stage.gpus[2])
+    assert (sick.reason, sick.unschedulable) == (reason, unschedulable)
+    if not fault.startswith("ecc"):
+        stage.fault(2, f"{fault.partition('=')[0]}=0")
+    await told(link, kind, status="True", gpu=stage.gpus[2])
+
+
+async def test_a_full_disk_a_missing_library_and_a_dead_arbiter_are_told(stage: Stage) -> None:
+    directory = stage.state_dir.parent / "empty"
+    directory.mkdir()
+    for name in ("libvcuda.so", "libvcuda-pages.so"):
+        (directory / name).symlink_to(BUILD / name)
+    much = str(10**9)
+    link = await started(stage, GPUCLOUD_LIBRARY=str(directory / "libvcuda.so"), GPUCLOUD_LEAST_FREE_MIB=much)
+    assert (await told(link, "DiskSpace")).unschedulable
+    (directory / "libvcuda.so").unlink()
+    missing = await told(link, "LibraryPresent")
+    assert (missing.reason, missing.unschedulable) == ("LibraryMissing", True)
+    # There is no arbiter beside that library.
+    down = await told(link, "ArbiterRunning")
+    assert (down.reason, down.unschedulable) == ("ArbiterDown", False)
+    (directory / "libvcuda.so").symlink_to(BUILD / "libvcuda.so")
+    assert not (await told(link, "LibraryPresent", status="True")).unschedulable
+
+
+async def test_a_driver_that_changes_under_running_claims_is_told_until_they_end(stage: Stage) -> None:
+    link = await started(stage)
+    held = stage.assignment()
+    await put(link, 1, held)
+    program = await load(stage, held, "--kernel-us", "0", "--memory", "64MiB")
+    await told(link, "DriverHealthy", status="True")
+    stage.change_driver("581.00")
+    changed = await told(link, "DriverHealthy")
+    assert (changed.reason, changed.unschedulable) == ("DriverChanged", True)
+    assert "581.00" in changed.message
+    program.kill()
+    await told(link, "DriverHealthy", status="True")
+
+
+async def test_a_clock_that_is_off_is_told_and_keeps_nobody_off(stage: Stage, control: Control) -> None:
+    link = await started(stage)
+    await told(link, "ClockInSync", status="True")
+    control.clock_offset_seconds = 600
+    await link.socket.close(1000)
+    link = await control.connection()
+    behind = await told(link, "ClockInSync")
+    assert (behind.reason, behind.unschedulable) == ("ClockBehind", False)
+    assert "600 s behind" in behind.message
+
+
+def health(path: Path, boot: str = "one") -> Health:
+    return Health(path / "health.json", hold_seconds=60, boot=boot)
+
+
+def look(health_: Health, now: float, *, node: tuple[Verdict, ...] = (), **facts: Any) -> dict[str, wire.Condition]:
+    health_.look([Vitals(GPU, **facts)], node, now=now, at=1000 + now)
+    return {one.type: one for one in health_.conditions}
+
+
+def test_a_gpu_that_comes_and_goes_is_sick_until_it_stayed_well(tmp_path: Path) -> None:
+    it = health(tmp_path)
+    assert look(it, 0)["Reachable"].status == "True"
+    assert look(it, 1, lost=True)["Reachable"].since == 1001
+    for now in range(2, 61):
+        assert look(it, now)["Reachable"].status == "False"
+    # Lost once more: the time begins anew, the condition is the same.
+    assert look(it, 61, lost=True)["Reachable"].since == 1001
+    assert look(it, 62)["Reachable"].status == "False"
+    assert look(it, 121)["Reachable"].status == "False"
+    assert (look(it, 122)["Reachable"].status, look(it, 123)["Reachable"].since) == ("True", 1122)
+
+
+def test_an_xid_that_time_cures_ends_and_one_that_a_reset_cures_does_not(tmp_path: Path) -> None:
+    assert (xids.cure(999), xids.cure(79), xids.cure(13)) == (xids.Cure.TIME, xids.Cure.RESET, xids.Cure.PROGRAM)
+    it = health(tmp_path)
+    assert look(it, 0, xids=(13,))["NoXidErrors"].status == "True"
+    assert look(it, 1, xids=(999,))["NoXidErrors"].reason == "Xid999"
+    assert look(it, 60)["NoXidErrors"].status == "False"
+    assert look(it, 61)["NoXidErrors"].status == "True"
+    assert look(it, 62, xids=(79,))["NoXidErrors"].unschedulable
+    assert look(it, 100_000)["NoXidErrors"].reason == "Xid79"
+    # What is cleared is what was told, not what came after.
+    since = look(it, 100_001)["NoXidErrors"].since
+    it.clear({GPU: since - 1})
+    assert look(it, 100_002)["NoXidErrors"].status == "False"
+    it.clear({GPU: since})
+    assert look(it, 100_003)["NoXidErrors"].status == "True"
+
+
+def test_a_wound_is_remembered_until_the_machine_starts_anew(tmp_path: Path) -> None:
+    look(health(tmp_path), 0, xids=(95,))
+    assert look(health(tmp_path), 0)["NoXidErrors"].reason == "Xid95"
+    assert look(health(tmp_path, "two"), 0)["NoXidErrors"].status == "True"
+    (tmp_path / "health.json").write_text("{")
+    assert look(health(tmp_path), 0)["NoXidErrors"].status == "True"
+
+
+def test_heat_counts_when_it_lasts(tmp_path: Path) -> None:
+    it = health(tmp_path)
+    seen = [look(it, now, clocks=HW_THERMAL)["TemperatureOk"].status for now in range(HOT_LOOKS)]
+    assert seen == ["True"] * (HOT_LOOKS - 1) + ["False"]
+
+
+def test_a_driver_that_does_not_answer_leaves_the_gpus_as_they_were(tmp_path: Path) -> None:
+    it = health(tmp_path)
+    look(it, 0, lost=True)
+    it.look([], [Verdict(ConditionType.DRIVER_HEALTHY, "DriverHangs", "…")], now=100, at=100)
+    assert {one.type: one.status for one in it.conditions} | {"Reachable": "False", "DriverHealthy": "False"} == {
+        one.type: one.status for one in it.conditions
+    }
+
+
+def test_the_clock_is_off_by_what_was_set_since_the_server_told_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = surroundings.Clock()
+    assert clock.verdict() is None
+    clock.told(time.time() + 2)
+    verdict = clock.verdict()
+    assert verdict is not None
+    assert verdict.reason is None
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 600)
+    verdict = clock.verdict()
+    assert verdict is not None
+    assert verdict.reason == "ClockAhead"
+
+
+def test_what_an_agent_tells_fits_into_a_frame(tmp_path: Path) -> None:
+    it = health(tmp_path)
+    uuids = [f"GPU-00000000-0000-0000-0000-{number:012}" for number in range(wire.MAX_GPUS)]
+    sick = [Vitals(uuid, lost=True, xids=(79,), repair_failed=True, clocks=HW_THERMAL) for uuid in uuids]
+    it.look(sick, [], now=0, at=0)
+    text = wire.encode(wire.Conditions(conditions=it.conditions))
+    assert len(text) < wire.MAX_FRAME_BYTES
+    assert isinstance(wire.decode_from_agent(text), wire.Conditions)
+    assert msgspec.json.decode(text)["type"] == "conditions"
