@@ -253,8 +253,7 @@ static void consider(struct kernel *k, const struct row *row, const struct speci
         answer->removed[NONE] = answer->removed[EXCLUSION] = 0;
     }
     for (int32_t i = 0; i < special->listed; i++) {
-        look(k, &row->shape, special->nodes[i], special->extra + (int64_t)i * k->board.width, special->want,
-             &fit);
+        look(k, &row->shape, special->nodes[i], special->extra + (int64_t)i * k->board.width, special->want, &fit);
         for (int32_t f = 0; f < FILTERS; f++)
             answer->removed[f] += fit.removed[f];
         answer->most = fit.count > answer->most ? fit.count : answer->most;
