@@ -231,6 +231,9 @@ def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
     claim, assignment = placed(cast, machine, lease_seconds=3600)
+    # Somebody edited a limits page there: something can be repaired.
+    drift = {"kind": "limits-changed", "mendable": True, "detail": "It was edited.", "since": 1.5}
+    machine.node.change(drifts=[{**drift, "claim_uid": str(claim.uid)}])
     lose(Machine("lost1", cast.pool, gpus=8))
     # It waits: no other machine has eight GPUs.
     ask(cast, gpu_count=8, core_request=90)
