@@ -86,8 +86,9 @@ def pushed() -> list[int]:
             except queue.Empty:
                 return ids
             message.ack()
-            assert message.headers["task"] == "apps.scheduling.tasks.push_node"
-            ids.extend(message.payload[0])
+            # Other tests leave messages of theirs.
+            if message.headers["task"] == "apps.scheduling.tasks.push_node":
+                ids.extend(message.payload[0])
 
 
 def test_what_is_not_observed_after_five_seconds_is_pushed_again(cast: Cast, machine: Machine) -> None:

@@ -12,13 +12,14 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.reservation_forms import BookingForm, WeekForm
 from apps.scheduling.pages.week import A_WEEK, monday, rows_of
-from apps.scheduling.services.reserving.calendar import pool_calendar
+from apps.scheduling.services.reserving.calendar import NodeMissing, pool_calendar
 from apps.scheduling.services.reserving.reservations import (
     create_reservation,
     preview_reservation,
@@ -40,9 +41,7 @@ def reservation_list(request: HttpRequest, principal: Principal) -> HttpResponse
     form = WeekForm(initial={"pool": pool and pool.name, "week": day and begin.date(), "node": node})
     shown: dict[str, Any] = {"form": form, "pool": pool, "begin": begin, "days": _days(begin)}
     if pool is not None:
-        found = pool_calendar(principal=principal, pool=pool, begin=begin, end=begin + A_WEEK, node=node or None)
-        rows = rows_of(found["gpus"][:MOST_ROWS], begin)
-        shown |= {"rows": rows, "left_out": len(found["gpus"]) - len(rows) + found["gpus_left_out"]}
+        shown |= _week(principal, pool, begin, node)
     mine = _visible(principal).filter(state__in=OPEN).order_by("start_at", "pk")
     shown |= {"part": Paginator(mine, PER_PAGE).get_page(request.GET.get("page")), "now_at": _now_at(begin)}
     shown |= {"earlier": begin - A_WEEK, "later": begin + A_WEEK, "this_week": monday(timezone.now())}
@@ -139,6 +138,16 @@ def _unclaimed_until(row: Reservation) -> datetime | None:
     if not unclaimed or row.grace_seconds is None or row.started_at is None:
         return None
     return row.started_at + timedelta(seconds=row.grace_seconds)
+
+
+def _week(principal: Principal, pool: Pool, begin: datetime, node: str) -> dict[str, Any]:
+    """The rows; none where there is no such node."""
+    try:
+        found = pool_calendar(principal=principal, pool=pool, begin=begin, end=begin + A_WEEK, node=node or None)
+    except NodeMissing:
+        return {"rows": [], "left_out": 0}
+    rows = rows_of(found["gpus"][:MOST_ROWS], begin)
+    return {"rows": rows, "left_out": len(found["gpus"]) - len(rows) + found["gpus_left_out"]}
 
 
 def _days(begin: datetime) -> list[tuple[datetime, bool, float]]:
