@@ -1,7 +1,9 @@
 """A node's connection: decode, call one service, answer. Nothing malformed gets past the decoder."""
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +24,9 @@ from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
 
+# Half of the ten seconds in which a node is to be in step again; the repair of what is unobserved takes the other half.
+JOIN_AGAIN_SECONDS = 4.0
+
 
 class AgentConsumer(AsyncWebsocketConsumer):
     """One agent. The connection is taken over by a newer one of the same node."""
@@ -37,6 +42,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         # Compared by the intake, and a bound method is made anew each time it is asked for.
         self._told = self._stored
         self._listening: asyncio.Task[None] | None = None
+        self._joined_at = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         """Channels' own loop makes two tasks anew for each message, and has a thread look after old database
@@ -144,8 +150,18 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
+        await self._join_again()
         if not intake.here().put(self.source, frame, self._told):
             await self.close(wire.CLOSE_BUSY, "too much waits to be stored")
+
+    async def _join_again(self) -> None:
+        """Redis may have forgotten the group while the connection stood: without us in it, no push would ever come."""
+        now = time.monotonic()
+        if self.node is not None and now - self._joined_at >= JOIN_AGAIN_SECONDS:
+            self._joined_at = now
+            with contextlib.suppress(RedisError, OSError):
+                # Where it is away, the listener hears of it and closes.
+                await self.channel_layer.group_add(registry.group(self.node.uid), self.channel_name)
 
     async def _stored(self, seq: int | None) -> None:
         """Every frame up to this one is stored, or one is not."""
