@@ -42,6 +42,17 @@ def running(platform: Platform, tmp_path: Path) -> Iterator[dict[str, Any]]:
     platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
 
 
+@pytest.fixture
+def reserved(platform: Platform, running: dict[str, Any]) -> Iterator[str]:
+    """The page of a reservation of tomorrow. Given back: what others claim would keep off its GPU."""
+    begin = datetime.now(UTC) + timedelta(days=1)
+    window = {"start_at": begin.isoformat(), "end_at": (begin + timedelta(hours=1)).isoformat()}
+    asked = {"tenant": running["tenant"], "name": "exam", "core_request": 20, "memory_mib": 256}
+    uid = platform.granted("POST", "reservations/", asked | window)["uid"]
+    yield f"/reservations/{uid}/"
+    platform.granted("DELETE", f"reservations/{uid}/")
+
+
 def test_a_resize_is_seen_in_the_chart_of_the_running_program(visitor: Visitor, running: dict[str, Any]) -> None:
     page = visitor.page
     page.goto(f"/claims/{running['uid']}/")
@@ -131,7 +142,7 @@ def test_the_keyboard_reaches_the_content_first(visitor: Visitor) -> None:
 
 
 def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
-    visitor: Visitor, platform: Platform, running: dict[str, Any], axe: str, theme: str
+    visitor: Visitor, running: dict[str, Any], reserved: str, axe: str, theme: str
 ) -> None:
     page = visitor.page
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light", reduced_motion="reduce")
@@ -146,7 +157,7 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
         f"/nodes/{node}/",
         "/reservations/",
         "/reservations/new/",
-        reserved(platform, running),
+        reserved,
     ]
     for path in paths:
         page.goto(path)
@@ -163,14 +174,6 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
     page.get_by_role("button", name="Sign out").click()
     page.get_by_role("heading", name="gpucloud").wait_for()
     assert violations(page, axe) == []
-
-
-def reserved(platform: Platform, claim: dict[str, Any]) -> str:
-    """The page of a reservation of tomorrow."""
-    begin = datetime.now(UTC) + timedelta(days=1)
-    window = {"start_at": begin.isoformat(), "end_at": (begin + timedelta(hours=1)).isoformat()}
-    asked = {"tenant": claim["tenant"], "name": "exam", "core_request": 20, "memory_mib": 256}
-    return f"/reservations/{platform.granted('POST', 'reservations/', asked | window)['uid']}/"
 
 
 def now(page: Page) -> dict[str, float]:
