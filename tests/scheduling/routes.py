@@ -227,16 +227,19 @@ def make_webhook(cast: Cast) -> dict[str, str]:
 NODE_VERBS = ("", "enrolment/", "drift/", "repair/", "lift-fence/")
 
 
+def edit_a_page(machine: Machine, claim: Claim) -> None:
+    """Somebody edited a limits page there: something can be repaired."""
+    drift = {"kind": "limits-changed", "mendable": True, "detail": "It was edited.", "since": 1.5}
+    machine.node.change(drifts=[{**drift, "claim_uid": str(claim.uid)}])
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
     claim, assignment = placed(cast, machine, lease_seconds=3600)
-    # Somebody edited a limits page there: something can be repaired.
-    drift = {"kind": "limits-changed", "mendable": True, "detail": "It was edited.", "since": 1.5}
-    machine.node.change(drifts=[{**drift, "claim_uid": str(claim.uid)}])
+    edit_a_page(machine, claim)
     lose(Machine("lost1", cast.pool, gpus=8))
-    # It waits: no other machine has eight GPUs.
-    ask(cast, gpu_count=8, core_request=90)
+    ask(cast, gpu_count=8, core_request=90)  # It waits: no other machine has eight GPUs.
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
     limit_range = limit_ranges.create_range(
