@@ -1,0 +1,123 @@
+"""The kubelet's gRPC calls by their paths: those that it answers, and those that it makes.
+
+In the event loop (`grpc.aio`): no call waits for a thread, and none holds one up.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+# Before the first import: the agent's children exec at once, and the library's own care for forks only warns of them.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+from grpc import aio
+
+from agent.kubelet.proto import deviceplugin_pb2 as plugin
+from agent.kubelet.proto import podresources_pb2 as resources
+
+VERSION = "v1beta1"
+CALL_SECONDS = 5.0
+# What the kubelet allows itself for the list of its pods.
+MOST_LIST_BYTES = 16 << 20
+# As many containers may wait for their claims as a node has pods, and none must keep the kubelet from asking more.
+MOST_CALLS = 1024
+CHANNEL = [
+    # The default would be the socket's path, with characters that some servers refuse.
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", MOST_LIST_BYTES),
+]
+Context = aio.ServicerContext[Any, Any]
+
+
+class Unreachable(Exception):
+    """The kubelet does not answer; the message says how."""
+
+
+class DevicePlugin(Protocol):
+    """What a plugin answers."""
+
+    async def options(self, request: plugin.Empty, context: Context) -> plugin.DevicePluginOptions: ...
+
+    def list_and_watch(self, request: plugin.Empty, context: Context) -> AsyncIterator[plugin.ListAndWatchResponse]: ...
+
+    async def prefer(
+        self, request: plugin.PreferredAllocationRequest, context: Context
+    ) -> plugin.PreferredAllocationResponse: ...
+
+    async def allocate(self, request: plugin.AllocateRequest, context: Context) -> plugin.AllocateResponse: ...
+
+    async def pre_start(
+        self, request: plugin.PreStartContainerRequest, context: Context
+    ) -> plugin.PreStartContainerResponse: ...
+
+
+async def serve(path: Path, service: DevicePlugin) -> aio.Server:
+    """The plugin, answering at this socket, which is not there yet. Raises OSError."""
+    server = aio.server(maximum_concurrent_rpcs=MOST_CALLS)
+    server.add_generic_rpc_handlers((_handlers(service),))
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise OSError(f"{path}: {error}") from error
+    await server.start()
+    return server
+
+
+async def register(kubelet: Path, request: plugin.RegisterRequest) -> None:
+    """Tell the kubelet of a plugin. Raises Unreachable."""
+    try:
+        async with aio.insecure_channel(f"unix:{kubelet}", options=CHANNEL) as channel:
+            call = channel.unary_unary(
+                "/v1beta1.Registration/Register",
+                request_serializer=plugin.RegisterRequest.SerializeToString,
+                response_deserializer=plugin.Empty.FromString,
+            )
+            await call(request, timeout=CALL_SECONDS)
+    except aio.AioRpcError as error:
+        raise Unreachable(f"{kubelet}: {error.details()}") from error
+
+
+async def list_pods(socket: Path) -> resources.ListPodResourcesResponse:
+    """All pods of the kubelet with their devices. Raises Unreachable."""
+    try:
+        async with aio.insecure_channel(f"unix:{socket}", options=CHANNEL) as channel:
+            call = channel.unary_unary(
+                "/v1.PodResourcesLister/List",
+                request_serializer=resources.ListPodResourcesRequest.SerializeToString,
+                response_deserializer=resources.ListPodResourcesResponse.FromString,
+            )
+            answer: resources.ListPodResourcesResponse = await call(
+                resources.ListPodResourcesRequest(), timeout=CALL_SECONDS
+            )
+            return answer
+    except aio.AioRpcError as error:
+        raise Unreachable(f"{socket}: {error.details()}") from error
+
+
+def _handlers(service: DevicePlugin) -> grpc.GenericRpcHandler:
+    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    methods: dict[str, Any] = {
+        "GetDevicePluginOptions": unary(
+            service.options, plugin.Empty.FromString, plugin.DevicePluginOptions.SerializeToString
+        ),
+        "ListAndWatch": stream(
+            service.list_and_watch, plugin.Empty.FromString, plugin.ListAndWatchResponse.SerializeToString
+        ),
+        "GetPreferredAllocation": unary(
+            service.prefer,
+            plugin.PreferredAllocationRequest.FromString,
+            plugin.PreferredAllocationResponse.SerializeToString,
+        ),
+        "Allocate": unary(
+            service.allocate, plugin.AllocateRequest.FromString, plugin.AllocateResponse.SerializeToString
+        ),
+        "PreStartContainer": unary(
+            service.pre_start,
+            plugin.PreStartContainerRequest.FromString,
+            plugin.PreStartContainerResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(f"{VERSION}.DevicePlugin", methods)

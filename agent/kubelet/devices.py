@@ -1,0 +1,92 @@
+"""GPUs as the kubelet counts them: ids by which it gives shares away. No I/O.
+
+A GPU is a hundred devices of `tencent.com/vcuda-core` and one of `tencent.com/vcuda-memory` for each 256 MiB; the names
+are gpu-manager's. The kubelet picks ids by number, not by GPU: which GPU a container has is the scheduler's word, never
+read from its ids. They are asked for in a good order all the same, so that what a sick GPU takes out of the kubelet's
+count is what stood for it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from agent import wire
+from agent.wire import ConditionType
+
+CORE = "tencent.com/vcuda-core"
+MEMORY = "tencent.com/vcuda-memory"
+CORES_OF_A_GPU = 100
+BLOCK_BYTES = 256 << 20
+
+
+class Offer(NamedTuple):
+    """One resource as it is offered to the kubelet."""
+
+    # Its ids, in order, by the uuid of the GPU that they stand for.
+    ids: dict[str, tuple[str, ...]]
+    # Those of GPUs that take no new work.
+    unhealthy: frozenset[str] = frozenset()
+
+
+class Wish(NamedTuple):
+    """A container that waits for its devices: how many, and the GPUs on which the scheduler has placed it."""
+
+    size: int
+    gpus: tuple[str, ...]
+
+
+def offer(resource: str, gpus: Iterable[wire.Gpu], unhealthy: Collection[str] = ()) -> Offer:
+    """All ids of the resource; `unhealthy` names GPUs by uuid."""
+    ids: dict[str, tuple[str, ...]] = {}
+    first = 0
+    for gpu in sorted(gpus, key=lambda one: one.index):
+        if resource == CORE:
+            numbers = range(gpu.index * CORES_OF_A_GPU, (gpu.index + 1) * CORES_OF_A_GPU)
+            ids[gpu.uuid] = tuple(f"{CORE}-{number}" for number in numbers)
+        else:
+            end = first + gpu.memory_bytes // BLOCK_BYTES
+            ids[gpu.uuid] = tuple(f"{MEMORY}-{BLOCK_BYTES}-{number}" for number in range(first, end))
+            first = end
+    return Offer(ids, frozenset(one for uuid in unhealthy for one in ids.get(uuid, ())))
+
+
+def unhealthy_gpus(gpus: Iterable[wire.Gpu], conditions: Iterable[wire.Condition]) -> frozenset[str]:
+    """GPUs, by uuid, that take no new work: each for a reason of its own, or all as the driver fails."""
+    bad = [one for one in conditions if one.unschedulable and one.status == "False"]
+    if any(one.gpu_uuid is None and one.type == ConditionType.DRIVER_HEALTHY for one in bad):
+        return frozenset(gpu.uuid for gpu in gpus)
+    return frozenset(one.gpu_uuid for one in bad if one.gpu_uuid is not None)
+
+
+def wishes(resource: str, assignments: Iterable[wire.Assignment], served: Collection[wire.Pod]) -> list[Wish]:
+    """Of the containers that have none yet: what the kubelet will ask for."""
+    sizes: dict[wire.Pod, dict[str, int]] = {}
+    for one in assignments:
+        if one.present and one.pod is not None and one.pod not in served:
+            size = one.core_request if resource == CORE else one.memory_bytes // BLOCK_BYTES
+            sizes.setdefault(one.pod, {})[one.gpu_uuid] = size
+    return [Wish(sum(gpus.values()), tuple(gpus)) for gpus in sizes.values()]
+
+
+def preferred(
+    offered: Mapping[str, Sequence[str]],
+    wished: Sequence[Wish],
+    *,
+    available: Collection[str],
+    required: Collection[str],
+    size: int,
+) -> list[str]:
+    """`size` of the available ids with all of the required, those of a waiting container's GPUs first.
+
+    Where several containers of one size wait, it may be the other's GPUs: nothing is given by this order.
+    """
+    chosen = list(dict.fromkeys(required))
+    left = set(available) - set(chosen)
+    free = {gpu: [one for one in ids if one in left] for gpu, ids in offered.items()}
+    order = next((wish.gpus for wish in wished if wish.size == size), ())
+    # Then the GPU with the fewest ids left: whole ones stay whole.
+    rest = sorted((gpu for gpu in free if gpu not in order), key=lambda gpu: (len(free[gpu]) < size, len(free[gpu])))
+    share = -(-size // len(order)) if order else size
+    for gpu in order:
+        chosen += free[gpu][:share]
+    chosen += [one for gpu in (*order, *rest) for one in free.get(gpu, ())]
+    return list(dict.fromkeys(chosen))[:size]

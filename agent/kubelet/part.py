@@ -1,0 +1,49 @@
+"""The device plugin as a part of the agent; nothing of it is imported where it is off."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from agent.door.ways import Ways
+from agent.machine.gpus import Inventory
+from agent.machine.health import Health
+from agent.node import Node
+from agent.settings import Settings
+
+
+class Part(Protocol):
+    """What the agent keeps running."""
+
+    async def run(self) -> None: ...
+
+
+def made(settings: Settings, node: Node, ways: Ways, health: Health, inventory: Callable[[], Inventory]) -> Part | None:
+    """As the settings want it; None: no kubelet is told of the GPUs."""
+    if settings.kubelet is None:
+        return None
+    # gRPC costs eleven megabytes, and machines without a kubelet need not have it.
+    from agent.kubelet import devices  # noqa: PLC0415
+    from agent.kubelet.plugin import Plugin  # noqa: PLC0415
+    from agent.kubelet.pods import Pods  # noqa: PLC0415
+    from agent.kubelet.registration import Registration  # noqa: PLC0415
+
+    def offered(resource: str) -> devices.Offer:
+        gpus = inventory().gpus
+        return devices.offer(resource, gpus, devices.unhealthy_gpus(gpus, health.conditions))
+
+    pods = Pods(
+        settings.kubelet.pod_resources,
+        node=node,
+        ways=ways,
+        library=settings.library,
+        minors=lambda: inventory().minors,
+    )
+    plugins = [
+        Plugin(
+            resource,
+            pods,
+            offered=devices.Offer({}),
+            assignments=lambda: node.desired.assignments if node.desired else (),
+        )
+        for resource in (devices.CORE, devices.MEMORY)
+    ]
+    return Registration(settings.kubelet.directory, plugins, offered)

@@ -1,0 +1,115 @@
+"""One resource's device plugin: what it answers the kubelet.
+
+Requests are read as if anybody could have sent them: ids that are not offered, twice the same, or none at all are
+refused and change nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+
+import grpc
+import structlog
+
+from agent import wire
+from agent.kubelet import calls, devices
+from agent.kubelet.calls import Context
+from agent.kubelet.devices import CORE, Offer
+from agent.kubelet.pods import NotAdmitted, Pods, device_name
+from agent.kubelet.proto import deviceplugin_pb2 as pb
+
+log = structlog.get_logger()
+
+OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+# NVIDIA's container runtime gives every GPU to an image that asks for all of them; with this word, none. The claim's
+# CDI device says better where the runtime knows CDI, and where it does not, the container has no GPU.
+NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
+# What runtimes read that are older than the field for it; those that read both take the same device once.
+CDI_ANNOTATION = "cdi.k8s.io/gpucloud"
+
+
+class Plugin(calls.DevicePlugin):
+    """The plugin of `resource`. `offered` is what there is at this moment; `changed()` tells of another."""
+
+    def __init__(
+        self, resource: str, pods: Pods, *, offered: Offer, assignments: Callable[[], Collection[wire.Assignment]]
+    ) -> None:
+        self.resource = resource
+        self._pods = pods
+        self._offered = offered
+        self._assignments = assignments
+        self._news = asyncio.Event()
+
+    def changed(self, offered: Offer) -> None:
+        """Tell the kubelet, where it is another one."""
+        if offered != self._offered:
+            self._offered = offered
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def options(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
+        return OPTIONS
+
+    async def list_and_watch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """All devices now, and all again whenever one is otherwise."""
+        while True:
+            news, offered = self._news, self._offered
+            yield pb.ListAndWatchResponse(
+                devices=[
+                    pb.Device(ID=one, health="Unhealthy" if one in offered.unhealthy else "Healthy")
+                    for ids in offered.ids.values()
+                    for one in ids
+                ]
+            )
+            await news.wait()
+
+    async def prefer(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
+        """Which of the free ids the kubelet had better take."""
+        answer = pb.PreferredAllocationResponse()
+        wished = devices.wishes(self.resource, self._assignments(), self._pods.served)
+        for one in request.container_requests:
+            available, required = set(one.available_deviceIDs), list(one.must_include_deviceIDs)
+            if not len(required) <= one.allocation_size <= len(available | set(required)):
+                await _refuse(context, f"{one.allocation_size} of {len(available)} devices cannot be had")
+            await self._check(available | set(required), context)
+            chosen = devices.preferred(
+                self._offered.ids, wished, available=available, required=required, size=one.allocation_size
+            )
+            answer.container_responses.add(deviceIDs=chosen)
+        return answer
+
+    async def allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+        """What the container gets; it becomes true when it starts."""
+        answer = pb.AllocateResponse()
+        for one in request.container_requests:
+            await self._check(one.devices_ids, context)
+            given = answer.container_responses.add(envs=NO_GPU)
+            if self.resource == CORE:
+                # Memory alone is no GPU: it gives the container nothing.
+                name = f"{wire.CDI_KIND}={device_name(one.devices_ids)}"
+                given.cdi_devices.add(name=name)
+                given.annotations[CDI_ANNOTATION] = name
+        return answer
+
+    async def pre_start(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
+        """The container is about to be created: its claim must be in force by now."""
+        await self._check(request.devices_ids, context)
+        if self.resource == CORE:
+            try:
+                await self._pods.let_in(request.devices_ids, within_seconds=context.time_remaining())
+            except NotAdmitted as error:
+                log.warning("container-not-admitted", reason=str(error))
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.PreStartContainerResponse()
+
+    async def _check(self, ids: Collection[str], context: Context) -> None:
+        offered = {one for each in self._offered.ids.values() for one in each}
+        if not ids:
+            await _refuse(context, "no devices are named")
+        if len(set(ids)) != len(ids):
+            await _refuse(context, "a device is named twice")
+        if strange := set(ids) - offered:
+            await _refuse(context, f"{min(strange)[:63]} is no device of {self.resource} on this node")
+
+
+async def _refuse(context: Context, words: str) -> None:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"gpucloud: {words}.")

@@ -1,0 +1,72 @@
+"""The webhooks' door: a small ASGI application, which the extender's listener has too; to be served with TLS."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from django.conf import settings
+
+from apps.clusters.admission import mutating, reviews, validating
+from apps.clusters.admission.policy import TRUSTED, Policy
+
+# An object of the API is at most 1.5 MiB in etcd; an update's review has two of them, and JSON is longer.
+MOST_BYTES = 8 << 20
+WEBHOOKS: dict[str, Callable[[reviews.Review, Policy], reviews.Verdict]] = {
+    "/admission/validate": validating.judged,
+    "/admission/mutate": mutating.filled,
+    # HAMi's.
+    "/webhook": mutating.filled,
+}
+
+Message = Mapping[str, Any]
+
+
+def policy() -> Policy:
+    """As this installation's settings have it."""
+    return Policy(
+        scheduler_name=settings.ADMISSION_SCHEDULER_NAME or None,
+        default_core=settings.ADMISSION_DEFAULT_CORE or None,
+        default_memory_mib=settings.ADMISSION_DEFAULT_MEMORY_MIB or None,
+        trusted=TRUSTED | frozenset(settings.ADMISSION_TRUSTED),
+        translated=frozenset(settings.ADMISSION_TRANSLATE),
+        library_directory=settings.ADMISSION_LIBRARY_DIRECTORY or None,
+        cdi_device=settings.ADMISSION_CDI_DEVICE or None,
+    )
+
+
+async def application(
+    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+) -> None:
+    """One question, one answer. What is no review is 400, so that the failurePolicy decides and not a guess of ours."""
+    webhook = WEBHOOKS.get(scope["path"].rstrip("/"))
+    if webhook is None:
+        return await _send(send, 404, {"title": "No webhook", "detail": f"The paths are {', '.join(WEBHOOKS)}."})
+    if scope["method"] != "POST":
+        return await _send(send, 405, {"title": "Not allowed", "detail": "Send an AdmissionReview by POST."})
+    body = await _body(receive)
+    if body is None:
+        return await _send(send, 413, {"title": "Too large", "detail": f"At most {MOST_BYTES} bytes."})
+    try:
+        review = reviews.parse(body)
+    except reviews.NotAReview as error:
+        return await _send(send, 400, {"title": error.title, "detail": error.detail})
+    return await _send(send, 200, reviews.answer(review, webhook(review, policy())))
+
+
+async def _body(receive: Callable[[], Awaitable[Message]]) -> bytes | None:
+    """The whole body; None where it is too long."""
+    parts, length, more = [], 0, True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        length += len(parts[-1])
+        if length > MOST_BYTES:
+            return None
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _send(send: Callable[[Message], Awaitable[None]], status: int, body: Message) -> None:
+    kind = b"application/json" if status == 200 else b"application/problem+json"
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})

@@ -1,0 +1,144 @@
+"""What a pod is given before it is judged: a scheduler, defaults, the library; and what nobody but a scheduler may say
+is taken out. The patch replaces whole values, so applying it to what it made changes nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from apps.clusters.admission.policy import Policy, decided
+from apps.clusters.admission.reviews import Review, Verdict
+from apps.clusters.formats import Format, format_of, gpu_manager, kubeshare, pods, translation
+from apps.clusters.formats.asks import WHOLE, Ask, Unreadable
+
+DEFAULT_SCHEDULER = "default-scheduler"
+# Of formats whose pods name a scheduler that is there no longer.
+FORMER_SCHEDULERS = frozenset({"kubeshare-scheduler", "hami-scheduler"})
+VOLUME = "gpucloud-library"
+MOUNTED_AT = "/usr/local/gpucloud"
+LIBRARY = f"{MOUNTED_AT}/libvcuda.so"
+PRELOAD = "LD_PRELOAD"
+CDI_KEY = "cdi.k8s.io/gpucloud"
+
+
+def filled(review: Review, policy: Policy) -> Verdict:
+    """What is to be changed of a new pod. What cannot be read is left to the judging webhook, which says why."""
+    if review.kind != "Pod" or review.operation != "CREATE":
+        return Verdict()
+    pod = dict(review.thing)
+    warnings = []
+    try:
+        if decided(pod) and not policy.trusts(review.who):
+            warnings.append("Annotations that say which GPU a pod has were taken out: the scheduler decides that.")
+            _annotate(pod, dict.fromkeys(decided(pod)))
+        used = format_of(pod)
+        if used is not None:
+            _fill(pod, used, policy)
+    except Unreadable:
+        return Verdict()
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return Verdict()
+    return Verdict(warnings=warnings, patch=list(_operations(review.thing, pod)))
+
+
+def _fill(pod: dict[str, Any], used: Format, policy: Policy) -> None:
+    spec = dict(pod.get("spec") or {})
+    pod["spec"] = spec
+    spec["containers"] = [dict(container) for container in pods.containers(pod)]
+    if used.NAME == gpu_manager.NAME:
+        _default(spec["containers"], policy)
+    elif used.NAME in policy.translated:
+        _translate(pod, used)
+        if spec.get("schedulerName") in FORMER_SCHEDULERS:
+            spec["schedulerName"] = policy.scheduler_name or DEFAULT_SCHEDULER
+    if policy.scheduler_name is not None and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
+        spec["schedulerName"] = policy.scheduler_name
+    if policy.library_directory is not None:
+        _preload(spec, policy.library_directory)
+    if policy.cdi_device is not None:
+        _annotate(pod, {CDI_KEY: policy.cdi_device})
+
+
+def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
+    """What is missing of a share; whole GPUs miss nothing."""
+    for container in containers:
+        core, memory = (pods.amount(container, name) or 0 for name in gpu_manager.RESOURCES)
+        amounts = {}
+        if not core and memory and policy.default_core is not None:
+            amounts[gpu_manager.CORE] = policy.default_core
+        if 0 < core < WHOLE and not memory and policy.default_memory_mib is not None:
+            amounts[gpu_manager.MEMORY] = -(-policy.default_memory_mib // gpu_manager.UNIT_MIB)
+        if amounts:
+            container["resources"] = translation.replaced(container, tuple(amounts), amounts)
+
+
+def _translate(pod: dict[str, Any], used: Format) -> None:
+    asks = _by_container(pod, used)
+    for container in pod["spec"]["containers"]:
+        if (ask := asks.get(str(container.get("name")))) is not None:
+            amounts = translation.translated(ask)
+            container["resources"] = translation.replaced(container, used.RESOURCES, amounts)
+    ceiling = translation.ceiling(list(asks.values()))
+    if ceiling is not None:
+        _annotate(pod, {gpu_manager.CORE_LIMIT: str(ceiling)})
+
+
+def _by_container(pod: pods.Pod, used: Format) -> dict[str, Ask]:
+    """Each container's. What a pod as a whole asks by labels is its first container's; by resources, each one's own."""
+    if used.NAME == kubeshare.NAME:
+        if kubeshare.prefix_of(pod) != kubeshare.V2_PREFIX:
+            return {}
+        first = str(pods.containers(pod)[0].get("name"))
+        return {ask.container: ask for ask in (replace(ask, container=first) for ask in used.asks(pod))}
+    found = {}
+    for container in pods.containers(pod):
+        alone = {**pod, "spec": {**pod["spec"], "containers": [container]}}
+        for ask in used.asks(alone):
+            found[str(container.get("name"))] = ask
+    return found
+
+
+def _preload(spec: dict[str, Any], directory: str) -> None:
+    """The library in every container that asks, in front of what it preloads already."""
+    asking = [
+        container
+        for container in spec["containers"]
+        if any(pods.amount(container, name) for name in gpu_manager.RESOURCES)
+    ]
+    for container in asking:
+        mounts = [mount for mount in container.get("volumeMounts") or [] if mount.get("name") != VOLUME]
+        container["volumeMounts"] = [*mounts, {"name": VOLUME, "mountPath": MOUNTED_AT, "readOnly": True}]
+        before = pods.environment(container).get(PRELOAD, "")
+        if LIBRARY not in before.split(":"):
+            kept = [entry for entry in container.get("env") or [] if entry.get("name") != PRELOAD]
+            value = f"{LIBRARY}:{before}" if before else LIBRARY
+            container["env"] = [*kept, {"name": PRELOAD, "value": value}]
+    if asking:
+        volumes = [volume for volume in spec.get("volumes") or [] if volume.get("name") != VOLUME]
+        spec["volumes"] = [*volumes, {"name": VOLUME, "hostPath": {"path": directory, "type": "Directory"}}]
+
+
+def _annotate(pod: dict[str, Any], said: Mapping[str, str | None]) -> None:
+    """Set annotations; None takes one out."""
+    merged = {**pods.annotations(pod), **said}
+    kept = {key: value for key, value in merged.items() if value is not None}
+    pod["metadata"] = {**(pod.get("metadata") or {}), "annotations": kept}
+
+
+def _operations(before: pods.Pod, after: pods.Pod) -> Iterator[dict[str, Any]]:
+    """RFC 6902: whole values below metadata, spec and each container, where they differ."""
+    yield from _changed("/metadata", before.get("metadata") or {}, after.get("metadata") or {})
+    old, new = (pod.get("spec") or {} for pod in (before, after))
+    yield from _changed("/spec", _without(old), _without(new))
+    for place, (was, now) in enumerate(zip(pods.containers(before), pods.containers(after), strict=True)):
+        yield from _changed(f"/spec/containers/{place}", was, now)
+
+
+def _without(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key != "containers"}
+
+
+def _changed(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for key, value in new.items():
+        if key not in old or old[key] != value:
+            yield {"op": "add", "path": f"{path}/{key}", "value": value}

@@ -1,0 +1,117 @@
+"""What is refused, and why: pods that would run without their GPU or on somebody else's, quotas that count nothing.
+
+gpu-admission and the kubelet let these through: less than a GPU without memory (bound with no index), memory without
+compute (not seen as a GPU pod at all), more than one GPU that is no multiple, init containers (never given an index),
+pods that name their node (never asked about), and annotations that somebody wrote who is no scheduler.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from apps.clusters.admission.policy import Policy, decided
+from apps.clusters.admission.reviews import Review, Verdict
+from apps.clusters.formats import format_of, gpu_manager, kubeshare, pods
+from apps.clusters.formats.asks import Unreadable
+
+NEVER_COUNTED = ("limits.tencent.com/", "limits.aliyun.com/")
+
+
+def judged(review: Review, policy: Policy) -> Verdict:
+    """The verdict on what would be kept; what is not ours passes."""
+    judges = {"Pod": _pod, "SharePod": _sharepod, "ResourceQuota": _quota}
+    if review.operation not in ("CREATE", "UPDATE") or review.kind not in judges:
+        return Verdict()
+    try:
+        return judges[review.kind](review, policy)
+    except Unreadable as error:
+        return Verdict(refusals=[error.detail])
+    # What is not as Kubernetes has it the API server refuses itself, in its own words.
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return Verdict()
+
+
+def _pod(review: Review, policy: Policy) -> Verdict:
+    if review.operation == "UPDATE":
+        return Verdict(refusals=list(_rewritten(review, policy)))
+    pod = review.thing
+    refusals = list(_forged(pod, review, policy))
+    used = format_of(pod)
+    if used is None:
+        return Verdict(refusals=refusals)
+    used.asks(pod)
+    refusals += _unequal(pod)
+    refusals += _before(pod)
+    if pods.node_of(pod) and used.RESOURCES and not decided(pod):
+        refusals.append(
+            f"It names node {pods.node_of(pod)}, so no scheduler would choose its GPU: use a nodeSelector or affinity."
+        )
+    return Verdict(refusals=refusals, warnings=list(_passed_by(pod, policy)))
+
+
+def _forged(pod: pods.Pod, review: Review, policy: Policy) -> Iterator[str]:
+    said = sorted(decided(pod))
+    if said and not policy.trusts(review.who):
+        yield f"Annotation {said[0]} says which GPU a pod has, which the scheduler decides: leave it out."
+
+
+def _rewritten(review: Review, policy: Policy) -> Iterator[str]:
+    """Of a pod that is there: its GPUs stay; its elastic ceiling may move, within what it may be."""
+    if decided(review.thing) != decided(review.old) and not policy.trusts(review.who):
+        yield "Which GPU a pod has the scheduler decides: leave its annotations as they are."
+    ceiling = pods.annotations(review.thing).get(gpu_manager.CORE_LIMIT)
+    if ceiling != pods.annotations(review.old).get(gpu_manager.CORE_LIMIT):
+        gpu_manager.asks(review.thing)
+
+
+def _unequal(pod: pods.Pod) -> Iterator[str]:
+    for container in pods.containers(pod):
+        requests, limits = (pods.resources(container, kind) for kind in ("requests", "limits"))
+        for name in gpu_manager.RESOURCES:
+            if name in requests and _amount(requests, name) != _amount(limits, name):
+                yield (
+                    f"Container {container.get('name')}: requests of {name} are {requests[name]}, limits "
+                    f"{limits.get(name, 'are not given')}: both must be the same. A ceiling above what is asked is the "
+                    f"annotation {gpu_manager.CORE_LIMIT}."
+                )
+
+
+def _amount(amounts: Mapping[str, Any], name: str) -> int | None:
+    return pods.whole(amounts[name], name) if name in amounts else None
+
+
+def _before(pod: pods.Pod) -> Iterator[str]:
+    for container in pods.init_containers(pod):
+        for name in gpu_manager.RESOURCES:
+            if pods.amount(container, name):
+                yield (
+                    f"Init container {container.get('name')} asks {name}: init containers are given no GPU. "
+                    "Ask in a container of the pod."
+                )
+
+
+def _passed_by(pod: pods.Pod, policy: Policy) -> Iterator[str]:
+    chosen = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
+    if policy.scheduler_name is not None and chosen != policy.scheduler_name:
+        yield f"schedulerName is {chosen}: {policy.scheduler_name} is the one that chooses GPUs."
+
+
+def _sharepod(review: Review, policy: Policy) -> Verdict:
+    del policy
+    name = pods.name_of(review.thing)
+    if not pods.containers(review.thing):
+        return Verdict(refusals=[f"{name}: its spec has no containers; it is a pod's spec."])
+    if not kubeshare.asks(review.thing):
+        return Verdict(warnings=[f"{name} asks for no share of a GPU: see {kubeshare.V1_PREFIX}gpu_request."])
+    return Verdict()
+
+
+def _quota(review: Review, policy: Policy) -> Verdict:
+    del policy
+    hard = (review.thing.get("spec") or {}).get("hard") or {}
+    return Verdict(
+        warnings=[
+            f"{key} is never counted: Kubernetes enforces requests.{key.partition('.')[2]} only."
+            for key in sorted(hard)
+            if key.startswith(NEVER_COUNTED)
+        ]
+    )

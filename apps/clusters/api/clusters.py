@@ -1,0 +1,179 @@
+"""/clusters/: clusters of Kubernetes, and what their pods hold."""
+
+from typing import Any
+
+from django.shortcuts import get_object_or_404
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.clusters.models import Cluster, ClusterState, Placement, PodClaim
+from apps.clusters.services import clusters
+from apps.quotas.api.serializers import PoolByName
+from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.idempotency import idempotent
+from apps.quotas.models.tenant import SLUG
+from gpucloud.api import etags
+from gpucloud.api.filters import Changed
+from gpucloud.api.serializers import Strict
+
+
+class ClusterSerializer(Strict):
+    """A cluster, without its credentials."""
+
+    uid = serializers.UUIDField(read_only=True)
+    name = serializers.RegexField(SLUG, help_text="Lower-case letters, digits and dashes; 63 at most; never changes.")
+    pool = PoolByName(help_text="Whose GPUs its nodes are, and where its pods are charged.")
+    server = serializers.CharField(read_only=True, help_text="Where its API is.")
+    in_cluster = serializers.BooleanField(
+        default=False, help_text="This runs in the cluster itself, and uses its pod's service account."
+    )
+    kubeconfig = serializers.CharField(
+        write_only=True,
+        allow_null=True,
+        default=None,
+        max_length=100_000,
+        help_text="As `kubectl config view --minify --flatten --raw` prints it; kept sealed and never shown.",
+    )
+    enabled = serializers.BooleanField(default=True, help_text="False: it is not watched, and its claims stay.")
+    placement = serializers.ChoiceField(
+        choices=Placement.choices,
+        default=Placement.GPU_ADMISSION,
+        help_text="By whose rules the extender chooses: gpu-admission's exactly, or the pool's own policy.",
+    )
+    strict = serializers.BooleanField(
+        default=False, help_text="Answer as gpu-admission does also where that wedges a pod."
+    )
+    sync_quotas = serializers.BooleanField(
+        default=False, help_text="Write tenants' quotas into their namespaces as ResourceQuotas."
+    )
+    state = serializers.ChoiceField(choices=ClusterState.choices, read_only=True)
+    state_reason = serializers.CharField(read_only=True, help_text="What was wrong at the last attempt.")
+    kubernetes_version = serializers.CharField(read_only=True)
+    synced_at = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="When its objects were last seen whole."
+    )
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class ClusterChangeSerializer(ClusterSerializer):
+    """What can be changed of a cluster."""
+
+    name = serializers.CharField(read_only=True)  # type: ignore[assignment]
+    pool = serializers.CharField(source="pool.name", read_only=True)  # type: ignore[assignment]
+    in_cluster = serializers.BooleanField(read_only=True)
+
+
+class PodSerializer(Strict):
+    """One container of a pod that holds GPUs."""
+
+    namespace = serializers.CharField(read_only=True)
+    pod = serializers.CharField(read_only=True)
+    pod_uid = serializers.CharField(read_only=True)
+    container = serializers.CharField(read_only=True)
+    container_index = serializers.IntegerField(read_only=True, help_text="Its place in `spec.containers`.")
+    node_name = serializers.CharField(read_only=True, help_text="As Kubernetes calls it.")
+    node = serializers.CharField(
+        source="node.name", read_only=True, allow_null=True, default=None, help_text="As it is called here."
+    )
+    core = serializers.IntegerField(read_only=True, help_text="`tencent.com/vcuda-core`: 100 is a GPU.")
+    memory_mib = serializers.IntegerField(read_only=True, help_text="On each of its GPUs.")
+    gpu_indexes = serializers.ListField(child=serializers.IntegerField(), read_only=True)
+    claim = serializers.UUIDField(source="claim.uid", read_only=True, allow_null=True, default=None)
+    problem = serializers.CharField(read_only=True, help_text="Why there is no claim.")
+    ended_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class ClusterFilter(Changed):
+    """Clusters by pool and state."""
+
+    pool = filters.CharFilter(field_name="pool__name")
+
+    class Meta:
+        model = Cluster
+        fields = ["pool", "state", "enabled", "updated_since"]
+
+
+class PodFilter(Changed):
+    """Containers by where they are."""
+
+    live = filters.BooleanFilter(field_name="ended_at", lookup_expr="isnull")
+
+    class Meta:
+        model = PodClaim
+        fields = ["namespace", "pod", "pod_uid", "node_name", "live", "updated_since"]
+
+
+class ClusterView(ApiView):
+    """What views of clusters share."""
+
+    serializer_class: Any = ClusterSerializer
+    lookup_key = "name"
+    read_scope, write_scope = "nodes:read", "nodes:write"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return Cluster.objects.visible_to(self.principal).select_related("pool")
+
+
+class ClusterList(ClusterView, ListMixin):
+    """Clusters."""
+
+    filterset_class = ClusterFilter
+
+    def get(self, request: Request) -> Response:
+        """List clusters; to others than operators those in which a namespace is their tenant's."""
+        return self.listed(self.get_queryset())
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Connect a cluster (operators)."""
+        return self.answer(clusters.connect(principal=self.principal, **self.parsed(request)), status=201)
+
+
+class ClusterDetail(ClusterView):
+    """One cluster."""
+
+    def get_serializer_class(self) -> Any:
+        """Its name and pool never change."""
+        return ClusterChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+
+    def get(self, request: Request, name: str) -> Response:
+        """Show a cluster."""
+        return self.answer(self.find(name))
+
+    def patch(self, request: Request, name: str) -> Response:
+        """Change how it is reached or how its pods are placed (operators)."""
+        cluster, values = self.find(name), self.parsed(request, partial=True)
+        versions = etags.if_match(request)
+        return self.answer(clusters.change(principal=self.principal, cluster=cluster, versions=versions, **values))
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, name: str) -> Response:
+        """Forget a cluster whose pods hold nothing (operators)."""
+        clusters.remove(principal=self.principal, cluster=self.find(name), versions=etags.if_match(request))
+        return Response(status=204)
+
+
+class PodList(ListMixin):
+    """A cluster's containers that hold GPUs."""
+
+    serializer_class = PodSerializer
+    filterset_class = PodFilter
+    read_scope = "nodes:read"
+
+    def get_queryset(self) -> Any:
+        """Visible to the caller."""
+        return PodClaim.objects.visible_to(self.principal).select_related("node", "claim")
+
+    def get(self, request: Request, name: str) -> Response:
+        """List containers of pods that hold or held GPUs, newest first."""
+        cluster = get_object_or_404(Cluster.objects.visible_to(self.principal), name=name)
+        return self.listed(self.get_queryset().filter(cluster=cluster))

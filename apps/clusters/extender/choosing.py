@@ -1,0 +1,209 @@
+"""By our own rules: a pod's GPUs as a claim's, by the pool's policy, within its tenant's quota.
+
+Everything is tried and taken back: what a pod holds is written into the ledger once Kubernetes has bound it. Until then
+its annotations say what it was promised: that is taken from what the ledger has free, of its GPUs and of its tenant's
+quota. Nor has a GPU more free than the annotations of all pods leave.
+"""
+
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from django.db import transaction
+
+from apps.clusters.core.gpu_admission import WHOLE, Asked, Chosen, View
+from apps.clusters.formats.gpu_manager import UNIT_MIB
+from apps.clusters.kube.client import Client
+from apps.clusters.kube.client import Refused as RefusedByCluster
+from apps.clusters.kube.mirror import Mirror
+from apps.clusters.kube.pods import PodSeen
+from apps.clusters.models import Cluster, PodClaim
+from apps.clusters.services import bindings, holding
+from apps.nodes.models import Node
+from apps.quotas.models import Tenant
+from apps.quotas.services import charging
+from apps.scheduling.core.placement import place
+from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
+from apps.scheduling.services.claims import life, states
+from apps.scheduling.services.placing.fleet import read_fleet, read_nodes, taken
+from gpucloud.errors import GpucloudError
+
+
+class ByLedger:
+    """Chooses for the pods of one cluster."""
+
+    def __init__(self, cluster: Cluster, client: Client, mirror: Mirror) -> None:
+        self._key, self._client, self._mirror = cluster.pk, client, mirror
+        # Pods that were found in the ledger: they are not asked for again.
+        self._written: set[str] = set()
+
+    def __call__(self, pod: PodSeen, names: list[str]) -> tuple[str, Chosen] | str:
+        """A node of these and the pod's GPUs there, or why there is none, in words."""
+        try:
+            cluster = Cluster.objects.select_related("pool").get(pk=self._key)
+            with transaction.atomic():
+                try:
+                    # Before the ledger is read: who is written down meanwhile counts twice, and not never.
+                    unwritten = self._unwritten(cluster, pod)
+                    self._refuse(cluster, pod, unwritten)
+                    return self._place(cluster, pod, names, _taken_by(unwritten))
+                finally:
+                    transaction.set_rollback(True)
+        except GpucloudError as error:
+            return error.detail
+
+    def _unwritten(self, cluster: Cluster, asking: PodSeen) -> list[PodSeen]:
+        """Other pods with GPUs for which no claim stands: chosen for, or bound, a moment ago; or not to be written."""
+        there = [pod for pod in self._mirror.promised() if pod.key != asking.key]
+        uids = {pod.uid for pod in there}
+        self._written &= uids
+        if unknown := uids - self._written:
+            rows = PodClaim.objects.live().filter(cluster=cluster, claim__isnull=False, pod_uid__in=unknown)
+            self._written.update(rows.values_list("pod_uid", flat=True))
+        return [pod for pod in there if pod.uid not in self._written]
+
+    def _refuse(self, cluster: Cluster, pod: PodSeen, unwritten: list[PodSeen]) -> None:
+        """Raises what a claim for it would: quota, budget, ranges; and Unbound."""
+        tenant, whole_mib = self._tenant(cluster, pod.namespace), self._memory_of_a_gpu(cluster)
+        due: Counter[str] = Counter()
+        for namespace, pods in _by_namespace(unwritten).items():
+            if self._pays(cluster, namespace, tenant):
+                for item in pods:
+                    for _, asked in _wanting(item):
+                        due.update(_charged(_request(asked, whole_mib)))
+        whose = charging.Whose(holding.principal_of(cluster), tenant, cluster.pool, uuid.uuid4())
+        charging.charge(whose, amounts=due)
+        for _, asked in _wanting(pod):
+            request = _request(asked, whole_mib)
+            life.create_claim(
+                principal=holding.principal_of(cluster),
+                tenant=tenant,
+                pool=cluster.pool,
+                name=f"{pod.namespace}/{pod.name}"[:200],
+                gpu_count=request.gpu_count,
+                core_request=request.core_request,
+                core_limit=request.core_request,
+                memory_mib=request.memory_mib,
+            )
+
+    def _pays(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
+        try:
+            return self._tenant(cluster, namespace) == tenant
+        except (holding.Unbound, RefusedByCluster):  # nobody's, or just being removed
+            return False
+
+    def _tenant(self, cluster: Cluster, namespace: str) -> Tenant:
+        rows = list(cluster.bindings.select_related("tenant"))
+        labels: Mapping[str, str] = {}
+        if any(row.selector for row in rows) and not any(row.namespace == namespace for row in rows):
+            labels = self._client.get(f"/api/v1/namespaces/{namespace}")["metadata"].get("labels") or {}
+        tenant = bindings.tenant_of(rows, namespace, dict(labels))
+        if tenant is None:
+            raise holding.Unbound(f"Namespace {namespace} is bound to no tenant: bind it.", namespace=namespace)
+        return tenant
+
+    def _memory_of_a_gpu(self, cluster: Cluster) -> int:
+        """What a whole GPU is charged at most: nothing says yet which one it will be."""
+        return min((gpu.memory_mib for gpu in read_fleet(cluster.pool)), default=1)
+
+    def _place(self, cluster: Cluster, pod: PodSeen, names: list[str], unwritten: "Taken") -> tuple[str, Chosen] | str:
+        called = _ours(cluster, names)
+        fleet = [
+            self._as_promised(gpu, called[gpu.node], pod, unwritten)
+            for gpu in read_fleet(cluster.pool)
+            if gpu.node in called
+        ]
+        states, policy, why = (
+            read_nodes(cluster.pool),
+            str(cluster.pool.placement_policy),
+            "No node of the pool is among these.",
+        )
+        while fleet:
+            found = _on_one_node(fleet, pod, states, policy)
+            if isinstance(found, Refused):
+                return "; ".join(reason.detail for reason in found.reasons)
+            node, chosen = found
+            if chosen is not None:
+                return called[node], chosen
+            why = f"Node {called[node]} has room for some of the pod's containers only."
+            fleet = [gpu for gpu in fleet if gpu.node != node]
+        return why
+
+    def _as_promised(self, gpu: GpuState, name: str, pod: PodSeen, unwritten: "Taken") -> GpuState:
+        core, memory = self._mirror.capacity(name) or (0, 0)
+        view: View = self._mirror.view(name, core, memory, but=pod.key)
+        if gpu.index >= view.count:
+            return replace(gpu, schedulable=False)
+        taken_core, taken_units = unwritten.get((name, gpu.index), (0, 0))
+        taken_mib = gpu.memory_mib if taken_core >= WHOLE else taken_units * UNIT_MIB
+        return replace(
+            gpu,
+            core_free=max(0, min(gpu.core_free - taken_core, view.core_free[gpu.index])),
+            # What does not fill a unit is in no annotation.
+            memory_free_mib=max(0, min(gpu.memory_free_mib - taken_mib, _mib(view, gpu))),
+        )
+
+
+# Core and units of memory, by the cluster's name of a node and the GPU's index there.
+Taken = Mapping[tuple[str, int], tuple[int, int]]
+
+
+def _taken_by(pods: Iterable[PodSeen]) -> Taken:
+    taken_: dict[tuple[str, int], tuple[int, int]] = {}
+    for pod in pods:
+        for share in pod.shares:
+            core, units = taken_.get((pod.counts_on, share.index), (0, 0))
+            taken_[pod.counts_on, share.index] = core + share.core, units + share.memory
+    return taken_
+
+
+def _by_namespace(pods: Iterable[PodSeen]) -> Mapping[str, list[PodSeen]]:
+    found: dict[str, list[PodSeen]] = defaultdict(list)
+    for pod in pods:
+        found[pod.namespace].append(pod)
+    return found
+
+
+def _charged(request: Request) -> dict[str, int]:
+    return states.amounts(gpu_count=request.gpu_count, core=request.core_request, memory_mib=request.memory_mib)
+
+
+def _mib(view: View, gpu: GpuState) -> int:
+    used = (view.memory_each - view.memory_free[gpu.index]) * UNIT_MIB
+    return gpu.memory_mib - used
+
+
+def _wanting(pod: PodSeen) -> list[tuple[int, Asked]]:
+    return [(place_, item) for place_, item in enumerate(pod.containers) if item.wants_gpu]
+
+
+def _request(asked: Asked, whole_mib: int) -> Request:
+    if asked.core >= WHOLE:
+        return Request(asked.core // WHOLE, WHOLE, whole_mib)
+    return Request(1, asked.core, asked.memory * UNIT_MIB)
+
+
+def _ours(cluster: Cluster, names: list[str]) -> dict[str, str]:
+    """The cluster's names of our nodes, by ours."""
+    wanted = set(names)
+    rows = Node.objects.filter(pool=cluster.pool).values_list("name", "kubernetes_node")
+    return {ours: theirs or ours for ours, theirs in rows if (theirs or ours) in wanted}
+
+
+def _on_one_node(
+    fleet: list[GpuState], pod: PodSeen, states: list[NodeState], policy: str
+) -> tuple[str, Chosen | None] | Refused:
+    """Where the first container goes, and all of them there; None where not all fit."""
+    gpus, node, chosen = {gpu.uuid: gpu for gpu in fleet}, "", dict[int, tuple[int, ...]]()
+    for place_, asked in _wanting(pod):
+        # Of a whole GPU all memory is taken, which any wholly free one has.
+        request = _request(asked, 1)
+        answer = place(gpus.values(), request, nodes=states, policy=policy)
+        if not isinstance(answer, Placed):
+            return (node, None) if node else answer
+        chosen[place_] = tuple(sorted(gpus[uuid].index for uuid in answer.gpus))
+        gpus = taken(gpus, answer, request)
+        node = gpus[answer.gpus[0]].node
+        gpus = {uuid: gpu for uuid, gpu in gpus.items() if gpu.node == node}
+    return node, chosen

@@ -1,0 +1,142 @@
+"""The extender's own listener: a small ASGI application with no part of Django's, for answers in milliseconds.
+
+It admits callers by their network, or by a client certificate where the server was told to ask for one. Bodies may be
+large here and nowhere else: a thousand nodes of 10 KB each are ten megabytes, and come with every pod.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any
+
+from apps.clusters.admission import door as admission
+from apps.clusters.extender import incumbents, others, predicates
+from apps.clusters.extender.predicates import Extended
+
+logger = logging.getLogger(__name__)
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Networks = Iterable[IPv4Network | IPv6Network]
+MOST_BODY_BYTES = 256 << 20
+
+VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
+    "/scheduler/predicates": predicates.answer,
+    "/scheduler/prioritize": others.prioritize,
+    "/scheduler/bind": others.bind,
+    "/scheduler/preempt": others.preempt,
+    **incumbents.VERBS,
+}
+
+
+class Door:
+    """`/scheduler/…` of the only cluster, `/clusters/NAME/scheduler/…` of any, `/version` and `/healthz`."""
+
+    def __init__(self, clusters: Mapping[str, Extended], *, networks: Networks | None, version: str) -> None:
+        """`networks` None: whoever comes was admitted already, by a certificate."""
+        self._clusters, self._networks, self._version = clusters, networks, version
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        if not self._admits(scope):
+            await _send(send, 403, b"Not from here: see EXTENDER_CIDRS.\n", "text/plain")
+            return
+        path, method = str(scope["path"]), scope["method"]
+        if path in ("/version", "/healthz") and method == "GET":
+            await self._told(send, path)
+            return
+        if path.rstrip("/") in admission.WEBHOOKS:
+            await admission.application(scope, receive, send)
+            return
+        if incumbents.INSPECT in path and method == "GET":
+            await self._inspect(send, path)
+            return
+        verb, cluster = self._called(path)
+        if verb is None:
+            await _send(send, 404, b"404 page not found\n", "text/plain")
+        elif method != "POST":
+            await _send(send, 405, b"Method Not Allowed\n", "text/plain")
+        elif cluster is None:
+            await _send(send, 404, b"Which cluster? Ask /clusters/NAME/scheduler/...\n", "text/plain")
+        else:
+            await self._answer(verb, cluster, receive, send)
+
+    async def _answer(
+        self, verb: Callable[[Extended, bytes], bytes], cluster: Extended, receive: Receive, send: Send
+    ) -> None:
+        body = await _body(receive)
+        if body is None:
+            await _send(send, 413, b"The body is too large.\n", "text/plain")
+        elif not body:
+            await _send(send, 400, b"Please send a request body\n", "text/plain")
+        elif not cluster.mirror.ready:
+            # kube-scheduler tries the pod again; an answer without what runs would promise GPUs twice.
+            await _send(send, 503, b"The cluster's pods are not known yet.\n", "text/plain")
+        else:
+            try:
+                text = await asyncio.to_thread(verb, cluster, body)
+            # Among them NotUnderstood and NotAQuantity, and text that is none: half a character, nesting without end.
+            except (ValueError, RecursionError) as error:
+                await _send(send, 400, str(error).encode(errors="replace"), "text/plain")
+            else:
+                await _send(send, 200, text, "application/json")
+
+    async def _inspect(self, send: Send, path: str) -> None:
+        before, _, node = path.partition(incumbents.INSPECT)
+        _, cluster = self._called(f"{before}/scheduler/predicates")
+        if cluster is None:
+            await _send(send, 404, b"Which cluster? Ask /clusters/NAME/gpushare-scheduler/inspect\n", "text/plain")
+        elif not cluster.mirror.ready:
+            await _send(send, 503, b"The cluster's pods are not known yet.\n", "text/plain")
+        else:
+            await _send(send, 200, incumbents.inspect(cluster, node.strip("/") or None), "application/json")
+
+    async def _told(self, send: Send, path: str) -> None:
+        if path == "/version":
+            await _send(send, 200, self._version.encode(), "text/plain; charset=utf-8")
+            return
+        waiting = sorted(name for name, cluster in self._clusters.items() if not cluster.mirror.ready)
+        text = f"waiting for {', '.join(waiting)}\n" if waiting else "ok\n"
+        await _send(send, 503 if waiting else 200, text.encode(), "text/plain")
+
+    def _admits(self, scope: Scope) -> bool:
+        if self._networks is None:
+            return True
+        client = scope.get("client")
+        if not client:
+            return False
+        address = ip_address(client[0])
+        return any(address in network for network in self._networks)
+
+    def _called(self, path: str) -> tuple[Callable[[Extended, bytes], bytes] | None, Extended | None]:
+        clusters = dict(self._clusters)
+        if path in VERBS:
+            return VERBS[path], next(iter(clusters.values())) if len(clusters) == 1 else None
+        for name, cluster in clusters.items():
+            if (verb := VERBS.get(path.removeprefix(f"/clusters/{name}"))) is not None:
+                return verb, cluster
+        return None, None
+
+
+async def _body(receive: Receive) -> bytes | None:
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b""
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > MOST_BODY_BYTES:
+            return None
+        if not message.get("more_body"):
+            return b"".join(chunks)
+
+
+async def _send(send: Send, status: int, body: bytes, content_type: str) -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

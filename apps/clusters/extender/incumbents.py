@@ -1,0 +1,85 @@
+"""gpushare's and HAMi's paths, for a kube-scheduler that is configured for one of them.
+
+Both decide as every other path here: their pods come in gpu-manager's words, into which our webhook has rewritten them.
+One that comes in its own words is refused with what to do: passed on, it would be bound without a GPU.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from apps.clusters.core.gpu_admission import WHOLE
+from apps.clusters.extender import others, predicates
+from apps.clusters.extender.bodies import filtered
+from apps.clusters.extender.predicates import Extended
+from apps.clusters.formats import format_of, gpushare, hami
+from apps.clusters.formats.asks import Unreadable
+from apps.clusters.formats.gpu_manager import UNIT_MIB
+from apps.clusters.kube.pods import PodSeen
+
+INSPECT = "/gpushare-scheduler/inspect"
+REWRITTEN = (gpushare.NAME, hami.NAME)
+
+
+def sift(cluster: Extended, body: bytes) -> bytes:
+    """The answer to a filter request."""
+    why = _not_rewritten(body)
+    return predicates.answer(cluster, body) if why is None else filtered(None, None, None, error=why)
+
+
+VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
+    "/gpushare-scheduler/filter": sift,
+    "/gpushare-scheduler/bind": others.bind,
+    "/filter": sift,
+    "/bind": others.bind,
+}
+
+
+def inspect(cluster: Extended, node: str | None) -> bytes:
+    """As gpushare's own: nodes, their GPUs, and the pods on each, in GiB. Of one node, or of all that have GPUs."""
+    names = cluster.mirror.nodes() if node is None else [node]
+    if node is not None and cluster.mirror.capacity(node) is None:
+        return msgspec.json.encode({"nodes": [], "error": f"node {node} not found"})
+    return msgspec.json.encode({"nodes": [_node(cluster, name) for name in names]})
+
+
+def _node(cluster: Extended, name: str) -> dict[str, Any]:
+    view = cluster.mirror.view(name, *(cluster.mirror.capacity(name) or (0, 0)))
+    there = cluster.mirror.pods_on(name)
+    total, used = _gib(view.memory_each), [_gib(view.memory_each - free) for free in view.memory_free]
+    devices = [
+        {"id": index, "totalGPU": total, "usedGPU": amount, "pods": list(_pods(there, index, view.memory_each))}
+        for index, amount in enumerate(used)
+    ]
+    return {"name": name, "totalGPU": total * view.count, "usedGPU": sum(used), "devs": devices}
+
+
+def _pods(there: Iterable[PodSeen], index: int, whole: int) -> Iterator[dict[str, Any]]:
+    for pod in there:
+        mine = [share for share in pod.shares if share.index == index]
+        if mine:
+            units = sum(whole if share.core >= WHOLE else share.memory for share in mine)
+            yield {"name": pod.name, "namespace": pod.namespace, "usedGPU": _gib(units)}
+
+
+def _gib(units: int) -> int:
+    return -(-units * UNIT_MIB // gpushare.GIB)
+
+
+def _not_rewritten(body: bytes) -> str | None:
+    """What is wrong with a pod that asks in its own words; None: nothing that is seen here."""
+    try:
+        whole = msgspec.json.decode(body)
+        pod = next(value for key, value in whole.items() if key.lower() == "pod")
+        used = format_of(pod)
+    except Unreadable as error:
+        return error.detail
+    except (msgspec.DecodeError, AttributeError, StopIteration, TypeError):
+        return None
+    if used is None or used.NAME not in REWRITTEN:
+        return None
+    return (
+        f"It asks in the words of {used.NAME}: set ADMISSION_TRANSLATE={used.NAME} for the admission webhooks, "
+        "and make the pod again."
+    )

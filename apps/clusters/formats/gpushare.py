@@ -1,0 +1,63 @@
+"""gpushare: `aliyun.com/gpu-mem`, memory of one GPU for all containers of a pod together, and no word on compute.
+
+The unit is the cluster's choice, GiB unless its device plugin was told otherwise. Annotations name the GPU by index.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from apps.clusters.formats import pods
+from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
+
+NAME = "gpushare"
+MEMORY = "aliyun.com/gpu-mem"
+COUNT = "aliyun.com/gpu-count"
+RESOURCES = (MEMORY,)
+GIB = 1024
+INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+BY_POD = "ALIYUN_COM_GPU_MEM_POD"
+BY_DEVICE = "ALIYUN_COM_GPU_MEM_DEV"
+ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+
+
+def asks(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Ask, ...]:
+    """What the pod as a whole asks: none or one. Raises Unreadable."""
+    memory = units(pod)
+    return (Ask("", 1, 0, WHOLE, memory_mib=memory * unit_mib),) if memory else ()
+
+
+def units(pod: pods.Pod) -> int:
+    """What its containers ask together, in the cluster's unit. Raises Unreadable."""
+    return sum(pods.amount(container, MEMORY) or 0 for container in pods.containers(pod))
+
+
+def holds(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Share, ...]:
+    """What it holds by the annotations of gpushare's extender. Raises Unreadable."""
+    said = pods.annotations(pod)
+    if INDEX not in said:
+        raise Unreadable(f"{pods.name_of(pod)}: no annotation {INDEX}, so nobody knows which GPU it runs on.")
+    index = pods.whole_text(said[INDEX], f"{pods.name_of(pod)}, {INDEX}")
+    memory = pods.whole_text(said[BY_POD], f"{pods.name_of(pod)}, {BY_POD}") if BY_POD in said else units(pod)
+    if memory == 0:
+        raise Unreadable(f"{pods.name_of(pod)}: it is on GPU {index} and asks no {MEMORY}.")
+    return (Share("", 0, WHOLE, memory * unit_mib, gpu_index=index),)
+
+
+def written(
+    pod: pods.Pod, shares: Sequence[Share], *, at_ns: int, gpu_memory_mib: int, unit_mib: int = GIB
+) -> dict[str, str]:
+    """The annotations that say so, as gpushare's extender writes them."""
+    (share,) = shares
+    return {
+        INDEX: str(share.gpu_index),
+        BY_DEVICE: str(gpu_memory_mib // unit_mib),
+        BY_POD: str(units(pod)),
+        ASSIGNED: "false",
+        ASSUME_TIME: str(at_ns),
+    }
+
+
+def quota(hard: Mapping[str, int], *, unit_mib: int = GIB) -> dict[str, int]:
+    """What a ResourceQuota of these amounts allows, in our resources."""
+    said = hard.get(f"requests.{MEMORY}")
+    return {} if said is None else {"memory_mib": said * unit_mib}

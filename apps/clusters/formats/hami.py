@@ -1,0 +1,118 @@
+"""HAMi: `nvidia.com/gpu` GPUs, on each of them `gpumem` MiB (or `gpumem-percentage`) and `gpucores` percent.
+
+Without memory a GPU is had whole. Without cores nothing is guaranteed and nothing limited, unless the memory is had
+whole: then the cores are too. The decision is one annotation: devices of a container end with `:`, containers with `;`
+(init containers first), a device is `uuid,type,MiB,cores`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from apps.clusters.formats import pods
+from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
+
+NAME = "HAMi"
+COUNT = "nvidia.com/gpu"
+MEMORY = "nvidia.com/gpumem"
+MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
+CORES = "nvidia.com/gpucores"
+PRIORITY = "nvidia.com/priority"
+SHARING = (MEMORY, MEMORY_PERCENT, CORES)
+RESOURCES = (COUNT, *SHARING)
+USE_MODEL = "nvidia.com/use-gputype"
+USE_UUID = "nvidia.com/use-gpuuuid"
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+NODE = "hami.io/vgpu-node"
+TIME = "hami.io/vgpu-time"
+TYPE = "NVIDIA"
+FIELDS = 4
+
+
+def asks(pod: pods.Pod) -> tuple[Ask, ...]:
+    """What each container asks, in their order. Raises Unreadable."""
+    found = (_ask(pod, container) for container in pods.containers(pod))
+    return tuple(ask for ask in found if ask is not None)
+
+
+def holds(pod: pods.Pod) -> tuple[Share, ...]:
+    """What its containers hold by the annotation of HAMi's scheduler. Raises Unreadable."""
+    written = pods.annotations(pod).get(ALLOCATED)
+    if written is None:
+        raise Unreadable(f"{pods.name_of(pod)}: no annotation {ALLOCATED}, so nobody knows which GPU it runs on.")
+    before = pods.init_containers(pod)
+    names = [str(container.get("name")) for container in (*before, *pods.containers(pod))]
+    parts = written.split(";")
+    if any(part.strip() for part in parts[len(names) :]):
+        raise Unreadable(f"{pods.name_of(pod)}: {ALLOCATED} names more containers than the pod has.")
+    # What init containers had is given back when they end.
+    return tuple(
+        share
+        for name, part in list(zip(names, parts, strict=False))[len(before) :]
+        for share in _devices(part, name, pods.name_of(pod))
+    )
+
+
+def written(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_seconds: int) -> dict[str, str]:
+    """The annotations that say so, as HAMi's scheduler writes them."""
+    parts = [""] * len(pods.init_containers(pod))
+    for container in pods.containers(pod):
+        mine = [share for share in shares if share.container == container.get("name")]
+        parts.append("".join(f"{share.gpu_uuid},{TYPE},{share.memory_mib},{share.core_request}:" for share in mine))
+    devices = "".join(f"{part};" for part in parts)
+    return {ALLOCATED: devices, TO_ALLOCATE: devices, NODE: node, TIME: str(at_seconds)}
+
+
+def quota(hard: Mapping[str, int]) -> dict[str, int]:
+    """What a ResourceQuota of these amounts allows: HAMi's scheduler counts `limits.`, as sums over the GPUs."""
+    names = {f"limits.{MEMORY}": "memory_mib", f"limits.{CORES}": "core_percent", f"requests.{COUNT}": "vgpus"}
+    return {names[key]: value for key, value in hard.items() if key in names}
+
+
+def _ask(pod: pods.Pod, container: pods.Container) -> Ask | None:
+    name = str(container.get("name"))
+    count, memory, percent, cores = (pods.amount(container, resource) for resource in RESOURCES)
+    if count is None and memory is None and percent is None and cores is None:
+        return None
+    # HAMi's webhook fills one GPU where only shares are named.
+    count = 1 if count is None else count
+    if count == 0:
+        return None
+    for resource, value in ((MEMORY_PERCENT, percent), (CORES, cores)):
+        if value is not None and value > WHOLE:
+            raise Unreadable(f"Container {name} asks {resource} {value}: it is percent of each GPU, at most 100.")
+    everything = not memory and (percent in (None, 0, WHOLE))
+    if cores is None:
+        cores = WHOLE if everything else 0
+    return Ask(
+        name,
+        count,
+        cores,
+        # HAMi limits the cores where they are named, and only there.
+        cores or WHOLE,
+        memory_mib=memory or None,
+        memory_percent=None if memory else (percent or WHOLE),
+        gpu_model="|".join(_listed(pod, USE_MODEL)) or None,
+        gpu_uuids=_listed(pod, USE_UUID),
+    )
+
+
+def _listed(pod: pods.Pod, key: str) -> tuple[str, ...]:
+    words = (word.strip() for word in pods.annotations(pod).get(key, "").split(","))
+    return tuple(word for word in words if word)
+
+
+def _devices(part: str, container: str, pod: str) -> list[Share]:
+    shares = []
+    for text in part.split(":"):
+        if not text.strip():
+            continue
+        fields = text.strip().split(",")
+        if len(fields) < FIELDS or not fields[0]:
+            raise Unreadable(f"{pod}: {ALLOCATED} says {text!r}, which is not uuid,type,MiB,cores.")
+        uuid, kind, memory, cores = fields[:FIELDS]
+        if kind != TYPE or "[" in uuid:
+            raise Unreadable(f"{pod}: {ALLOCATED} names {uuid} of type {kind}: only whole NVIDIA GPUs are taken over.")
+        core = min(pods.whole_text(cores, f"{pod}, {ALLOCATED}"), WHOLE)
+        mib = pods.whole_text(memory, f"{pod}, {ALLOCATED}")
+        shares.append(Share(container, core, core or WHOLE, mib, gpu_uuid=uuid))
+    return shares

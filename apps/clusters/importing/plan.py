@@ -1,0 +1,234 @@
+"""What a cluster's objects would become here: tenants, quotas, assignments; and what cannot, and why. Pure.
+
+Quotas. gpu-admission's ConfigMap `gpuquota` counts GPUs by model, ResourceQuotas count amounts; of several words about
+one resource the smallest counts. What nothing limited in the cluster stays unlimited here: otherwise what runs could
+not be taken over. Pods. Each that is live and on a node is read in the words of its format.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from apps.clusters.formats import Format, format_of, gpu_manager, gpushare, hami, kubeshare, pods
+from apps.clusters.formats.asks import WHOLE, Share, Unreadable
+
+QUOTA_MAP = ("kube-system", "gpuquota")
+QUOTA_KEY = "gpu_quota"
+CORE, MEMORY = "core_percent", "memory_mib"
+# KubeShare v1 holds a GPU by a pod that does nothing, with this label.
+PLACEHOLDER_ROLE = "kubeshare/role"
+NEVER_COUNTED = ("limits.tencent.com/", "limits.aliyun.com/")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A cluster's objects as its API server has them."""
+
+    pods: Sequence[Mapping[str, Any]]
+    resource_quotas: Sequence[Mapping[str, Any]] = ()
+    # The data of `kube-system/gpuquota`; None: there is none.
+    quota_map: Mapping[str, str] | None = None
+    sharepods: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaWanted:
+    """What a namespace may hold; None: unlimited."""
+
+    namespace: str
+    resource: str
+    hard: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodWanted:
+    """A pod and what its containers hold on its node."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    format: str
+    shares: tuple[Share, ...]
+    # Place of each share's container in `spec.containers`.
+    places: tuple[int, ...]
+    labels: Mapping[str, str | None]
+    # The claim for which it was made, as it says.
+    claim: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is not taken over, and why; or not as it was."""
+
+    about: str
+    why: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything, in an order that does not depend on the API server's."""
+
+    namespaces: list[str] = field(default_factory=list)
+    quotas: list[QuotaWanted] = field(default_factory=list)
+    pods: list[PodWanted] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+
+def plan(snapshot: Snapshot, *, gpushare_unit_mib: int = gpushare.GIB) -> Plan:
+    """What would be made."""
+    made = Plan()
+    hard: dict[str, dict[str, int]] = {}
+    _read_quota_map(snapshot.quota_map, hard, made)
+    for quota in snapshot.resource_quotas:
+        _read_resource_quota(quota, hard, made, gpushare_unit_mib)
+    bound = {
+        pods.name_of(item): str((item.get("status") or {}).get("BoundDeviceID") or "") for item in snapshot.sharepods
+    }
+    for pod in sorted(snapshot.pods, key=pods.name_of):
+        wanted = _pod(pod, made, bound, gpushare_unit_mib)
+        if wanted is not None:
+            made.pods.append(wanted)
+    made.namespaces = sorted({*hard, *(pod.namespace for pod in made.pods)})
+    for namespace in made.namespaces:
+        said = hard.get(namespace, {})
+        named = sorted({CORE, MEMORY, *said})
+        made.quotas += [QuotaWanted(namespace, resource, said.get(resource)) for resource in named]
+    return made
+
+
+def _read_quota_map(data: Mapping[str, str] | None, hard: dict[str, dict[str, int]], made: Plan) -> None:
+    """GPUs by model and namespace: `{"team": {"quota": {"M40": 8}, "pool": ["public"]}}`."""
+    if data is None:
+        return
+    about = f"ConfigMap {'/'.join(QUOTA_MAP)}"
+    try:
+        whole = json.loads(data.get(QUOTA_KEY) or "")
+    except ValueError:
+        whole = None
+    if not isinstance(whole, dict):
+        made.left.append(Left(about, f"Its key {QUOTA_KEY} is not a JSON object: mend it, or set quotas here."))
+        return
+    for namespace, said in sorted(whole.items()):
+        models = said.get("quota") if isinstance(said, dict) else None
+        if not isinstance(models, dict) or not all(_is_count(count) for count in models.values()):
+            made.left.append(Left(f"{about}, {namespace}", "Its quota is not a number of GPUs for each model."))
+            continue
+        _lower(hard, namespace, CORE, sum(models.values()) * WHOLE)
+        _tell_of_models(f"{about}, {namespace}", models, said.get("pool"), made)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= pods.MOST // WHOLE
+
+
+def _tell_of_models(about: str, models: Mapping[str, int], pools: object, made: Plan) -> None:
+    if len(models) > 1:
+        counts = ", ".join(f"{count} {model}" for model, count in sorted(models.items()))
+        made.left.append(
+            Left(about, f"{counts} became one sum: models are told apart by pools here, a quota for each pool.")
+        )
+    if pools:
+        made.left.append(Left(about, f"Its pools {pools} are labels of nodes: pods are charged to the cluster's pool."))
+
+
+def _read_resource_quota(
+    quota: Mapping[str, Any], hard: dict[str, dict[str, int]], made: Plan, gpushare_unit_mib: int
+) -> None:
+    about = f"ResourceQuota {pods.name_of(quota)}"
+    namespace = str((quota.get("metadata") or {}).get("namespace"))
+    said: dict[str, int] = {}
+    for key, value in sorted(((quota.get("spec") or {}).get("hard") or {}).items()):
+        if key.startswith(NEVER_COUNTED):
+            made.left.append(Left(about, f"{key} was never counted by Kubernetes, and is not taken over."))
+        elif key.startswith(("requests.", "limits.")):
+            try:
+                said[key] = pods.whole(value, f"{about}, {key}")
+            except Unreadable as error:
+                made.left.append(Left(about, error.detail))
+    for read in (gpu_manager.quota(said), hami.quota(said), gpushare.quota(said, unit_mib=gpushare_unit_mib)):
+        for resource, amount in read.items():
+            _lower(hard, namespace, resource, amount)
+
+
+def _lower(hard: dict[str, dict[str, int]], namespace: str, resource: str, amount: int) -> None:
+    here = hard.setdefault(namespace, {})
+    here[resource] = min(amount, here.get(resource, amount))
+
+
+def _pod(pod: pods.Pod, made: Plan, bound: Mapping[str, str], gpushare_unit_mib: int) -> PodWanted | None:
+    """The pod as it is to be taken over; None: it holds nothing, or why not has been said."""
+    about = f"Pod {pods.name_of(pod)}"
+    try:
+        used = format_of(pod)
+        if used is None or not pods.is_live(pod):
+            return None
+        if pods.labels(pod).get(PLACEHOLDER_ROLE):
+            made.left.append(Left(about, "It only keeps a GPU for KubeShare: the shares on that GPU are taken over."))
+            return None
+        if not pods.node_of(pod):
+            made.left.append(Left(about, "It is on no node yet: it is placed when its scheduler asks."))
+            return None
+        shares = _shares(pod, used, bound, gpushare_unit_mib)
+    except Unreadable as error:
+        made.left.append(Left(about, error.detail))
+        return None
+    if not shares:  # its words ask for nothing
+        return None
+    names = [str(container.get("name")) for container in pods.containers(pod)]
+    shares = tuple(_named(share, pod, used) for share in shares)
+    meta = pod.get("metadata") or {}
+    return PodWanted(
+        namespace=str(meta.get("namespace") or "default"),
+        name=str(meta.get("name")),
+        uid=str(meta.get("uid")),
+        node=pods.node_of(pod),
+        format=used.NAME,
+        shares=shares,
+        places=tuple(names.index(share.container) for share in shares),
+        labels=_labels(pod, used),
+        claim=pods.annotations(pod).get(pods.CLAIM, ""),
+    )
+
+
+def _shares(pod: pods.Pod, used: Format, bound: Mapping[str, str], gpushare_unit_mib: int) -> tuple[Share, ...]:
+    if used.NAME == gpushare.NAME:
+        return gpushare.holds(pod, unit_mib=gpushare_unit_mib)
+    if used.NAME == kubeshare.NAME:
+        return kubeshare.holds(pod, gpu_uuid=bound.get(pods.name_of(pod), ""))
+    return used.holds(pod)
+
+
+def _named(share: Share, pod: pods.Pod, used: Format) -> Share:
+    """A share that the pod as a whole holds is its first asking container's: a claim is for one container."""
+    if share.container:
+        return share
+    asking = [
+        container
+        for container in pods.containers(pod)
+        if not used.RESOURCES or any(pods.amount(container, name) for name in used.RESOURCES)
+    ]
+    first = (asking or pods.containers(pod))[0]
+    return Share(
+        str(first.get("name")),
+        share.core_request,
+        share.core_limit,
+        share.memory_mib,
+        gpu_uuid=share.gpu_uuid,
+        gpu_index=share.gpu_index,
+    )
+
+
+def _labels(pod: pods.Pod, used: Format) -> dict[str, str | None]:
+    if used.NAME != kubeshare.NAME:
+        return {}
+    (ask,) = kubeshare.asks(pod)
+    return {"affinity": ask.affinity, "anti_affinity": ask.anti_affinity, "exclusion": ask.exclusion}
+
+
+def grouped(wanted: PodWanted) -> Iterable[tuple[int, str, tuple[Share, ...]]]:
+    """Its containers: place, name, and the shares of each."""
+    for place in sorted(set(wanted.places)):
+        mine = tuple(share for share, at in zip(wanted.shares, wanted.places, strict=True) if at == place)
+        yield place, mine[0].container, mine

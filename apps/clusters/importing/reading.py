@@ -1,0 +1,42 @@
+"""A cluster's objects for a plan, by lists of its API server."""
+
+import json
+from typing import Any
+
+from apps.clusters.importing.plan import QUOTA_MAP, Snapshot
+from apps.clusters.kube.client import Client, Refused
+
+MISSING = 404
+LIVE = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+def snapshot(client: Client) -> Snapshot:
+    """What runs and what limits it. Raises Unreachable, Refused."""
+    namespace, name = QUOTA_MAP
+    quota_map = _there(client, f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+    return Snapshot(
+        pods=listed(client, "/api/v1/pods", fieldSelector=LIVE),
+        resource_quotas=listed(client, "/api/v1/resourcequotas"),
+        quota_map=None if quota_map is None else quota_map.get("data") or {},
+        sharepods=listed(client, "/apis/kubeshare.nthu/v1/sharepods", optional=True),
+    )
+
+
+def listed(client: Client, path: str, *, optional: bool = False, **query: str) -> list[dict[str, Any]]:
+    """All objects of a kind; with `optional` none where the cluster does not know the kind. Raises Refused."""
+    try:
+        items, _ = client.list(path, **query)
+    except Refused as error:
+        if optional and error.status == MISSING:
+            return []
+        raise
+    return [json.loads(bytes(item)) for item in items]
+
+
+def _there(client: Client, path: str) -> dict[str, Any] | None:
+    try:
+        return client.get(path)
+    except Refused as error:
+        if error.status == MISSING:
+            return None
+        raise

@@ -1,0 +1,1 @@
+"""Talking to API servers: the only place that imports the Kubernetes client."""

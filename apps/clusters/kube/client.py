@@ -1,0 +1,170 @@
+"""A connection to one API server: raw lists, watches, patches. The client library brings credentials and TLS."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+import urllib3
+from kubernetes import client, config
+
+from apps.clusters.kube.objects import Event, Page, Status
+from gpucloud.errors import Busy, GpucloudError
+
+# An answer that takes longer than this is none: the extender's caller waits for it.
+ANSWER_SECONDS = 10.0
+PAGE = 500
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class Unreachable(Busy):
+    """The API server does not answer."""
+
+    code = "cluster-unreachable"
+    title = "The cluster does not answer"
+
+
+class Refused(GpucloudError):
+    """The API server said no; `status` is its code."""
+
+    code = "cluster-refused"
+    title = "The cluster refused this"
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"The cluster answered {status} {reason}: {message}", status_of_cluster=status, reason=reason)
+        self.status, self.reason, self.message = status, reason, message
+
+    @property
+    def worth_another_try(self) -> bool:
+        """Whether the same request may succeed in a moment."""
+        return self.status in (409, 429, 500, 503, 504)
+
+
+class Gone(Refused):
+    """The version to watch from is no longer known: list anew."""
+
+
+class Client:
+    """One API server, with the credentials of `kubeconfig`; None: those of the pod that runs us."""
+
+    def __init__(self, kubeconfig: Mapping[str, Any] | None) -> None:
+        configuration = client.Configuration()
+        # Whoever asks decides whether to ask again.
+        configuration.retries = urllib3.Retry(total=0, redirect=0)
+        if kubeconfig is None:
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
+                dict(kubeconfig), client_configuration=configuration, persist_config=False
+            )
+        self._configuration = configuration
+        self._pool: Any = client.ApiClient(configuration).rest_client.pool_manager
+
+    def version(self) -> str:
+        """Of Kubernetes, e.g. `v1.36.1`. Raises Unreachable, Refused."""
+        return str(self.get("/version").get("gitVersion", ""))
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        """One object. Raises Unreachable, Refused."""
+        found: dict[str, Any] = json.loads(self._answer("GET", path, query))
+        return found
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Make an object. Raises Unreachable, Refused."""
+        return self._answer("POST", path, {}, json.dumps(body).encode())
+
+    def patch(self, path: str, body: Mapping[str, Any], *, content_type: str = MERGE_PATCH) -> bytes:
+        """Change an object; the answer is the object as it is now. Raises Unreachable, Refused."""
+        return self._answer("PATCH", path, {}, json.dumps(body).encode(), content_type=content_type)
+
+    def put(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Replace an object. Raises Unreachable, Refused."""
+        return self._answer("PUT", path, {}, json.dumps(body).encode())
+
+    def delete(self, path: str) -> bytes:
+        """Remove an object. Raises Unreachable, Refused."""
+        return self._answer("DELETE", path, {})
+
+    def list(self, path: str, **query: str) -> tuple[list[msgspec.Raw], str]:
+        """All objects, page by page, and the version to watch from. Raises Unreachable, Refused."""
+        items: list[msgspec.Raw] = []
+        query["limit"] = str(PAGE)
+        while True:
+            page = msgspec.json.decode(self._answer("GET", path, query), type=Page)
+            items += page.items or ()
+            if not page.metadata.next:
+                return items, page.metadata.resource_version
+            query["continue"] = page.metadata.next
+
+    def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Iterator[Event]:
+        """What has changed since that version, until `seconds` have passed. Raises Unreachable, Refused, Gone."""
+        query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
+        response = self._send("GET", path, {**query, "timeoutSeconds": str(seconds)}, seconds=seconds + ANSWER_SECONDS)
+        try:
+            for line in _lines(response):
+                event = msgspec.json.decode(line, type=Event)
+                if event.type == "ERROR":
+                    raise _refusal(event.object)
+                yield event
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"The watch broke off: {error}") from error
+        finally:
+            response.close()
+
+    def _answer(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None = None, **options: Any
+    ) -> bytes:
+        response = self._send(method, path, query, body, **options)
+        try:
+            return bytes(response.read())
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"The answer broke off: {error}") from error
+        finally:
+            response.release_conn()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        content_type: str = "application/json",
+        seconds: float = ANSWER_SECONDS,
+    ) -> Any:
+        settings: Any = self._configuration.auth_settings().values()
+        headers = {str(item["key"]): str(item["value"]) for item in settings if item["value"]}
+        headers |= {"Accept": "application/json", "User-Agent": "gpucloud"}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        url = f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+        timeout = urllib3.Timeout(connect=ANSWER_SECONDS, read=seconds)
+        try:
+            response = self._pool.request(
+                method, url, body=body, headers=headers, timeout=timeout, preload_content=False, redirect=False
+            )
+            if response.status >= 300:
+                text = response.read()
+                response.release_conn()
+                raise _refusal(text, response.status)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"The API server does not answer: {error}") from error
+        return response
+
+
+def _lines(response: Any) -> Iterator[bytes]:
+    rest = b""
+    # What has come, not so many bytes: an event is of use at once.
+    for chunk in iter(lambda: response.read1(1 << 16), b""):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in whole if line.strip())
+
+
+def _refusal(text: bytes | msgspec.Raw, code: int = 0) -> Refused:
+    try:
+        status = msgspec.json.decode(text, type=Status)
+    except msgspec.DecodeError:
+        status = Status(message=bytes(text)[:300].decode(errors="replace"))
+    code = status.code or code
+    return (Gone if code == 410 else Refused)(code, status.reason, status.message)

@@ -1,0 +1,154 @@
+"""A cluster's nodes and pods as they were last heard of, for decisions that cannot wait for the API server.
+
+The views of nodes are kept until a pod on them changes: of thousands of nodes a decision sorts what is there. What this
+process itself has just written to a pod is taken in at once, before the watch brings it; so two pods that come right
+after each other are not sent to the same place.
+"""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+
+from apps.clusters.core.gpu_admission import Held, View
+from apps.clusters.core.quantities import NotAQuantity
+from apps.clusters.kube.objects import Node, Pod
+from apps.clusters.kube.pods import Key, PodSeen, capacity, seen
+from apps.clusters.kube.reflector import Seen
+
+logger = logging.getLogger(__name__)
+
+
+class Mirror:
+    """Fed by reflectors, asked by decisions; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._nodes: dict[str, tuple[int, int]] = {}
+        self._pods: dict[Key, PodSeen] = {}
+        self._on_node: dict[str, dict[Key, tuple[Held, ...]]] = defaultdict(dict)
+        self._views: dict[str, tuple[int, int, View]] = {}
+        self._whole: set[str] = set()
+        # Pods as they were written here, until the watch has told as much: a list may have been read before.
+        self._taken: dict[Key, PodSeen] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything was heard of once."""
+        return {"pods", "nodes"} <= self._whole
+
+    def see(self, news: Seen) -> None:
+        """Take in what a reflector tells."""
+        with self._lock:
+            if news.kind == "pods":
+                self._see_pods(news)
+            elif news.kind == "nodes":
+                self._see_nodes(news)
+            if news.whole:
+                self._whole.add(news.kind)
+
+    def take(self, pod: Pod) -> None:
+        """A pod as the API server has just answered it."""
+        with self._lock:
+            try:
+                mine = seen(pod)
+            except NotAQuantity as error:
+                logger.warning("pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
+                return
+            self._taken[mine.key] = mine
+            self._see_pod(mine, gone=False)
+
+    def view(self, name: str, core: int, memory: int, *, but: Key | None = None) -> View:
+        """The node with these capacities, without what the pod `but` holds of it."""
+        with self._lock:
+            there = self._on_node.get(name, {})
+            if but in there:
+                return View(name, core, memory, _in_order(there, but=but))
+            kept = self._views.get(name)
+            if kept is None or kept[:2] != (core, memory):
+                kept = self._views[name] = (core, memory, View(name, core, memory, _in_order(there)))
+            return kept[2]
+
+    def views(self, sizes: Iterable[tuple[str, int, int]], *, but: Key) -> list[View]:
+        """Of many nodes, by name, core and memory, at one moment."""
+        found = []
+        with self._lock:
+            for name, core, memory in sizes:
+                kept = self._views.get(name)
+                if kept is None or kept[0] != core or kept[1] != memory or but in self._on_node[name]:
+                    found.append(self.view(name, core, memory, but=but))
+                else:
+                    found.append(kept[2])
+        return found
+
+    def capacity(self, name: str) -> tuple[int, int] | None:
+        """Core and memory units of a node; None: there is no such node."""
+        return self._nodes.get(name)
+
+    def nodes(self) -> list[str]:
+        """Those that have GPUs, by name."""
+        with self._lock:
+            return sorted(name for name, (core, _) in self._nodes.items() if core > 0)
+
+    def pod(self, key: Key) -> PodSeen | None:
+        """The pod of this name."""
+        return self._pods.get(key)
+
+    def pods_on(self, node: str) -> list[PodSeen]:
+        """Those that hold GPUs of the node."""
+        with self._lock:
+            return [self._pods[key] for key in sorted(self._on_node.get(node, {}))]
+
+    def promised(self) -> list[PodSeen]:
+        """All pods that hold GPUs of some node, bound there or only chosen."""
+        with self._lock:
+            return [self._pods[key] for there in self._on_node.values() for key in there]
+
+    def _see_nodes(self, news: Seen) -> None:
+        if news.whole:
+            self._nodes.clear()
+        for node in news.objects:
+            assert isinstance(node, Node)
+            try:
+                self._nodes[node.metadata.name] = capacity(node)
+            except NotAQuantity as error:
+                logger.warning("node %s: %s", node.metadata.name, error)
+            if news.gone:
+                self._nodes.pop(node.metadata.name, None)
+
+    def _see_pods(self, news: Seen) -> None:
+        if news.whole:
+            self._pods.clear()
+            self._on_node.clear()
+            self._views.clear()
+            self._taken = {key: mine for key, mine in self._taken.items() if mine.version > news.version}
+            for mine in self._taken.values():
+                self._see_pod(mine, gone=False)
+        for pod in news.objects:
+            try:
+                one = seen(pod)
+                if (taken := self._taken.get(one.key)) is not None and taken.version <= one.version:
+                    del self._taken[one.key]
+                self._see_pod(one, gone=news.gone)
+            except NotAQuantity as error:
+                logger.warning("pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
+
+    def _see_pod(self, pod: PodSeen, *, gone: bool) -> None:
+        old = self._pods.get(pod.key)
+        if old is not None and old.version > pod.version:
+            return  # what was written here is newer than what the watch has told so far
+        if old is not None and old.counts_on:
+            self._on_node[old.counts_on].pop(pod.key, None)
+            self._views.pop(old.counts_on, None)
+        if gone or pod.over:
+            self._pods.pop(pod.key, None)
+            return
+        self._pods[pod.key] = pod
+        if pod.counts_on and pod.shares:
+            self._on_node[pod.counts_on][pod.key] = pod.shares
+            self._views.pop(pod.counts_on, None)
+
+
+def _in_order(there: dict[Key, tuple[Held, ...]], *, but: Key | None = None) -> Iterable[tuple[Held, ...]]:
+    """Where annotations contradict each other, who is counted first wins: always the same one."""
+    return (there[key] for key in sorted(there) if key != but)

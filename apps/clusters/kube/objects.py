@@ -1,0 +1,125 @@
+"""The few fields of Kubernetes' objects that are read here; the rest is skipped while decoding.
+
+The client's own classes check and build every field: five times the time, and most of an object is not looked at.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+Amounts = dict[str, str | int | float]
+
+
+class Metadata(Struct, rename="camel", gc=False):
+    """Of any object."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class Resources(Struct, gc=False):
+    """A container's."""
+
+    limits: Amounts | None = None
+
+
+class Container(Struct, gc=False):
+    """Of a pod."""
+
+    name: str = ""
+    resources: Resources = field(default_factory=Resources)
+
+
+class PodSpec(Struct, rename="camel", gc=False):
+    """What is wanted."""
+
+    node_name: str = ""
+    priority: int | None = None
+    containers: list[Container] | None = None
+
+
+class PodStatus(Struct, gc=False):
+    """What is."""
+
+    phase: str = ""
+
+
+class Pod(Struct, gc=False):
+    """A pod."""
+
+    metadata: Metadata = field(default_factory=Metadata)
+    spec: PodSpec = field(default_factory=PodSpec)
+    status: PodStatus = field(default_factory=PodStatus)
+
+
+class NodeStatus(Struct, gc=False):
+    """What a node has."""
+
+    capacity: Amounts | None = None
+
+
+class Node(Struct, gc=False):
+    """A node."""
+
+    metadata: Metadata = field(default_factory=Metadata)
+    status: NodeStatus = field(default_factory=NodeStatus)
+
+
+class Namespace(Struct, gc=False):
+    """A namespace."""
+
+    metadata: Metadata = field(default_factory=Metadata)
+
+
+class QuotaAmounts(Struct, gc=False):
+    """Of a ResourceQuota."""
+
+    hard: Amounts | None = None
+    used: Amounts | None = None
+
+
+class Quota(Struct, gc=False):
+    """A ResourceQuota."""
+
+    metadata: Metadata = field(default_factory=Metadata)
+    spec: QuotaAmounts = field(default_factory=QuotaAmounts)
+    status: QuotaAmounts = field(default_factory=QuotaAmounts)
+
+
+class ListMetadata(Struct, rename={"resource_version": "resourceVersion", "next": "continue"}):
+    """Of a list."""
+
+    resource_version: str = ""
+    next: str | None = None
+
+
+class Page(Struct):
+    """One page of a list, its items undecoded."""
+
+    metadata: ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+class Event(Struct):
+    """One line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class Status(Struct):
+    """Why a request was refused."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+Object = Pod | Node | Namespace | Quota
+# An object as it came, where it goes back as a whole.
+Raw = dict[str, Any]

@@ -1,0 +1,75 @@
+"""Pods as decisions see them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from apps.clusters.core import quantities
+from apps.clusters.core.gpu_admission import CORE, MEMORY, NODE, OVER, Asked, Held, held, wants_gpu
+from apps.clusters.kube.objects import Amounts, Container, Node, Pod
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """What of a pod decides. `counts_on`: the node that it holds something of, bound there or only chosen."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    containers: tuple[Asked, ...]
+    names: tuple[str, ...]
+    annotations: Mapping[str, str]
+    bound_to: str
+    priority: int
+    over: bool
+    counts_on: str
+    shares: tuple[Held, ...] = field(default=())
+
+    @property
+    def key(self) -> Key:
+        """By which it is known in its cluster."""
+        return self.namespace, self.name
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Whether gpu-admission looks at it."""
+        return wants_gpu(self.containers)
+
+
+def seen(pod: Pod) -> PodSeen:
+    """Raises NotAQuantity."""
+    meta, annotations = pod.metadata, pod.metadata.annotations or {}
+    containers = tuple(asked(container) for container in pod.spec.containers or ())
+    over = pod.status.phase in OVER
+    return PodSeen(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        version=int(meta.resource_version) if meta.resource_version.isdecimal() else 0,
+        containers=containers,
+        names=tuple(container.name for container in pod.spec.containers or ()),
+        annotations=annotations,
+        bound_to=pod.spec.node_name,
+        priority=pod.spec.priority or 0,
+        over=over,
+        counts_on="" if over else pod.spec.node_name or annotations.get(NODE, ""),
+        shares=held(containers, annotations),
+    )
+
+
+def asked(container: Container) -> Asked:
+    """What its limits say. Raises NotAQuantity."""
+    limits = container.resources.limits or {}
+    return Asked(amount(limits, CORE), amount(limits, MEMORY))
+
+
+def amount(amounts: Amounts | None, name: str) -> int:
+    """Of a resource; 0 where nothing is said of it. Raises NotAQuantity."""
+    return quantities.value((amounts or {}).get(name, 0))
+
+
+def capacity(node: Node) -> tuple[int, int]:
+    """A node's core and memory units. Raises NotAQuantity."""
+    return amount(node.status.capacity, CORE), amount(node.status.capacity, MEMORY)

@@ -1,0 +1,125 @@
+"""`manage.py extender`: answers kube-scheduler. Needs the clusters' API servers, and neither Redis nor a worker."""
+
+import logging
+import ssl
+import threading
+import time
+from typing import Any
+
+import uvicorn
+from django.conf import settings
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, connection
+
+from apps.clusters.core.gpu_admission import Chosen
+from apps.clusters.extender.choosing import ByLedger
+from apps.clusters.extender.door import Door
+from apps.clusters.extender.predicates import Choose, Extended
+from apps.clusters.kube.client import Client
+from apps.clusters.kube.mirror import Mirror
+from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.reflector import NODES, PODS, Reflector
+from apps.clusters.models import Cluster, Placement
+from apps.clusters.services.clusters import kubeconfig_of
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+VERSION = "gpucloud, as gpu-admission v0.1.0"
+
+
+class Extenders(dict[str, Extended]):
+    """The clusters that are answered, by name; kept as the database has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._versions: dict[str, int] = {}
+        self._watches: dict[str, list[Reflector]] = {}
+        # A cluster whose credentials cannot be used, at the version that it had then.
+        self._unusable: dict[str, int] = {}
+
+    def look(self) -> None:
+        """Begin with new clusters, and anew with changed ones. A database that is away changes nothing."""
+        rows = {row.name: row for row in Cluster.objects.filter(enabled=True)}
+        for name in [name for name in self if name not in rows or rows[name].version != self._versions[name]]:
+            for watch in self._watches.pop(name):
+                watch.stop()
+            del self[name]
+        for name, row in rows.items():
+            if name not in self and self._unusable.get(name) != row.version:
+                try:
+                    self[name] = self._begin(row)
+                    self._versions[name] = row.version
+                except Exception:
+                    # The library raises whatever it finds wrong with credentials; the other clusters are answered.
+                    logger.exception("cluster %s cannot be answered", name)
+                    self._unusable[name] = row.version
+
+    def _begin(self, row: Cluster) -> Extended:
+        mirror, api = Mirror(), Client(kubeconfig_of(row))
+        watches = [Reflector(api, kind, see=mirror.see, fail=_told(row.name)) for kind in (PODS, NODES)]
+        self._watches[row.name] = watches
+        for watch in watches:
+            watch.start()
+        logger.info("answering for cluster %s by the rules of %s", row.name, row.placement)
+        choose = _by_ledger(ByLedger(row, api, mirror)) if row.placement == Placement.GPUCLOUD else None
+        return Extended(row.name, api, mirror, strict=row.strict, choose=choose)
+
+
+def _by_ledger(choose: ByLedger) -> Choose:
+    """In whatever thread answers, whose connection may have died since it last did."""
+
+    def chosen(pod: PodSeen, names: list[str]) -> tuple[str, Chosen] | str:
+        try:
+            return choose(pod, names)
+        except DatabaseError as error:
+            logger.warning("the database is away: %s", error)
+            return "gpucloud's database does not answer: try again."
+        finally:
+            connection.close()
+
+    return chosen
+
+
+def _told(cluster: str) -> Any:
+    return lambda kind, error: logger.warning("cluster %s: %s: %s", cluster, kind, error)
+
+
+class Command(BaseCommand):
+    """The extender."""
+
+    help = "Answer kube-scheduler: filter, prioritize, bind, preempt, as gpu-admission does."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        clusters = Extenders()
+        clusters.look()
+        threading.Thread(target=_keep, args=(clusters,), daemon=True).start()
+        by_certificate = bool(settings.EXTENDER_CLIENT_CA)
+        door = Door(clusters, networks=None if by_certificate else settings.EXTENDER_CIDRS, version=VERSION)
+        uvicorn.run(
+            door,
+            host=settings.EXTENDER_HOST,
+            port=settings.EXTENDER_PORT,
+            lifespan="off",
+            access_log=False,
+            # Nobody stands before this listener: what a header says of where a caller comes from, the caller says.
+            proxy_headers=False,
+            log_config=None,
+            ssl_certfile=settings.EXTENDER_CERTIFICATE or None,
+            ssl_keyfile=settings.EXTENDER_KEY or None,
+            ssl_ca_certs=settings.EXTENDER_CLIENT_CA or None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if by_certificate else ssl.CERT_NONE,
+        )
+
+
+def _keep(clusters: Extenders) -> None:
+    while True:
+        time.sleep(LOOK_SECONDS)
+        try:
+            clusters.look()
+        except DatabaseError as error:
+            logger.warning("the database is away, going on with what is known: %s", error)
+            connection.close()
+        except Exception:
+            logger.exception("clusters cannot be read anew")

@@ -1,0 +1,59 @@
+"""`manage.py import_cluster`: takes over what runs in a cluster that others shared, without restarting a pod."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from apps.clusters.formats import gpushare
+from apps.clusters.importing import reading, taking
+from apps.clusters.importing.plan import plan
+from apps.clusters.kube.client import Client
+from apps.clusters.models import Cluster
+from apps.clusters.services.clusters import kubeconfig_of
+from apps.quotas.principals import SYSTEM
+from gpucloud.errors import GpucloudError
+
+
+class Command(BaseCommand):
+    """Reads, plans, and takes over or rehearses."""
+
+    help = (
+        "Take over a connected cluster: gpu-admission's quota map and ResourceQuotas become quotas, pods of "
+        "gpu-manager, HAMi, gpushare and KubeShare become claims on the GPUs that they run on. Without --take nothing "
+        "is changed: it says what would be made. May be repeated."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which cluster, and whether in earnest."""
+        parser.add_argument("cluster", help="a cluster that is connected (POST /api/v1/clusters/)")
+        parser.add_argument("--take", action="store_true", help="do it")
+        parser.add_argument("--json", action="store_true", help="print the report as JSON")
+        parser.add_argument(
+            "--gpushare-unit-mib", type=int, default=gpushare.GIB, help="what one aliyun.com/gpu-mem is: 1024, or 1"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Prints what is made, kept and left; ends with an error where the cluster cannot be read."""
+        cluster = Cluster.objects.select_related("pool").filter(name=options["cluster"]).first()
+        if cluster is None:
+            raise CommandError(f"No cluster is called {options['cluster']}: connect it first.")
+        try:
+            found = reading.snapshot(Client(kubeconfig_of(cluster)))
+        except GpucloudError as error:
+            raise CommandError(error.detail) from error
+        wanted = plan(found, gpushare_unit_mib=options["gpushare_unit_mib"])
+        do = taking.take if options["take"] else taking.rehearse
+        report = do(principal=SYSTEM, cluster=cluster, plan=wanted)
+        if options["json"]:
+            self.stdout.write(json.dumps({"taken": options["take"], **asdict(report)}, indent=2))
+            return
+        self._tell("Made" if options["take"] else "Would be made", report.made)
+        self._tell("There already", report.kept)
+        self._tell("Left", [f"{left.about}: {left.why}" for left in report.left])
+
+    def _tell(self, title: str, lines: list[str]) -> None:
+        self.stdout.write(f"{title}: {len(lines)}")
+        for line in lines:
+            self.stdout.write(f"  {line}")

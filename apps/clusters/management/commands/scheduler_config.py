@@ -1,0 +1,45 @@
+"""`manage.py scheduler_config`: what to tell kube-scheduler, for its version; or an old file in the new form."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from apps.clusters.extender import configuration
+from gpucloud.errors import GpucloudError
+
+
+class Command(BaseCommand):
+    """The configuration."""
+
+    help = "Print kube-scheduler's configuration: a KubeSchedulerConfiguration, or the Policy of before 1.23."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The options."""
+        parser.add_argument("--url", default="http://127.0.0.1:3456", help="Where kube-scheduler reaches the extender.")
+        parser.add_argument("--policy", action="store_true", help="For Kubernetes before 1.23.")
+        parser.add_argument("--by-name", action="store_true", help="Nodes are sent by name: much less, from 1.25 on.")
+        parser.add_argument("--everything", action="store_true", help="Also prioritize, bind and preempt.")
+        parser.add_argument("--scheduler-name", help="Of a second kube-scheduler beside the cluster's own.")
+        parser.add_argument("--convert", type=Path, metavar="FILE", help="Print this file in the other form instead.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print YAML."""
+        if options["convert"] is not None:
+            made = self._converted(options["convert"])
+        else:
+            entry = configuration.extender(options["url"], by_name=options["by_name"], everything=options["everything"])
+            make = configuration.policy if options["policy"] else configuration.configuration
+            named = {} if options["policy"] else {"scheduler_name": options["scheduler_name"]}
+            made = make(entry, **named)
+        self.stdout.write(yaml.safe_dump(made, sort_keys=False))
+
+    def _converted(self, file: Path) -> dict[str, Any]:
+        try:
+            made, left_out = configuration.convert(yaml.safe_load(file.read_text()) or {})
+        except (OSError, yaml.YAMLError, AttributeError, GpucloudError) as error:
+            raise CommandError(f"{file}: {error}") from error
+        for name in left_out:
+            self.stderr.write(f"{name} has no place in the other form: it was left out.")
+        return made

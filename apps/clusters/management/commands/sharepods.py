@@ -1,0 +1,59 @@
+"""`manage.py sharepods`: keeps the SharePods of all clusters as they are wanted."""
+
+import logging
+import time
+from typing import Any
+
+import yaml
+from django.core.management.base import BaseCommand, CommandParser
+from django.db import DatabaseError, connection
+
+from apps.clusters.kube.client import Client
+from apps.clusters.models import Cluster
+from apps.clusters.services.clusters import kubeconfig_of
+from apps.clusters.sharepods.controller import SharePods
+from apps.clusters.sharepods.definition import definition
+from gpucloud.errors import GpucloudError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+
+
+class Command(BaseCommand):
+    """Looks every two seconds; one of it is enough, and two do no harm: the database decides whose claim it is."""
+
+    help = "Keep SharePods: a claim, a pod and a status for each. Runs until it is ended."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Once, or the kind's definition."""
+        parser.add_argument("--once", action="store_true", help="look once at every cluster, and end")
+        parser.add_argument("--definition", action="store_true", help="print the CustomResourceDefinition, and end")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """A cluster that does not answer holds up no other for longer than its answer's time."""
+        if options["definition"]:
+            self.stdout.write(yaml.safe_dump(definition(), sort_keys=False))
+            return
+        while True:
+            try:
+                for cluster in Cluster.objects.filter(enabled=True).select_related("pool"):
+                    _look(cluster)
+            except DatabaseError as error:
+                logger.warning("the database is away: %s", error)
+                connection.close()
+            if options["once"]:
+                return
+            time.sleep(LOOK_SECONDS)
+
+
+def _look(cluster: Cluster) -> None:
+    try:
+        SharePods(cluster, Client(kubeconfig_of(cluster))).look()
+    except GpucloudError as error:
+        logger.warning("cluster %s: %s", cluster.name, error.detail)
+    except DatabaseError:
+        raise
+    except Exception:
+        # The library raises whatever it finds wrong with credentials; the other clusters go on.
+        logger.exception("cluster %s cannot be looked at", cluster.name)

@@ -1,0 +1,62 @@
+"""`manage.py webhook_certificates`: makes and rotates what the admission webhooks are trusted by."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from apps.clusters.admission import certificates, manifests
+
+
+class Command(BaseCommand):
+    """Makes, renews, prints."""
+
+    help = (
+        "Make or renew the webhooks' certificates in a directory (run it daily: it does nothing while nothing is due), "
+        "and print the two webhook configurations for this installation: `… | kubectl apply -f -`."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Where, for which names, and how the API server reaches us."""
+        parser.add_argument("--directory", required=True, type=Path, help="ca.crt, ca.key, tls.crt, tls.key lie here")
+        parser.add_argument(
+            "--service", metavar="NAMESPACE/NAME", help="the webhooks are behind this service of the cluster"
+        )
+        parser.add_argument("--url", help="the webhooks are here, for an API server outside: https://host:port")
+        parser.add_argument("--name", action="append", default=[], help="a further DNS name or address (repeatable)")
+        parser.add_argument("--renew", action="store_true", help="renew the certificate though it is not due")
+        parser.add_argument(
+            "--before-1-28", action="store_true", help="for a Kubernetes without matchConditions: ask for every pod"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Writes files, then prints. Refuses what no API server could use."""
+        service, url = options["service"], options["url"]
+        if (service is None) == (url is None):
+            raise CommandError("Say how the API server reaches the webhooks: --service NAMESPACE/NAME, or --url.")
+        names = [*_names(service, url), *options["name"]]
+        written = certificates.rotate(options["directory"], names, now=datetime.now(UTC), force=options["renew"])
+        said = f"Written: {', '.join(written)}." if written else "Nothing is due."
+        self.stderr.write(f"{said} For {', '.join(names)}, in {options['directory']}.")
+        configurations = manifests.configurations(
+            ca_bundle=certificates.bundle(options["directory"]),
+            url=url,
+            service=tuple(service.split("/")) if service else None,
+            conditions=not options["before_1_28"],
+        )
+        self.stdout.write(yaml.safe_dump_all(configurations, sort_keys=False))
+
+
+def _names(service: str | None, url: str | None) -> list[str]:
+    if service is not None:
+        namespace, _, name = service.partition("/")
+        if not namespace or not name or "/" in name:
+            raise CommandError(f"{service} is not NAMESPACE/NAME.")
+        return [f"{name}.{namespace}.svc", f"{name}.{namespace}.svc.cluster.local"]
+    host = urlsplit(url or "")
+    if host.scheme != "https" or not host.hostname:
+        raise CommandError(f"{url} must begin with https://: an API server speaks TLS to webhooks only.")
+    return [host.hostname]

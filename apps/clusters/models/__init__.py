@@ -1,0 +1,9 @@
+"""The facts of this app, a module per noun."""
+
+from apps.clusters.models.binding import NamespaceBinding
+from apps.clusters.models.cluster import Cluster, ClusterState, Placement
+from apps.clusters.models.pod import PodClaim
+from apps.clusters.models.resize import PodResize
+from apps.clusters.models.sharepod import SharePod
+
+__all__ = ["Cluster", "ClusterState", "NamespaceBinding", "Placement", "PodClaim", "PodResize", "SharePod"]

@@ -1,0 +1,55 @@
+"""Which tenant pays for the pods of which namespaces."""
+
+from typing import TYPE_CHECKING
+
+from django.db import models
+from django.db.models import Q
+
+from apps.clusters.models.cluster import Cluster
+from apps.quotas.models import Tenant
+from apps.quotas.models.row import Row
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class NamespaceBindingQuerySet(models.QuerySet["NamespaceBinding"]):
+    """Bindings, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "NamespaceBindingQuerySet":
+        """Every binding to an operator; to others their tenants'."""
+        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
+
+
+class NamespaceBinding(Row):
+    """A namespace by its name, or all those with certain labels, to a tenant.
+
+    A name wins over labels; of several that match by labels the oldest wins. A namespace that nothing matches is
+    nobody's, and its pods are charged to nobody.
+    """
+
+    cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="bindings")
+    namespace = models.CharField(max_length=63, null=True)
+    # Labels that a namespace must have; empty: every namespace.
+    selector = models.JSONField(null=True)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="namespaces")
+
+    objects = NamespaceBindingQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(fields=["cluster", "namespace"], name="binding_once"),
+            models.CheckConstraint(
+                condition=Q(namespace__isnull=True) ^ Q(selector__isnull=True), name="binding_by_name_or_labels"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cluster}/{self.namespace or self.selector} → {self.tenant}"
+
+    def matches(self, name: str, labels: dict[str, str]) -> bool:
+        """Whether the namespace of this name and these labels is meant."""
+        if self.namespace is not None:
+            return self.namespace == name
+        return all(labels.get(key) == value for key, value in (self.selector or {}).items())

@@ -1,0 +1,82 @@
+"""Clusters of Kubernetes: how each is reached, which pool it feeds, and how its pods are placed."""
+
+import uuid
+from typing import TYPE_CHECKING
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import Q
+
+from apps.quotas.models import Pool
+from apps.quotas.models.row import Row
+from apps.quotas.models.tenant import SLUG
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class ClusterState(models.TextChoices):
+    """What its watch last found."""
+
+    WAITING = "waiting"
+    CONNECTED = "connected"
+    UNREACHABLE = "unreachable"
+
+
+class Placement(models.TextChoices):
+    """By whose rules the extender chooses GPUs for this cluster's pods."""
+
+    GPU_ADMISSION = "gpu-admission"
+    GPUCLOUD = "gpucloud"
+
+
+class ClusterQuerySet(models.QuerySet["Cluster"]):
+    """Clusters, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "ClusterQuerySet":
+        """Every cluster to an operator; to others those in which a namespace is their tenant's."""
+        if principal.is_operator:
+            return self
+        return self.filter(bindings__tenant__in=principal.roles).distinct()
+
+
+class Cluster(Row):
+    """One API server. Its credentials are kept sealed, or are those of the pod that runs us."""
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
+    # Whose GPUs its nodes are; pods are charged there.
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="clusters")
+    # Where its API is, as the kubeconfig has it; empty in a cluster of our own.
+    server = models.CharField(max_length=2000, blank=True, default="")
+    in_cluster = models.BooleanField(default=False)
+    # See `services.sealing`.
+    sealed_kubeconfig = models.TextField(null=True)
+    enabled = models.BooleanField(default=True)
+    placement = models.CharField(max_length=20, choices=Placement, default=Placement.GPU_ADMISSION)
+    # To answer exactly as gpu-admission does, also where it wedges a pod.
+    strict = models.BooleanField(default=False)
+    # Whether quotas of tenants are written into their namespaces.
+    sync_quotas = models.BooleanField(default=False)
+    # Of the watch: these change without a new version.
+    state = models.CharField(max_length=12, choices=ClusterState, default=ClusterState.WAITING)
+    state_reason = models.CharField(max_length=2000, blank=True, default="")
+    kubernetes_version = models.CharField(max_length=63, blank=True, default="")
+    synced_at = models.DateTimeField(null=True)
+
+    objects = ClusterQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=ClusterState.values), name="cluster_state_known"),
+            models.CheckConstraint(condition=Q(placement__in=Placement.values), name="cluster_placement_known"),
+            models.CheckConstraint(
+                condition=Q(in_cluster=True, sealed_kubeconfig__isnull=True)
+                | Q(in_cluster=False, sealed_kubeconfig__isnull=False),
+                name="cluster_reached_in_one_way",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

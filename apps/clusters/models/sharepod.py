@@ -1,0 +1,45 @@
+"""SharePods, and the claims that stand for them in the ledger."""
+
+from typing import TYPE_CHECKING
+
+from django.db import models
+
+from apps.clusters.models.cluster import Cluster
+from apps.quotas.models.row import Row
+from apps.scheduling.models import Claim
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+
+class SharePodQuerySet(models.QuerySet["SharePod"]):
+    """SharePods, asked with who is asking."""
+
+    def visible_to(self, principal: "Principal") -> "SharePodQuerySet":
+        """Every one to an operator; to others those of their tenants' claims."""
+        return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
+
+
+class SharePod(Row):
+    """A SharePod of a cluster that asked for a share, by its uid there.
+
+    The claim is made before the pod, and decides where the pod will be. A word in `gpu_id` stands for one GPU: those
+    with the same word share it.
+    """
+
+    cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="sharepods")
+    uid = models.CharField(max_length=63)
+    namespace = models.CharField(max_length=63)
+    name = models.CharField(max_length=253)
+    gpu_id = models.CharField(max_length=63, blank=True, default="")
+    claim = models.OneToOneField(Claim, on_delete=models.PROTECT, related_name="sharepod")
+    ended_at = models.DateTimeField(null=True)
+
+    objects = SharePodQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [models.UniqueConstraint(fields=["cluster", "uid"], name="sharepod_once")]
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"

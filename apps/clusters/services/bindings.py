@@ -1,0 +1,91 @@
+"""Binding namespaces to tenants."""
+
+from collections.abc import Iterable
+
+from django.db import IntegrityError, transaction
+
+from apps.clusters.models import Cluster, NamespaceBinding
+from apps.clusters.services.clusters import tell_watchers
+from apps.quotas.models import Tenant
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.tenants import NameTaken
+from gpucloud.api import etags
+from gpucloud.errors import Invalid
+
+
+class NameOrLabels(Invalid):
+    """A binding says both, or neither."""
+
+    code = "name-or-labels"
+    title = "Say which namespaces"
+
+
+@transaction.atomic
+def bind(
+    *,
+    principal: Principal,
+    cluster: Cluster,
+    tenant: Tenant,
+    namespace: str | None = None,
+    selector: dict[str, str] | None = None,
+) -> NamespaceBinding:
+    """Charge these namespaces' pods to the tenant from now on. Raises NameOrLabels, NameTaken, Denied."""
+    principal.require_operator()
+    if (namespace is None) == (selector is None):
+        raise NameOrLabels("Give a namespace's name, or a selector of labels.")
+    try:
+        with transaction.atomic():
+            row = NamespaceBinding.objects.create(
+                cluster=cluster, namespace=namespace, selector=selector, tenant=tenant
+            )
+    except IntegrityError as error:
+        raise NameTaken(f"Namespace {namespace} is bound already.", name=namespace) from error
+    _note(row, principal=principal, action="bind")
+    return row
+
+
+@transaction.atomic
+def change(
+    *, principal: Principal, binding: NamespaceBinding, tenant: Tenant, versions: etags.Versions = None
+) -> NamespaceBinding:
+    """Charge what comes from now on to another tenant; what runs stays charged as it is. Raises Denied."""
+    binding = _locked(principal, binding, versions)
+    binding.change(tenant=tenant)
+    _note(binding, principal=principal, action="rebind")
+    return binding
+
+
+@transaction.atomic
+def unbind(*, principal: Principal, binding: NamespaceBinding, versions: etags.Versions = None) -> None:
+    """Charge what comes from now on to nobody; what runs stays charged. Raises Denied."""
+    binding = _locked(principal, binding, versions)
+    _note(binding, principal=principal, action="unbind")
+    binding.delete()
+
+
+def tenant_of(bindings: Iterable[NamespaceBinding], name: str, labels: dict[str, str]) -> Tenant | None:
+    """Who pays for this namespace: the one bound by its name, else the oldest that matches its labels."""
+    matching = [row for row in bindings if row.matches(name, labels)]
+    matching.sort(key=lambda row: (row.namespace is None, row.pk))
+    return matching[0].tenant if matching else None
+
+
+def _locked(principal: Principal, binding: NamespaceBinding, versions: etags.Versions) -> NamespaceBinding:
+    principal.require_operator()
+    rows = NamespaceBinding.objects.select_for_update(of=("self",)).select_related("cluster", "tenant")
+    binding = rows.get(pk=binding.pk)
+    etags.check(binding.version, versions)
+    return binding
+
+
+def _note(row: NamespaceBinding, *, principal: Principal, action: str) -> None:
+    audit.record(
+        principal=principal,
+        action=f"namespace.{action}",
+        object_type="namespace",
+        object_id=f"{row.cluster.name}/{row.namespace or row.selector}"[:200],
+        tenant=row.tenant,
+        after={"tenant": row.tenant.slug},
+    )
+    tell_watchers(row.cluster)

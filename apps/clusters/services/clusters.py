@@ -1,0 +1,126 @@
+"""Connecting clusters, changing and removing them. Their credentials are never shown, nor in the audit log."""
+
+import json
+from typing import Any
+
+from django.db import IntegrityError, connection, transaction
+from django.db.models import Q
+
+from apps.clusters.models import Cluster
+from apps.clusters.services import kubeconfigs, sealing
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.tenants import InUse, NameTaken
+from apps.scheduling.models import Claim
+from gpucloud.api import etags
+from gpucloud.errors import Invalid
+
+# `manage.py clusters` listens: a changed cluster is watched anew at once.
+CHANNEL = "gpucloud_clusters"
+
+
+class ReachedInTwoWays(Invalid):
+    """A kubeconfig and `in_cluster`, or neither."""
+
+    code = "reached-in-two-ways"
+    title = "Say one way to reach the cluster"
+
+
+@transaction.atomic
+def connect(
+    *,
+    principal: Principal,
+    name: str,
+    pool: Pool,
+    kubeconfig: str | None = None,
+    in_cluster: bool = False,
+    **values: Any,
+) -> Cluster:
+    """Keep how the cluster is reached. Raises KubeconfigRefused, ReachedInTwoWays, NameTaken, Denied."""
+    principal.require_operator()
+    cluster = Cluster(name=name, pool=pool, in_cluster=in_cluster, **values)
+    if in_cluster == (kubeconfig is not None):
+        raise ReachedInTwoWays("Give a kubeconfig, or in_cluster: true where this runs in the cluster itself.")
+    _reach(cluster, kubeconfig)
+    try:
+        with transaction.atomic():
+            cluster.save()
+    except IntegrityError as error:
+        raise NameTaken(f"There is a cluster {name} already.", name=name) from error
+    _note(cluster, principal=principal, action="connect", pool=pool.name, server=cluster.server, **values)
+    return cluster
+
+
+@transaction.atomic
+def change(*, principal: Principal, cluster: Cluster, versions: etags.Versions = None, **values: Any) -> Cluster:
+    """Set what is given. Raises KubeconfigRefused, ReachedInTwoWays, PreconditionFailed, Denied."""
+    cluster = _locked(principal, cluster, versions)
+    told = {name: str(value) for name, value in values.items() if name != "kubeconfig"}
+    if (kubeconfig := values.pop("kubeconfig", None)) is not None:
+        if cluster.in_cluster:
+            raise ReachedInTwoWays("This cluster is reached from within: connect it anew under another name.")
+        _reach(cluster, kubeconfig)
+        values |= {"sealed_kubeconfig": cluster.sealed_kubeconfig, "server": cluster.server}
+        told["server"] = cluster.server
+    cluster.change(**values)
+    _note(cluster, principal=principal, action="change", **told)
+    return cluster
+
+
+@transaction.atomic
+def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions = None) -> None:
+    """Forget the cluster. Raises InUse while pods or SharePods of it hold claims, PreconditionFailed, Denied.
+
+    Of a cluster that is gone nobody says that its pods are over: their claims are released like any other.
+    """
+    cluster = _locked(principal, cluster, versions)
+    whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster)
+    if held := Claim.objects.live().filter(whose).distinct().count():
+        raise InUse(
+            f"Pods of {cluster.name} hold {held} claims: end them, or release the claims where the cluster is gone.",
+            claims=held,
+        )
+    _note(cluster, principal=principal, action="remove")
+    cluster.pods.all().delete()
+    cluster.delete()
+
+
+def kubeconfig_of(cluster: Cluster) -> dict[str, Any] | None:
+    """The credentials in the clear, for a connection; None: those of the pod that runs us. Raises SealBroken."""
+    if cluster.sealed_kubeconfig is None:
+        return None
+    config: dict[str, Any] = json.loads(sealing.unseal(cluster.uid, cluster.sealed_kubeconfig))
+    return config
+
+
+def _reach(cluster: Cluster, kubeconfig: str | None) -> None:
+    if kubeconfig is not None:
+        config = kubeconfigs.parse(kubeconfig)
+        cluster.server = kubeconfigs.server(config)
+        cluster.sealed_kubeconfig = sealing.seal(cluster.uid, json.dumps(config))
+
+
+def _locked(principal: Principal, cluster: Cluster, versions: etags.Versions) -> Cluster:
+    principal.require_operator()
+    cluster = Cluster.objects.select_for_update(of=("self",)).select_related("pool").get(pk=cluster.pk)
+    etags.check(cluster.version, versions)
+    return cluster
+
+
+def _note(cluster: Cluster, *, principal: Principal, action: str, **after: Any) -> None:
+    """Into the audit log, and to who watches clusters."""
+    audit.record(
+        principal=principal,
+        action=f"cluster.{action}",
+        object_type="cluster",
+        object_id=cluster.name,
+        after=after or None,
+    )
+    tell_watchers(cluster)
+
+
+def tell_watchers(cluster: Cluster) -> None:
+    """On commit: look at this cluster anew."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, cluster.name])

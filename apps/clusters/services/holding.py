@@ -1,0 +1,124 @@
+"""Pods that run, in the ledger: every bound pod with GPUs becomes claims, and gives them back when it is over.
+
+A pod is charged after Kubernetes has bound it, so here it can only be written down, not refused. What cannot be written
+(its namespace is nobody's, the quota has no room, the node is not ours) stands beside the pod in words, and is tried
+again; the pod runs on, and its GPUs are not free to others of its cluster, who see its annotations.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from apps.clusters.core import gpu_admission
+from apps.clusters.formats import pods
+from apps.clusters.importing.plan import PodWanted, Snapshot, plan
+from apps.clusters.importing.taking import hold
+from apps.clusters.models import Cluster, PodClaim
+from apps.clusters.services import bindings
+from apps.quotas.principals import Principal
+from apps.scheduling.services.claims import life
+from gpucloud.errors import GpucloudError
+
+Pod = Mapping[str, Any]
+# More than a machine has; a longer list is somebody's invention.
+MOST_GPUS = 64
+
+
+def principal_of(cluster: Cluster) -> Principal:
+    """Who acts for a cluster's pods."""
+    return Principal(name=f"cluster:{cluster.name}", is_operator=True)
+
+
+def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
+    """Bring the ledger in step with one live pod, whose namespace has these labels. Repeatable."""
+    if not pods.node_of(pod):
+        return
+    found = plan(Snapshot(pods=[pod]))
+    for wanted in found.pods:
+        try:
+            _hold(cluster, wanted, labels)
+        except GpucloudError as error:
+            _note(cluster, pod, error.detail)
+        except IntegrityError:
+            # An importer was quicker; the next look finds its claims.
+            _note(cluster, pod, "It was being written down at the same moment.")
+    if not found.pods and found.left:
+        _note(cluster, pod, found.left[0].why)
+
+
+def _hold(cluster: Cluster, wanted: PodWanted, labels: Mapping[str, str]) -> None:
+    rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=wanted.uid)
+    if rows.exists() and not rows.filter(claim=None).exists():
+        return
+    bound = list(cluster.bindings.select_related("tenant"))
+    tenant = bindings.tenant_of(bound, wanted.namespace, dict(labels))
+    if tenant is None:
+        raise Unbound(f"Namespace {wanted.namespace} is bound to no tenant: bind it.", namespace=wanted.namespace)
+    hold(wanted, tenant=tenant, principal=principal_of(cluster), cluster=cluster)
+
+
+class Unbound(GpucloudError):
+    """Nobody pays for the pod's namespace."""
+
+    code = "namespace-unbound"
+    title = "The namespace is bound to no tenant"
+
+
+def _note(cluster: Cluster, pod: Pod, why: str) -> None:
+    """Keep beside each container that asks for GPUs why it has no claim; what has one keeps it."""
+    meta = pod.get("metadata") or {}
+    for place, container in enumerate(pods.containers(pod)):
+        limits = pods.resources(container, "limits")
+        if not any(name.startswith(("tencent.com/", "nvidia.com/gpu", "aliyun.com/gpu")) for name in limits):
+            continue
+        values = {
+            "namespace": str(meta.get("namespace"))[:63],
+            "pod": str(meta.get("name"))[:253],
+            "container_index": place,
+            "node_name": pods.node_of(pod)[:253],
+            "core": 0,
+            "memory_mib": 0,
+            "gpu_indexes": _written(pod, place),
+        }
+        key = {"cluster": cluster, "pod_uid": str(meta.get("uid")), "container": str(container.get("name"))}
+        row, made = PodClaim.objects.get_or_create(**key, defaults={**values, "problem": why[:2000]})
+        if not made and row.claim_id is None and row.problem != why[:2000]:
+            row.change(problem=why[:2000])
+
+
+def _written(pod: Pod, place: int) -> list[int]:
+    """GPUs that its annotation names, as far as they can be some: anybody may have written it."""
+    named = gpu_admission.indexes(pods.annotations(pod), place)
+    return [index for index in named if 0 <= index <= pods.MOST][:MOST_GPUS]
+
+
+def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod is over") -> int:
+    """Give back what the pod held; returns how many containers. Repeatable."""
+    ended = 0
+    for key in (
+        PodClaim.objects.live().filter(cluster=cluster, pod_uid=pod_uid).order_by("pk").values_list("pk", flat=True)
+    ):
+        ended += _end(key, cluster, why)
+    return ended
+
+
+@transaction.atomic
+def _end(key: int, cluster: Cluster, why: str) -> int:
+    # Claims before all else: the order of locks.
+    row = PodClaim.objects.select_related("claim").get(pk=key)
+    if row.claim is not None:
+        life.release_claim(principal=principal_of(cluster), claim=row.claim, why=why)
+    row = PodClaim.objects.select_for_update(of=("self",)).get(pk=key)
+    if row.ended_at is not None:
+        return 0
+    row.change(ended_at=timezone.now())
+    return 1
+
+
+def end_others(*, cluster: Cluster, live: Iterable[str]) -> int:
+    """Give back what pods held that are no longer there: they ended while nobody watched."""
+    gone = PodClaim.objects.live().filter(cluster=cluster).exclude(pod_uid__in=list(live))
+    uids = list(gone.order_by("pod_uid").values_list("pod_uid", flat=True).distinct())
+    return sum(end(cluster=cluster, pod_uid=uid, why="its pod was gone when the cluster was looked at") for uid in uids)

@@ -1,0 +1,39 @@
+"""Writing into the ledger where something runs, or is to run: on these GPUs and no others."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from apps.nodes.models import Gpu, Node
+from apps.quotas.models import Pool
+from apps.scheduling.models import Claim
+from apps.scheduling.services.placing import commits
+from gpucloud.errors import Conflict
+
+
+class NotAsItRuns(Conflict):
+    """What a pod holds cannot be written into the ledger as it is."""
+
+    code: ClassVar[str] = "not-as-it-runs"
+    title = "Cannot be taken over"
+
+
+def place_on(claim: Claim, gpus: Sequence[Gpu]) -> None:
+    """Assign the new claim, in the transaction that made it. Raises NotAsItRuns, and what a commit raises."""
+    pick = commits.Pick(claim, tuple(sorted(gpu.pk for gpu in gpus)))
+    outcome = commits.commit([pick], fence=lambda: None)
+    for _, error in outcome.failed:
+        raise error
+    for _, refused in outcome.refused:
+        raise NotAsItRuns("; ".join(reason.detail for reason in refused.reasons))
+    if outcome.lost:
+        free = "; ".join(f"GPU {gpu.index}: {gpu.core_free} percent, {gpu.memory_free_mib} MiB" for gpu in gpus)
+        raise NotAsItRuns(f"Its GPUs have no room in the ledger, or are not ready. Free are {free}.")
+
+
+def node_of(pool: Pool, name: str) -> Node:
+    """Our node that the pool's cluster calls so. Raises NotAsItRuns."""
+    nodes = Node.objects.filter(pool=pool)
+    found = nodes.filter(kubernetes_node=name).first() or nodes.filter(name=name, kubernetes_node="").first()
+    if found is None:
+        raise NotAsItRuns(f"No node of pool {pool.name} is {name}: enrol its agent first.")
+    return found

@@ -1,0 +1,112 @@
+"""Tenants' quotas as ResourceQuotas in their namespaces, so that Kubernetes refuses what the ledger would not bear.
+
+A namespace may have what its own pods hold and what its tenant's quotas have free: what the tenant holds elsewhere, in
+another namespace or outside of Kubernetes, is not there. Kubernetes enforces `requests.tencent.com/…` only. What was
+written stands beside it in an annotation; where the quota says otherwise, somebody else changed it, and it is put right
+and noted in the audit log.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from django.db.models import Q, Sum
+
+from apps.clusters.core import quantities
+from apps.clusters.core.gpu_admission import CORE, MEMORY
+from apps.clusters.formats.gpu_manager import UNIT_MIB
+from apps.clusters.kube.client import Client, Refused
+from apps.clusters.kube.objects import Quota
+from apps.clusters.models import Cluster
+from apps.clusters.services import bindings
+from apps.clusters.services.holding import principal_of
+from apps.quotas.models import Resource, ResourceQuota, Tenant
+from apps.quotas.services import audit
+from apps.scheduling.models import Claim
+
+NAME = "gpucloud"
+OURS = {"app.kubernetes.io/managed-by": "gpucloud"}
+WRITTEN = "gpucloud.io/written"
+# Which of our resources is which of theirs, and how many of ours are one of theirs.
+RESOURCES = {Resource.CORE_PERCENT: (CORE, 1), Resource.MEMORY_MIB: (MEMORY, UNIT_MIB)}
+
+
+def wanted(cluster: Cluster, tenant: Tenant, namespace: str) -> dict[str, str]:
+    """The namespace's `spec.hard`. What is unlimited is left out."""
+    hard: dict[str, str] = {}
+    for resource, (name, unit) in RESOURCES.items():
+        covering = ResourceQuota.objects.filter(Q(pool=cluster.pool) | Q(pool=None), tenant=tenant, resource=resource)
+        rows = list(covering.values_list("hard", "used"))
+        held = _held(cluster, tenant, namespace, resource)
+        # Without a quota a tenant has none of it.
+        room = [most - used + held for most, used in rows if most is not None] if rows else [0]
+        if room:
+            hard[f"requests.{name}"] = str(max(0, min(room)) // unit)
+    return hard
+
+
+def _held(cluster: Cluster, tenant: Tenant, namespace: str, resource: str) -> int:
+    """By the namespace's pods, and by its SharePods that have no pod yet: each of these is one claim."""
+    pods = Q(container__cluster=cluster, container__namespace=namespace)
+    sharepods = Q(sharepod__cluster=cluster, sharepod__namespace=namespace)
+    here = Claim.objects.filter(pods | sharepods, tenant=tenant)
+    return int(here.aggregate(sum=Sum(f"charged_{resource}", default=0))["sum"])
+
+
+def sync(*, cluster: Cluster, client: Client, namespaces: Mapping[str, Mapping[str, str]]) -> int:
+    """Bring every bound namespace's quota in step; returns how many were written. Raises Unreachable, Refused."""
+    items, _ = client.list("/api/v1/resourcequotas", labelSelector="app.kubernetes.io/managed-by=gpucloud")
+    there = {quota.metadata.namespace: quota for quota in (msgspec.json.decode(item, type=Quota) for item in items)}
+    rows = list(cluster.bindings.select_related("tenant"))
+    written = 0
+    for namespace, labels in sorted(namespaces.items()):
+        tenant = bindings.tenant_of(rows, namespace, dict(labels))
+        if tenant is not None:
+            written += _sync(cluster, client, namespace, tenant, there.get(namespace))
+    return written
+
+
+def _amounts(hard: Mapping[str, Any]) -> dict[str, str]:
+    """As we write them: the API server makes `9k` of 9000."""
+    return {name: str(quantities.value(amount)) for name, amount in hard.items()}
+
+
+def _before(there: Quota) -> dict[str, Any] | None:
+    """What we wrote last; None where that is not to be read any more."""
+    try:
+        found = json.loads((there.metadata.annotations or {}).get(WRITTEN) or "")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _sync(cluster: Cluster, client: Client, namespace: str, tenant: Tenant, there: Quota | None) -> int:
+    due, path = wanted(cluster, tenant, namespace), f"/api/v1/namespaces/{namespace}/resourcequotas"
+    text = json.dumps(due, sort_keys=True)
+    metadata = {"name": NAME, "labels": OURS, "annotations": {WRITTEN: text}}
+    if there is None:
+        try:
+            client.post(path, {"metadata": metadata, "spec": {"hard": due}})
+        except Refused as error:
+            if error.status != 404:  # a namespace that is just being removed
+                raise
+            return 0
+        return 1
+    now, before = _amounts(there.spec.hard or {}), _before(there)
+    if now == before == due:
+        return 0
+    # A merge keeps what it does not name: what is no longer limited, or was never ours, is taken out by name.
+    gone: dict[str, Any] = dict.fromkeys(now.keys() - due.keys())
+    client.patch(f"{path}/{there.metadata.name}", {"metadata": metadata, "spec": {"hard": {**gone, **due}}})
+    if now != before:
+        audit.record(
+            principal=principal_of(cluster),
+            action="namespace.quota_repaired",
+            object_type="namespace",
+            object_id=f"{cluster.name}/{namespace}",
+            tenant=tenant,
+            before={"hard": now},
+            after={"hard": due},
+        )
+    return 1

@@ -1,0 +1,218 @@
+"""A pod's shares, changed while it runs: asked for by annotations or by the API, answered in the pod itself.
+
+Extended resources of a pod never change, so its annotations speak: gpu-manager's `tencent.com/vcuda-core-limit`, and
+`gpucloud.io/vcuda-core` and `gpucloud.io/vcuda-memory` in the resources' own units. A value is for every container that
+holds a GPU, or for some by name: "40", "train=40,serve=20". They become the claim's resize, with its quota and its
+refusals; what the node says of it comes back as the annotation `gpucloud.io/resize-status` and an Event.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol
+
+from django.db import transaction
+from django.db.models import F, Q
+
+from apps.clusters.formats import pods
+from apps.clusters.formats.asks import Unreadable
+from apps.clusters.formats.gpu_manager import CORE_LIMIT, UNIT_MIB
+from apps.clusters.models import Cluster, PodClaim, PodResize
+from apps.clusters.models.resize import TellState
+from apps.quotas.principals import Principal
+from apps.scheduling.models import AssignmentState
+from apps.scheduling.services.claims.resize import resize_claim
+from gpucloud.errors import Busy, GpucloudError
+
+logger = logging.getLogger(__name__)
+
+CORE = "gpucloud.io/vcuda-core"
+MEMORY = "gpucloud.io/vcuda-memory"
+STATUS = "gpucloud.io/resize-status"
+KEYS = (CORE, CORE_LIMIT, MEMORY)
+# Of one pod; more than that is a mistake.
+LONGEST = 1000
+REASONS = {TellState.IN_FORCE: ("Normal", "Resized"), TellState.REFUSED: ("Warning", "ResizeRefused")}
+
+
+class Api(Protocol):
+    """Of the pod's cluster."""
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> bytes: ...
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes: ...
+
+
+class Said(NamedTuple):
+    """What one container of a pod is to be told."""
+
+    state: TellState
+    facts: dict[str, Any]
+
+
+def follow(*, cluster: Cluster, pod_uid: str, annotations: Mapping[str, str]) -> None:
+    """Do what the pod's annotations ask, where they are others than before. A refusal is kept, to be told.
+
+    Raises Busy: what cannot be done now is asked again with the pod's next event.
+    """
+    words = {key: annotations[key][:LONGEST] for key in KEYS if key in annotations}
+    rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=pod_uid, claim__isnull=False)
+    for row in rows.select_related("claim__tenant", "cluster", "resize"):
+        known = getattr(row, "resize", None)
+        if (known.words if known is not None else {}) != words:
+            _act(row, words)
+
+
+@transaction.atomic
+def _act(row: PodClaim, words: dict[str, str]) -> None:
+    resize, _ = PodResize.objects.select_for_update().get_or_create(container=row)
+    assert row.claim is not None
+    refusal, before = "", row.claim.generation
+    now = before
+    try:
+        values: dict[str, Any] = asked(words, row.container)
+        if row.core >= 100 and values.keys() - {"core_limit"}:
+            raise Unreadable("Whole GPUs stay whole: their core and memory cannot be changed in a running pod.")
+        with transaction.atomic():
+            if values:
+                now = resize_claim(principal=_principal(row), claim=row.claim, **values).generation
+    except Busy:
+        raise
+    except GpucloudError as error:
+        refusal = error.detail[:2000]
+    if refusal or resize.refusal or now > before:
+        resize.told = TellState.PENDING
+    if refusal:
+        resize.told_generation = before
+    resize.change(words=words, refusal=refusal, told=resize.told, told_generation=resize.told_generation)
+
+
+def asked(words: Mapping[str, str], container: str) -> dict[str, Any]:
+    """What the annotations want for this container, in the claim's words. Raises Unreadable."""
+    named = {
+        "core_request": (CORE, 1, 100),
+        "core_limit": (CORE_LIMIT, 1, 100),
+        "memory_mib": (MEMORY, UNIT_MIB, 2**22),
+    }
+    values: dict[str, Any] = {}
+    for name, (key, unit, most) in named.items():
+        number = _of_container(words.get(key), container, key, most)
+        if number is not None:
+            values[name] = number * unit
+    return values
+
+
+def _of_container(said: str | None, container: str, key: str, most: int) -> int | None:
+    if said is None:
+        return None
+    if "=" not in said:
+        return pods.whole_text(said.strip(), key, most=most)
+    parts = dict(part.strip().split("=", 1) for part in said.split(",") if "=" in part)
+    return pods.whole_text(parts[container].strip(), f"{key}, {container}", most=most) if container in parts else None
+
+
+def tell(*, cluster: Cluster, api: Api) -> int:
+    """Tell pods what has become of their shares since they were last told; how many were. Raises Busy."""
+    news: dict[tuple[str, str, str], list[PodClaim]] = {}
+    for row in _due(cluster):
+        news.setdefault((row.namespace, row.pod, row.pod_uid), []).append(row)
+    told = 0
+    for (namespace, name, uid), due in news.items():
+        rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=uid, claim__isnull=False)
+        said = {row.container: of_container(row) for row in rows.select_related("claim", "resize").order_by("pk")}
+        changed = [row for row in due if _is_news(row, said[row.container])]
+        if not changed:
+            continue
+        try:
+            _write(api, f"/api/v1/namespaces/{namespace}/pods/{name}", uid, said)
+            for row in changed:
+                _post_event(api, row, said[row.container])
+                told += 1
+        except Busy:
+            raise
+        except GpucloudError as error:
+            # It is gone, or another one has its name; the watch will say so.
+            logger.info("pod %s/%s is not told of its shares: %s", namespace, name, error.detail)
+        for row in changed:
+            _note_told(row, said[row.container])
+    return told
+
+
+def _write(api: Api, path: str, uid: str, said: Mapping[str, Said]) -> None:
+    text = json.dumps({container: {"state": one.state, **one.facts} for container, one in said.items()})
+    # With its uid: another pod of that name is told nothing.
+    api.patch(path, {"metadata": {"uid": uid, "annotations": {STATUS: text}}})
+
+
+def of_container(row: PodClaim) -> Said:
+    """How the container's shares stand."""
+    claim, resize = row.claim, getattr(row, "resize", None)
+    assert claim is not None
+    facts: dict[str, Any] = {
+        "core": claim.core_request,
+        "coreLimit": claim.core_limit,
+        "memory": claim.memory_mib // UNIT_MIB,
+        "generation": claim.generation,
+    }
+    if resize is not None and resize.refusal and claim.generation == resize.told_generation:
+        return Said(TellState.REFUSED, facts | {"reason": resize.refusal})
+    waiting = [
+        one
+        for one in claim.assignments.exclude(state=AssignmentState.RELEASED)
+        if one.state != AssignmentState.IN_FORCE or one.observed_generation < one.generation
+    ]
+    if claim.state == "active" and not waiting:
+        return Said(TellState.IN_FORCE, facts)
+    why = next((one.reason for one in waiting if one.reason), None) or f"the claim is {claim.state}"
+    return Said(TellState.PENDING, facts | {"reason": why[:500]})
+
+
+def _due(cluster: Cluster) -> Iterable[PodClaim]:
+    """Containers whose shares were changed and that have not heard how it ended."""
+    rows = PodClaim.objects.live().filter(cluster=cluster, claim__isnull=False)
+    changed = Q(claim__generation__gt=1, resize__isnull=True) | Q(claim__generation__gt=F("resize__told_generation"))
+    return rows.filter(changed | Q(resize__told=TellState.PENDING)).select_related("claim", "resize").order_by("pk")
+
+
+def _is_news(row: PodClaim, said: Said) -> bool:
+    resize = getattr(row, "resize", None)
+    generation = resize.told_generation if resize is not None else 1
+    return (resize.told if resize is not None else "", generation) != (said.state, said.facts["generation"])
+
+
+def _note_told(row: PodClaim, said: Said) -> None:
+    resize, _ = PodResize.objects.get_or_create(container=row)
+    resize.change(told=said.state, told_generation=said.facts["generation"])
+
+
+def _post_event(api: Api, row: PodClaim, said: Said) -> None:
+    if said.state not in REASONS:
+        return
+    kind, reason = REASONS[said.state]
+    facts = said.facts
+    words = (
+        f"Container {row.container}: core {facts['core']} to {facts['coreLimit']}, memory {facts['memory']} x 256 MiB"
+    )
+    if said.state == TellState.REFUSED:
+        words = f"Container {row.container} keeps its shares: {facts['reason']}"
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    api.post(
+        f"/api/v1/namespaces/{row.namespace}/events",
+        {
+            "metadata": {"generateName": f"{row.pod[:200]}.", "namespace": row.namespace},
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Pod", "namespace": row.namespace, "name": row.pod, "uid": row.pod_uid,
+            },
+            "type": kind, "reason": reason, "message": words[:1024],
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+            "source": {"component": "gpucloud"}, "reportingComponent": "gpucloud.io/server",
+            "reportingInstance": "server",
+        },
+    )  # fmt: skip
+
+
+def _principal(row: PodClaim) -> Principal:
+    """Whoever may annotate the pod: that is the cluster's to say, and its word counts as a member's."""
+    assert row.claim is not None
+    return Principal(name=f"cluster:{row.cluster.name}", roles={row.claim.tenant_id: "member"})

@@ -1,0 +1,45 @@
+"""Credentials of clusters, sealed with the installation's secret key.
+
+Whoever steals the database alone reaches no cluster. Each cluster's seal has a key of its own, derived from SECRET_KEY,
+so one cluster's credentials cannot be put in the place of another's.
+"""
+
+import base64
+import hashlib
+import hmac
+import uuid
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from django.conf import settings
+
+from gpucloud.errors import Conflict
+
+
+class SealBroken(Conflict):
+    """The credentials were sealed with a key that is no longer known."""
+
+    code = "seal-broken"
+    title = "The cluster's credentials cannot be read"
+
+
+def seal(uid: uuid.UUID, text: str) -> str:
+    """The text, for nobody but this installation and this cluster."""
+    return _keys(uid).encrypt(text.encode()).decode()
+
+
+def unseal(uid: uuid.UUID, sealed: str) -> str:
+    """The text again. Raises SealBroken."""
+    try:
+        return _keys(uid).decrypt(sealed.encode()).decode()
+    except InvalidToken as error:
+        raise SealBroken("They were sealed under another SECRET_KEY: give the kubeconfig again.") from error
+
+
+def _keys(uid: uuid.UUID) -> MultiFernet:
+    keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return MultiFernet(
+        [
+            Fernet(base64.urlsafe_b64encode(hmac.digest(key.encode(), b"cluster:" + uid.bytes, hashlib.sha256)))
+            for key in keys
+        ]
+    )

@@ -1,0 +1,159 @@
+"""The claims of SharePods: made, changed with their annotations, given back."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from apps.clusters.formats import kubeshare, pods
+from apps.clusters.formats.asks import Ask
+from apps.clusters.models import Cluster, PodClaim, SharePod
+from apps.clusters.services import bindings, placing
+from apps.clusters.sharepods.words import Place
+from apps.nodes.models import Gpu
+from apps.quotas.models import Tenant
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.core.placement import place
+from apps.scheduling.core.values import Refused
+from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.placing.fleet import read_devices, read_nodes
+from gpucloud.errors import Conflict
+
+
+class NobodyPays(Conflict):
+    """No tenant is bound to the namespace."""
+
+    code: ClassVar[str] = "nobody-pays"
+    title = "The namespace is nobody's"
+
+
+@transaction.atomic
+def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mapping[str, str]) -> SharePod:
+    """Its claim: queued until a round places it, or placed at once where it names its node or a GPUID.
+
+    `labels` are the namespace's. Raises NobodyPays, NotAsItRuns, and what a claim raises.
+    """
+    meta = thing["metadata"]
+    tenant = bindings.tenant_of(cluster.bindings.select_related("tenant"), meta["namespace"], dict(labels))
+    if tenant is None:
+        raise NobodyPays(f"No tenant is bound to namespace {meta['namespace']} of {cluster.name}: bind one.")
+    gpu_id, node = kubeshare.gpu_id(thing), pods.node_of(thing)
+    pinned = bool(gpu_id or node)
+    claim = life.create_claim(
+        principal=SYSTEM,
+        tenant=tenant,
+        pool=cluster.pool,
+        name=f"{meta['namespace']}/{meta['name']}"[:200],
+        when_over_quota="refuse" if pinned else "wait",
+        pod={
+            "namespace": meta["namespace"],
+            "name": meta["name"],
+            "container": thing["spec"]["containers"][0]["name"],
+        },
+        **ask.claimed(0),
+    )
+    if pinned:
+        placing.place_on(claim, _pinned(claim, tenant, cluster, node=node, gpu_id=gpu_id))
+    return SharePod.objects.create(
+        cluster=cluster, uid=meta["uid"], namespace=meta["namespace"], name=meta["name"], gpu_id=gpu_id, claim=claim
+    )
+
+
+@transaction.atomic
+def make_again(row: SharePod, *, thing: Mapping[str, Any], ask: Ask, labels: Mapping[str, str]) -> SharePod:
+    """A new claim for one whose claim was released under it, as when somebody removed its pod. Raises as `make`."""
+    cluster = row.cluster
+    row.delete()
+    return make(cluster=cluster, thing=thing, ask=ask, labels=labels)
+
+
+def _pinned(claim: Claim, tenant: Tenant, cluster: Cluster, *, node: str, gpu_id: str) -> list[Gpu]:
+    """The core's choice among the GPUs that its words leave. Raises NotAsItRuns."""
+    which = Q(node=placing.node_of(cluster.pool, node)) if node else Q()
+    if gpu_id and Gpu.objects.filter(uuid=gpu_id).exists():
+        which &= Q(uuid=gpu_id)
+    elif gpu_id:
+        which &= _sharing(tenant, cluster, gpu_id)
+    devices = read_devices(cluster.pool, which)
+    request = life.request_of(claim)
+    answer = place([device.state for device in devices], request, nodes=read_nodes(cluster.pool))
+    if isinstance(answer, Refused):
+        why = "; ".join(reason.detail for reason in answer.reasons) or "There is no such GPU"
+        raise placing.NotAsItRuns(f"{why}.")
+    return list(Gpu.objects.filter(uuid__in=answer.gpus))
+
+
+def _sharing(tenant: Tenant, cluster: Cluster, gpu_id: str) -> Q:
+    """The GPU for which its tenant's word stands already; else any for which none of its words does."""
+    mine = SharePod.objects.filter(cluster=cluster, claim__tenant=tenant, ended_at=None).exclude(gpu_id="")
+    of_word = Gpu.objects.filter(assignments__claim__sharepod__in=mine.filter(gpu_id=gpu_id))
+    of_word = of_word.exclude(assignments__state="released")
+    if of_word.exists():
+        return Q(pk__in=list(of_word.values_list("pk", flat=True)))
+    others = Gpu.objects.filter(assignments__claim__sharepod__in=mine)
+    return ~Q(pk__in=list(others.values_list("pk", flat=True)))
+
+
+def follow(row: SharePod, ask: Ask) -> None:
+    """Move its claim to what its annotations say now, while it runs. Raises what a resize raises."""
+    fields = ask.claimed(0)
+    wanted = {name: fields[name] for name in ("core_request", "core_limit", "memory_mib")}
+    if wanted != life.limits(row.claim) and (row.claim.waiting or row.claim.state in PLACED):
+        row.claim = resize_claim(principal=SYSTEM, claim=row.claim, **wanted)
+
+
+def place_of(row: SharePod) -> Place | None:
+    """Where its claim is; None: it waits."""
+    if row.claim.state not in PLACED:
+        return None
+    gpu = _gpu_of(row)
+    return None if gpu is None else Place(gpu.node.kubernetes_node or gpu.node.name, gpu.index, gpu.uuid)
+
+
+def _gpu_of(row: SharePod) -> Gpu | None:
+    assignment = row.claim.assignments.exclude(state="released").select_related("gpu__node").first()
+    return None if assignment is None else assignment.gpu
+
+
+@transaction.atomic
+def note_pod(row: SharePod, pod: Mapping[str, Any]) -> None:
+    """The pod that runs for the claim, among the cluster's containers. Repeatable."""
+    gpu = _gpu_of(row)
+    if gpu is None:
+        return
+    container = pod["spec"]["containers"][0]["name"]
+    PodClaim.objects.filter(claim=row.claim).exclude(pod_uid=pod["metadata"]["uid"]).delete()
+    PodClaim.objects.update_or_create(
+        cluster=row.cluster,
+        pod_uid=pod["metadata"]["uid"],
+        container=container,
+        defaults={
+            "namespace": row.namespace,
+            "pod": row.name,
+            "container_index": 0,
+            "node_name": pod["spec"]["nodeName"],
+            "node": gpu.node,
+            "core": row.claim.core_request,
+            "memory_mib": row.claim.memory_mib,
+            "gpu_indexes": [gpu.index],
+            "claim": row.claim,
+            "problem": "",
+        },
+    )
+
+
+@transaction.atomic
+def end(row: SharePod, why: str) -> None:
+    """Give the share back; repeatable."""
+    row = SharePod.objects.select_for_update(of=("self",)).select_related("claim__tenant").get(pk=row.pk)
+    if row.ended_at is not None:
+        return
+    life.release_claim(principal=SYSTEM, claim=row.claim, why=why)
+    now = timezone.now()
+    PodClaim.objects.filter(claim=row.claim, ended_at=None).update(ended_at=now)
+    row.change(ended_at=now)

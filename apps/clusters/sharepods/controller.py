@@ -1,0 +1,146 @@
+"""Keeping SharePods as they are wanted: claim, pod, status. Level-triggered: every look begins with what is there.
+
+A SharePod that is gone, or whose pod has ended, gives its share back; so does one that was removed while nobody
+looked. A pod that somebody removed is made again on its GPU.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import DataError
+
+from apps.clusters.formats import kubeshare, pods
+from apps.clusters.formats.asks import Ask, Unreadable
+from apps.clusters.importing.reading import listed
+from apps.clusters.kube.client import Client, Refused, Unreachable
+from apps.clusters.models import Cluster, SharePod
+from apps.clusters.sharepods import claims, words
+from apps.clusters.sharepods.definition import PATH
+from apps.scheduling.models import ClaimState
+from gpucloud.errors import GpucloudError
+
+logger = logging.getLogger(__name__)
+
+Thing = Mapping[str, Any]
+MISSING, CONFLICT = 404, 409
+# The spec of a SharePod has no schema: anything may stand where a pod has a list, a mapping or a name.
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+class SharePods:
+    """Those of one cluster."""
+
+    def __init__(self, cluster: Cluster, client: Client) -> None:
+        self._cluster, self._client = cluster, client
+
+    def look(self) -> None:
+        """Once at all of them. Raises Unreachable, Refused where not even lists can be had."""
+        things = listed(self._client, f"{PATH}/sharepods", optional=True)
+        found = listed(self._client, "/api/v1/pods", labelSelector=words.LABEL)
+        # A label alone is anybody's to write, in any namespace: the pod of a SharePod has its name too.
+        by_owner = {(pods.labels(pod)[words.LABEL], pods.name_of(pod)): pod for pod in found}
+        live = self._cluster.sharepods.filter(ended_at=None).select_related("claim__tenant", "claim__pool", "cluster")
+        rows = {row.uid: row for row in live}
+        for thing in sorted(things, key=lambda thing: thing["metadata"]["creationTimestamp"]):
+            uid = thing["metadata"]["uid"]
+            try:
+                self._reconcile(thing, by_owner.get((uid, pods.name_of(thing))), rows.pop(uid, None))
+            except Unreachable:
+                # Each of the others would wait for the same answer.
+                raise
+            except GpucloudError as error:
+                logger.warning("SharePod %s: %s", pods.name_of(thing), error.detail)
+        for uid, row in rows.items():
+            self._end(row, by_owner.get((uid, f"{row.namespace}/{row.name}")), "its SharePod is gone")
+
+    def _reconcile(self, thing: Thing, pod: Thing | None, row: SharePod | None) -> None:
+        if thing["metadata"].get("deletionTimestamp"):
+            if row is not None:
+                self._end(row, pod, "its SharePod is being removed")
+            return
+        try:
+            phase, message, row, pod = self._wanted(thing, pod, row)
+        except GpucloudError as error:
+            phase, message = "Failed" if isinstance(error, Unreadable) else "Pending", error.detail
+        except MALFORMED:
+            logger.info("SharePod %s is malformed", pods.name_of(thing), exc_info=True)
+            phase, message = "Failed", "Its spec is not a pod's: every container needs a name and an image."
+        except DataError:
+            logger.info("SharePod %s cannot be kept", pods.name_of(thing), exc_info=True)
+            phase, message = "Failed", "One of its words is too long, or has characters that cannot be kept."
+        self._tell(thing, words.status_of(pod, claims.place_of(row) if row else None, phase=phase, message=message))
+
+    def _wanted(
+        self, thing: Thing, pod: Thing | None, row: SharePod | None
+    ) -> tuple[str, str, SharePod | None, Thing | None]:
+        """Bring claim and pod to what the SharePod says; phase and message, and both as they are then."""
+        if pod is not None and not pods.is_live(pod):
+            if row is not None:
+                claims.end(row, "its pod has ended")
+            return str(pod["status"]["phase"]), "", row, pod
+        ask = _ask(thing)
+        if row is None:
+            if SharePod.objects.filter(cluster=self._cluster, uid=thing["metadata"]["uid"]).exists():
+                return "Succeeded", "Its share was given back.", None, pod
+            row = claims.make(cluster=self._cluster, thing=thing, ask=ask, labels=self._namespace(thing))
+        if row.claim.state == ClaimState.RELEASED:
+            row = claims.make_again(row, thing=thing, ask=ask, labels=self._namespace(thing))
+        claims.follow(row, ask)
+        place = claims.place_of(row)
+        if place is None:
+            return "Pending", "; ".join(reason["detail"] for reason in row.claim.reasons), row, pod
+        if pod is None:
+            made = words.pod_of(thing, ask, place, claim=str(row.claim.uid), at_ns=time.time_ns())
+            pod = self._made(made)
+        claims.note_pod(row, pod)
+        return str((pod.get("status") or {}).get("phase") or "Pending"), "", row, pod
+
+    def _made(self, pod: Thing) -> Thing:
+        """Raises Refused: by a quota of the namespace, or because another pod has the name."""
+        namespace = pod["metadata"]["namespace"]
+        try:
+            made: Thing = json.loads(self._client.post(f"/api/v1/namespaces/{namespace}/pods", pod))
+        except Refused as error:
+            if error.status == CONFLICT:
+                there = self._client.get(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
+                if pods.labels(there).get(words.LABEL) == pods.labels(pod)[words.LABEL]:
+                    return there
+            raise
+        return made
+
+    def _namespace(self, thing: Thing) -> Mapping[str, str]:
+        return pods.labels(self._client.get(f"/api/v1/namespaces/{thing['metadata']['namespace']}"))
+
+    def _end(self, row: SharePod, pod: Thing | None, why: str) -> None:
+        claims.end(row, why)
+        if pod is not None:
+            # The garbage collector would, later.
+            try:
+                self._client.delete(f"/api/v1/namespaces/{row.namespace}/pods/{row.name}")
+            except Refused as error:
+                if error.status != MISSING:
+                    raise
+
+    def _tell(self, thing: Thing, status: Mapping[str, Any]) -> None:
+        """Write the status where it differs."""
+        now = thing.get("status") or {}
+        if all(now.get(key) == value for key, value in status.items()):
+            return
+        meta = thing["metadata"]
+        path = f"{PATH}/namespaces/{meta['namespace']}/sharepods/{meta['name']}/status"
+        self._client.patch(path, {"status": dict(status)})
+
+
+def _ask(thing: Thing) -> Ask:
+    """Raises Unreadable."""
+    if not pods.containers(thing):
+        raise Unreadable(f"{pods.name_of(thing)}: its spec has no containers; it is a pod's spec.")
+    found = kubeshare.asks(thing)
+    if not found:
+        raise Unreadable(
+            f"{pods.name_of(thing)} asks for no share: give {kubeshare.V1_PREFIX}gpu_request, or make a Pod."
+        )
+    return found[0]

@@ -1,0 +1,86 @@
+"""A SharePod as a pod, and a pod as a SharePod's status. Pure.
+
+The pod asks for its share in gpu-manager's resources and carries its index, so the kubelet, the device plugin, quotas
+of the namespace and the scheduler's count of GPUs see one pod like any other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from apps.clusters.formats import gpu_manager, kubeshare, pods, translation
+from apps.clusters.formats.asks import WHOLE, Ask, Share
+from apps.clusters.sharepods.definition import API_VERSION
+
+# By which the pods of SharePods are found.
+LABEL = "gpucloud.io/sharepod"
+LONGEST_LABEL = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it runs: the node as its cluster calls it, and the GPU there."""
+
+    node: str
+    gpu_index: int
+    gpu_uuid: str
+
+
+def pod_of(sharepod: Mapping[str, Any], ask: Ask, place: Place, *, claim: str, at_ns: int) -> dict[str, Any]:
+    """The pod to be made: the SharePod's spec, on the node and GPU of its claim. Its first container has the GPU."""
+    meta = sharepod["metadata"]
+    spec = {**sharepod["spec"], "nodeName": place.node}
+    first, *others = spec["containers"]
+    amounts = _amounts(ask)
+    spec["containers"] = [{**first, "resources": translation.replaced(first, tuple(amounts), amounts)}, *others]
+    share = Share(first["name"], ask.core_request, ask.core_limit, ask.memory_mib, gpu_index=place.gpu_index)
+    kept = {key: value for key, value in (meta.get("annotations") or {}).items() if not key.startswith("kubectl.")}
+    asking = {"metadata": {}, "spec": spec}
+    said = gpu_manager.written(asking, [share], node=place.node, at_ns=at_ns)
+    ceiling = max(ask.core_limit, int(amounts[gpu_manager.CORE]))
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "labels": {**(meta.get("labels") or {}), LABEL: meta["uid"][:LONGEST_LABEL]},
+            "annotations": {**kept, **said, gpu_manager.CORE_LIMIT: str(ceiling), pods.CLAIM: claim},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": "SharePod",
+                    "name": meta["name"],
+                    "uid": meta["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": spec,
+    }
+
+
+def status_of(pod: Mapping[str, Any] | None, place: Place | None, *, phase: str, message: str) -> dict[str, Any]:
+    """KubeShare's status, and beside it a phase and the reason in words."""
+    status: dict[str, Any] = {"Phase": phase, "Message": message}
+    if place is not None:
+        status |= {"BoundDeviceID": place.gpu_uuid, "Node": place.node}
+    if pod is not None:
+        status |= {"PodStatus": pod.get("status") or {}, "PodObjectMeta": _told(pod.get("metadata") or {})}
+    return status
+
+
+def plain_pod(sharepod: Mapping[str, Any]) -> bool:
+    """Whether it asks for no share at all, and is a pod like any other. Raises Unreadable."""
+    return not kubeshare.asks(sharepod)
+
+
+def _amounts(ask: Ask) -> dict[str, int]:
+    if ask.core_request == WHOLE:
+        return {gpu_manager.CORE: WHOLE}
+    return translation.translated(ask)
+
+
+def _told(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: meta[key] for key in ("name", "namespace", "uid", "creationTimestamp") if key in meta}

@@ -1,0 +1,160 @@
+"""One cluster as it is watched: its namespaces and live pods, and what of them is still to be done.
+
+Reflectors put what they hear into a queue; one thread takes it out and does everything that touches the database.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from django.db import InterfaceError, OperationalError
+from django.utils import timezone
+
+from apps.clusters.kube.client import Client, Refused, Unreachable
+from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Reflector, Seen
+from apps.clusters.models import Cluster, ClusterState, PodClaim
+from apps.clusters.services import holding, quota_sync, resizing
+from apps.clusters.services.clusters import kubeconfig_of
+from gpucloud.errors import Busy, GpucloudError
+
+logger = logging.getLogger(__name__)
+
+
+class Heard(NamedTuple):
+    """Of which cluster, and what: objects, or that nothing could be heard."""
+
+    cluster: str
+    seen: Seen | None
+    trouble: str = ""
+
+
+class Watched:
+    """Started once; stopped when the cluster is changed, and made anew."""
+
+    def __init__(self, cluster: Cluster, *, put: Callable[[Heard], None]) -> None:
+        """Raises SealBroken, and what the client library raises of credentials."""
+        self.cluster, self.version = cluster, cluster.version
+        self.client = Client(kubeconfig_of(cluster))
+        self._namespaces: dict[str, Mapping[str, str]] | None = None
+        self._pods: dict[str, dict[str, Any]] = {}
+        self._pods_whole = False
+        name = cluster.name
+        self._reflectors = [
+            Reflector(
+                self.client,
+                kind,
+                see=lambda seen: put(Heard(name, seen)),
+                fail=lambda kind, text: put(Heard(name, None, f"{kind}: {text}")),
+            )
+            for kind in (NAMESPACES, WHOLE_PODS)
+        ]
+
+    def start(self) -> None:
+        """Begin to listen."""
+        for reflector in self._reflectors:
+            reflector.start()
+
+    def stop(self) -> None:
+        """Listen no longer."""
+        for reflector in self._reflectors:
+            reflector.stop()
+
+    def take(self, heard: Heard) -> None:
+        """Do what follows from it."""
+        if heard.seen is None:
+            self._stand(ClusterState.UNREACHABLE, heard.trouble)
+        elif heard.seen.kind == NAMESPACES.name:
+            self._take_namespaces(heard.seen)
+        else:
+            self._take_pods(heard.seen)
+
+    def look_again(self) -> None:
+        """What could not be written down before, and whether a cluster that was away is back."""
+        if self.cluster.state == ClusterState.UNREACHABLE:
+            try:
+                self.client.version()
+            except (Refused, Unreachable):
+                return
+            self._stand(ClusterState.CONNECTED)
+        rows = PodClaim.objects.live().filter(cluster=self.cluster, claim=None)
+        for uid in rows.values_list("pod_uid", flat=True).distinct():
+            if (pod := self._pods.get(uid)) is not None:
+                self._follow(pod)
+
+    def sync_quotas(self) -> None:
+        """Write tenants' quotas into their namespaces, where the cluster is to have them."""
+        if not self.cluster.sync_quotas or self._namespaces is None:
+            return
+        try:
+            quota_sync.sync(cluster=self.cluster, client=self.client, namespaces=self._namespaces)
+        except (Refused, Unreachable) as error:
+            logger.warning("quotas of cluster %s: %s", self.cluster.name, error.detail)
+
+    def tell(self) -> None:
+        """Tell pods what has become of changed shares."""
+        try:
+            resizing.tell(cluster=self.cluster, api=self.client)
+        except Busy as error:
+            logger.info("cluster %s: %s", self.cluster.name, error.detail)
+
+    def _take_namespaces(self, seen: Seen) -> None:
+        first = self._namespaces is None
+        if seen.whole or self._namespaces is None:
+            self._namespaces = {}
+        for item in seen.objects:
+            self._namespaces[item.metadata.name] = item.metadata.labels or {}
+            if seen.gone:
+                del self._namespaces[item.metadata.name]
+        if first and self._pods_whole:
+            self._follow_all()
+
+    def _take_pods(self, seen: Seen) -> None:
+        by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
+        if seen.whole:
+            self._pods, self._pods_whole = by_uid, True
+            if self._namespaces is not None:
+                self._follow_all()
+            return
+        for uid, item in by_uid.items():
+            if seen.gone:
+                self._pods.pop(uid, None)
+                holding.end(cluster=self.cluster, pod_uid=uid)
+            else:
+                self._pods[uid] = item
+                self._follow(item)
+
+    def _follow_all(self) -> None:
+        for pod in list(self._pods.values()):
+            self._follow(pod)
+        holding.end_others(cluster=self.cluster, live=self._pods)
+        self._stand(ClusterState.CONNECTED)
+
+    def _follow(self, pod: dict[str, Any]) -> None:
+        if self._namespaces is None:
+            return
+        meta = pod["metadata"]
+        try:
+            holding.follow(cluster=self.cluster, pod=pod, labels=self._namespaces.get(meta["namespace"], {}))
+            annotations = meta.get("annotations") or {}
+            resizing.follow(cluster=self.cluster, pod_uid=str(meta["uid"]), annotations=annotations)
+        except GpucloudError as error:
+            logger.info("pod %s/%s of %s: %s", meta["namespace"], meta["name"], self.cluster.name, error.detail)
+        except (InterfaceError, OperationalError):
+            raise
+        except Exception:
+            # Tenants write pods: what one of them has thought up must not keep the others' from the books.
+            logger.exception("pod %s/%s of %s is passed by", meta["namespace"], meta["name"], self.cluster.name)
+
+    def _stand(self, state: str, why: str = "") -> None:
+        values: dict[str, Any] = {"state": state, "state_reason": why[:2000]}
+        if state == ClusterState.CONNECTED:
+            values["synced_at"] = timezone.now()
+            try:
+                values["kubernetes_version"] = self.client.version()[:63]
+            except (Refused, Unreachable):
+                return
+        elif self.cluster.state != state:
+            logger.warning("cluster %s: %s", self.cluster.name, why)
+        Cluster.objects.filter(pk=self.cluster.pk).update(**values)
+        for name, value in values.items():
+            setattr(self.cluster, name, value)

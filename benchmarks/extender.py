@@ -1,0 +1,193 @@
+"""`python -m benchmarks.extender`: how long kube-scheduler waits for the filter, with nothing else running.
+
+Three processes on loopback: this one, which asks as kube-scheduler does (one request after the other, one connection);
+the extender's own listener with the cluster in its memory; and a stand-in for the API server that answers each patch of
+a pod at once. No database, no Redis, no worker. Nodes have 8 GPUs, three quarters of them in use by earlier pods; pods
+ask for parts of a GPU, one, two or four, and a tenth for more than there is.
+"""
+
+import argparse
+import asyncio
+import http.client
+import json
+import multiprocessing
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from apps.clusters.extender.door import Door
+from apps.clusters.extender.predicates import Extended
+from apps.clusters.kube.client import Client
+from apps.clusters.kube.mirror import Mirror
+from apps.clusters.kube.objects import Node, Pod
+from apps.clusters.kube.reflector import Seen
+from benchmarks.report import Row, print_report, quantile
+
+GPUS, UNITS = 8, 320
+ASKED = [(10, 8), (25, 80), (30, 60), (50, 160), (50, 40), (100, 1), (100, 1), (200, 1), (400, 1), (1600, 1)]
+CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+Json = dict[str, Any]
+
+
+def node(number: int, size_bytes: int) -> Json:
+    """As large as asked: what a node really holds (images, conditions, addresses) is not looked at either."""
+    amounts = {"cpu": "128", "memory": "1056Gi", "pods": "110", CORE: str(GPUS * 100), MEMORY: str(GPUS * UNITS)}
+    made: Json = {
+        "metadata": {"name": f"node-{number:05}", "uid": f"u{number}", "labels": {"nvidia-device-enable": "enable"}},
+        "spec": {},
+        "status": {"capacity": amounts, "allocatable": amounts, "images": []},
+    }
+    images = made["status"]["images"]
+    while len(json.dumps(made)) < size_bytes:
+        images.append({"names": [f"registry.example.org/team/image@sha256:{len(images):064}"], "sizeBytes": 123456789})
+    return made
+
+
+def pod(name: str, core: int, memory: int, annotations: Json, *, on: str = "") -> Json:
+    """With one container."""
+    limits = {CORE: str(core), MEMORY: str(memory), "cpu": "4", "memory": "16Gi"}
+    metadata = {"name": name, "namespace": "ml", "uid": f"u-{name}", "annotations": annotations, "resourceVersion": "1"}
+    container = {"name": "main", "image": "registry.example.org/train:1", "resources": {"limits": limits}}
+    return {"metadata": metadata, "spec": {"containers": [container], "nodeName": on}, "status": {"phase": "Running"}}
+
+
+def running(nodes: int, draw: random.Random) -> list[Json]:
+    """What runs already: one pod on each GPU of three in four."""
+    found = []
+    for number in range(nodes):
+        for index in range(GPUS):
+            if draw.random() < 0.75:
+                core, memory = draw.choice(ASKED[:6])
+                chosen = {"tencent.com/predicate-gpu-idx-0": str(index)}
+                found.append(pod(f"r{number}-{index}", core, memory, chosen, on=f"node-{number:05}"))
+    return found
+
+
+def serve_api(link: socket.socket, pods: dict[str, Json]) -> None:
+    """PATCH of a pod, answered as an API server would."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        # As Go's servers: else the body of an answer waits 40 ms for the acknowledgement of its headers.
+        disable_nagle_algorithm = True
+
+        def do_PATCH(self) -> None:
+            name = self.path.rpartition("/")[2]
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            item = pods[name]
+            item["metadata"]["annotations"] = body["metadata"]["annotations"]
+            item["metadata"]["resourceVersion"] = "2"
+            text = json.dumps(item).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = link
+    server.serve_forever()
+
+
+def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[Json]) -> None:
+    """The extender's own listener."""
+
+    named = {"contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}], "current-context": "it"}
+    config = {**named, "clusters": [{"name": "it", "cluster": {"server": api}}], "users": [{"name": "it", "user": {}}]}
+    mirror = Mirror()
+    mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
+    mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
+    door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
+    server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None, access_log=False))
+    asyncio.run(server.serve(sockets=[link]))
+
+
+def measure(
+    nodes: int, size_bytes: int, *, by_name: bool, requests: int, seed: int
+) -> tuple[list[float], int, int, float]:
+    """Seconds of each request, the bytes of one, how many pods found a place, and the extender's CPU for each."""
+    draw = random.Random(seed)  # noqa: S311
+    fleet = [node(number, 400 if by_name else size_bytes) for number in range(nodes)]
+    asked = [pod(f"p{number}", *draw.choice(ASKED), {}) for number in range(requests)]
+    links = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    api = f"http://127.0.0.1:{links[0].getsockname()[1]}"
+    begun: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+        (serve_api, (links[0], {item["metadata"]["name"]: item for item in asked})),
+        (serve_extender, (links[1], api, fleet, running(nodes, draw))),
+    ]
+    processes = [multiprocessing.get_context("fork").Process(target=target, args=args) for target, args in begun]
+    for process in processes:
+        process.start()
+    try:
+        whole = json.dumps({"metadata": {}, "items": [] if by_name else fleet}).encode()
+        names = json.dumps([item["metadata"]["name"] for item in fleet]).encode()
+        rest = b',"Nodes":null,"NodeNames":' + names + b"}" if by_name else b',"Nodes":' + whole + b',"NodeNames":null}'
+        seconds, length, placed = _ask(links[1].getsockname()[1], asked, rest)
+        return seconds, length, placed, cpu_seconds(processes[1].pid) / len(asked)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+        for link in links:
+            link.close()
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """What the process has used of all processors, as user and in the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _ask(port: int, asked: list[Json], rest: bytes) -> tuple[list[float], int, int]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    seconds, placed, body = list[float](), 0, b""
+    for number, item in enumerate(asked):
+        body = b'{"Pod":' + json.dumps(item).encode() + rest
+        begun = time.perf_counter()
+        connection.request("POST", "/scheduler/predicates", body)
+        response = connection.getresponse()
+        said = response.read()
+        seconds.append(time.perf_counter() - begun)
+        answer = json.loads(said)
+        assert response.status == 200, said[:200]
+        assert not answer["Error"], answer["Error"]
+        placed += bool(answer["NodeNames"] or (answer["Nodes"] or {}).get("items"))
+        if number == 0:
+            seconds.clear()  # every node's view is made with the first request after a start
+    return seconds, len(body), placed
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    rows: list[Row] = []
+    for title, nodes, size, by_name in (
+        ("1,000 nodes of 1.5 KB", 1000, 1536, False),
+        ("1,000 nodes of 10 KB", 1000, 10_240, False),
+        ("5,000 nodes by name", 5000, 0, True),
+    ):
+        for run in range(options.runs):
+            seconds, length, placed, cpu = measure(nodes, size, by_name=by_name, requests=options.requests, seed=run)
+            milliseconds = [value * 1000 for value in seconds]
+            figures = {f"p{share}_ms": quantile(milliseconds, share / 100) for share in (50, 95, 99)}
+            facts = {"most_ms": max(milliseconds), "cpu_ms": cpu * 1000, "body_mb": length / 1e6, "placed": placed}
+            rows.append({"request": title, "run": run + 1, **figures, **facts})
+    print_report("extender", rows)
+
+
+if __name__ == "__main__":
+    main()

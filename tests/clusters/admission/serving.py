@@ -1,0 +1,33 @@
+"""The webhooks' door on loopback, with the certificates of a directory."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from apps.clusters.admission.door import application
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """Its URL, until the block ends."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        application,
+        ssl_certfile=str(directory / "tls.crt"),
+        ssl_keyfile=str(directory / "tls.key"),
+        lifespan="off",
+        log_level="warning",
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()

@@ -1,0 +1,97 @@
+"""The webhooks asked by a real API server: configured by the command, trusted by its bundle, also after a rotation."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.core.management import call_command
+
+from apps.clusters.kube.client import Client, Refused
+from tests.clusters.admission.serving import served
+from tests.clusters.control_plane import ControlPlane
+from tests.clusters.formats.pods import asking, pod
+from tests.clusters.real import until
+
+pytestmark = [pytest.mark.serial, pytest.mark.control_plane]
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
+
+
+class Webhooks:
+    """An API server that asks us, in a namespace of the test's own."""
+
+    def __init__(self, plane: ControlPlane, directory: Path) -> None:
+        self.client: Client = plane.client()
+        self.directory = directory
+        self.name = f"t-{uuid.uuid4().hex[:8]}"
+        self.client.post("/api/v1/namespaces", {"metadata": {"name": self.name}})
+
+    def certificates(self, **options: Any) -> list[dict[str, Any]]:
+        """What the command prints, and what it made in the directory."""
+        out = StringIO()
+        call_command("webhook_certificates", directory=self.directory, stdout=out, stderr=StringIO(), **options)
+        return list(yaml.safe_load_all(out.getvalue()))
+
+    def configure(self, url: str, **options: Any) -> None:
+        """As `kubectl apply` of what the command prints."""
+        self.forget()
+        for configuration in self.certificates(url=url, **options):
+            self.client.post(f"{CONFIGURATIONS}/{configuration['kind'].lower()}s", configuration)
+        until(self.refuses_nonsense)
+
+    def forget(self) -> None:
+        for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+            self.client.delete(f"{CONFIGURATIONS}/{kind}")
+
+    def refuses_nonsense(self) -> bool:
+        """Whether the API server asks us: it takes a moment to know."""
+        try:
+            self.make(asking(core=150))
+        except Refused as error:
+            return "multiple of 100" in error.message
+        return False
+
+    def make(self, container: dict[str, Any]) -> dict[str, Any]:
+        thing = pod({"image": "cuda:12", **container}, name=f"p-{uuid.uuid4().hex[:8]}", namespace=self.name)
+        del thing["metadata"]["uid"]
+        made: dict[str, Any] = json.loads(self.client.post(f"/api/v1/namespaces/{self.name}/pods", thing))
+        return made
+
+
+@pytest.fixture
+def webhooks(real_plane: ControlPlane, tmp_path: Path) -> Iterator[Webhooks]:
+    made = Webhooks(real_plane, tmp_path / "tls")
+    yield made
+    made.forget()
+    made.client.delete(f"/api/v1/namespaces/{made.name}")
+
+
+def test_pods_are_filled_and_judged_and_others_pass_also_while_we_are_away(webhooks: Webhooks, settings: Any) -> None:
+    settings.ADMISSION_SCHEDULER_NAME, settings.ADMISSION_DEFAULT_MEMORY_MIB = "gpucloud", 1024
+    webhooks.certificates(url="https://127.0.0.1:1")
+    with served(webhooks.directory) as url:
+        webhooks.configure(url)
+        made = webhooks.make(asking(core=30))
+        assert made["spec"]["schedulerName"] == "gpucloud"
+        assert made["spec"]["containers"][0]["resources"]["requests"]["tencent.com/vcuda-memory"] == "4"
+        assert webhooks.make({})["spec"]["schedulerName"] == "default-scheduler"
+    assert webhooks.make({})["metadata"]["name"]
+    with pytest.raises(Refused, match="failed calling webhook"):
+        webhooks.make(asking(core=100))
+
+
+def test_after_a_rotation_the_api_server_trusts_what_the_door_serves(webhooks: Webhooks) -> None:
+    webhooks.certificates(url="https://127.0.0.1:1")
+    with served(webhooks.directory) as url:
+        webhooks.configure(url)
+        before = (webhooks.directory / "ca-bundle.crt").read_bytes()
+        (webhooks.directory / "ca.key").unlink()
+        webhooks.certificates(url=url)
+        assert (webhooks.directory / "ca-bundle.crt").read_bytes() != before
+    with served(webhooks.directory) as url:
+        webhooks.configure(url)
+        assert webhooks.make(asking(core=100))["metadata"]["name"]

@@ -1,0 +1,43 @@
+"""The cast; and a real control plane, where there is one."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apps.clusters.extender import configuration
+from tests.cast import cast, real_cast
+from tests.clusters import control_plane as planes
+from tests.clusters.extenders import Listening
+from tests.clusters.real import real_plane
+
+__all__ = ["cast", "real_cast", "real_plane"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, visibly, what needs a control plane where there is none."""
+    if (why := planes.missing()) is None:
+        return
+    for item in items:
+        if item.get_closest_marker("control_plane"):
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="module")
+def extender() -> Iterator[Listening]:
+    """A listener of the extender's, that knows no cluster yet."""
+    with Listening() as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def control_plane(extender: Listening) -> Iterator[planes.ControlPlane]:
+    """etcd, API server, controllers, and a scheduler that asks the extender."""
+    config = configuration.configuration(configuration.extender(extender.url))
+    with (
+        tempfile.TemporaryDirectory(prefix="gpucloud-kube-") as directory,
+        planes.ControlPlane(Path(directory), scheduler_config=config) as it,
+    ):
+        extender.begin("kube", it.client())
+        yield it

@@ -1,0 +1,177 @@
+"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+
+The programs are found as the field's other tests find them: in the directory that KUBEBUILDER_ASSETS names. There is no
+kubelet: nodes are objects that a test makes, and pods that are bound never run. Everything ends with the test, by the
+processes' own ids.
+"""
+
+import base64
+import csv
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from apps.clusters.kube.client import Client, Refused, Unreachable
+
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+START_SECONDS = 120.0
+TOKEN = "only-on-loopback"
+
+
+def missing() -> str | None:
+    """Why there can be no control plane, if there cannot."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        return "no control plane: KUBEBUILDER_ASSETS names no directory"
+    absent = [name for name in PROGRAMS if not os.access(Path(assets) / name, os.X_OK)]
+    return f"no control plane: {', '.join(absent)} not in {assets}" if absent else None
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens at; until it is taken somebody else may."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        return int(it.getsockname()[1])
+
+
+class ControlPlane:
+    """Starts with `with`, ends with it."""
+
+    def __init__(self, directory: Path, *, scheduler_config: Mapping[str, Any] | None = None) -> None:
+        self.directory = directory
+        self.port, self._etcd_ports = free_port(), (free_port(), free_port())
+        self._scheduler_config = scheduler_config
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        (self.directory / "accounts.key").write_bytes(key.private_bytes(*form))
+        with (self.directory / "tokens.csv").open("w") as file:
+            csv.writer(file).writerow([TOKEN, "admin", "admin", "system:masters"])
+        try:
+            self.start_etcd()
+            self.start_api_server()
+            self.start_controllers()
+            if self._scheduler_config is not None:
+                self.start_scheduler(self._scheduler_config)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start_etcd(self) -> None:
+        client, peer = (f"http://127.0.0.1:{port}" for port in self._etcd_ports)
+        self._start(
+            "etcd", f"--data-dir={self.directory}/etcd", f"--listen-client-urls={client}", "--logger=zap",
+            f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}", "--unsafe-no-fsync",
+        )  # fmt: skip
+
+    def start_api_server(self) -> None:
+        keys = self.directory / "accounts.key"
+        self._start(
+            "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self._etcd_ports[0]}", f"--secure-port={self.port}",
+            "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", f"--cert-dir={self.directory}/certificates",
+            f"--service-account-key-file={keys}", f"--service-account-signing-key-file={keys}",
+            "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
+            f"--token-auth-file={self.directory}/tokens.csv", "--authorization-mode=RBAC",
+            # No pod needs a token, and nobody tells that a node is ready.
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--enable-priority-and-fairness=false",
+        )  # fmt: skip
+        self._wait_for_api()
+
+    def start_controllers(self) -> None:
+        keys = self.directory / "accounts.key"
+        self._start(
+            "kube-controller-manager", f"--kubeconfig={self._kubeconfig_file()}", "--leader-elect=false",
+            "--secure-port=0", f"--service-account-private-key-file={keys}",
+            "--controllers=resourcequota-controller,namespace-controller,serviceaccount-controller,"
+            "garbage-collector-controller", "--resource-quota-sync-period=2s",
+        )  # fmt: skip
+
+    def start_scheduler(self, config: Mapping[str, Any]) -> None:
+        """With this KubeSchedulerConfiguration, but for how it reaches the API server."""
+        whole = {
+            **config,
+            "clientConnection": {"kubeconfig": str(self._kubeconfig_file())},
+            "leaderElection": {"leaderElect": False},
+            # A pod is tried again soon.
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 1,
+        }
+        file = self.directory / "scheduler.yaml"
+        file.write_text(yaml.safe_dump(whole))
+        self._start("kube-scheduler", f"--config={file}", "--secure-port=0")
+
+    def kubeconfig(self) -> str:
+        """Of an administrator."""
+        authority = base64.b64encode((self.directory / "certificates" / "apiserver.crt").read_bytes()).decode()
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
+        return yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "it",
+                "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+                "clusters": [{"name": "it", "cluster": cluster}],
+                "users": [{"name": "it", "user": {"token": TOKEN}}],
+            }
+        )
+
+    def client(self) -> Client:
+        """An administrator's."""
+        return Client(yaml.safe_load(self.kubeconfig()))
+
+    def stop_one(self, name: str) -> None:
+        """End one program, as if its machine had failed."""
+        process = self._running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """End everything, the last one first."""
+        for name in reversed(list(self._running)):
+            self.stop_one(name)
+
+    def said(self, name: str) -> str:
+        """The end of a program's log."""
+        return (self.directory / f"{name}.log").read_text(errors="replace")[-4000:]
+
+    def _kubeconfig_file(self) -> Path:
+        file = self.directory / "admin.kubeconfig"
+        file.write_text(self.kubeconfig())
+        return file
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [str(Path(os.environ["KUBEBUILDER_ASSETS"]) / name), *arguments],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.directory,
+            )  # fmt: skip
+
+    def _wait_for_api(self) -> None:
+        until = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                # Made by a hook after the start, and every other namespace is like it.
+                self.client().get("/api/v1/namespaces/default")
+                return
+            except (Refused, Unreachable, OSError) as error:
+                if self._running["kube-apiserver"].poll() is not None or time.monotonic() > until:
+                    raise AssertionError(
+                        f"kube-apiserver does not start: {error}\n{self.said('kube-apiserver')}"
+                    ) from None
+                time.sleep(0.2)

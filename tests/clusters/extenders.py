@@ -1,0 +1,61 @@
+"""The extender's listener in a thread, as its command starts it, for clusters that a test names."""
+
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+
+from apps.clusters.extender.door import Door, Networks
+from apps.clusters.extender.predicates import Extended
+from apps.clusters.kube.client import Client
+from apps.clusters.kube.mirror import Mirror
+from apps.clusters.kube.reflector import NODES, PODS, Reflector
+from tests.processes import eventually
+
+
+class Listening:
+    """Serves while it is entered."""
+
+    def __init__(self, *, networks: Networks | None = None) -> None:
+        self.clusters: dict[str, Extended] = {}
+        self.watches: list[Reflector] = []
+        self.troubles: list[str] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        door = Door(self.clusters, networks=networks, version="test")
+        self._server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None))
+        self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for watch in self.watches:
+            watch.stop()
+        self._server.should_exit = True
+        self._thread.join(timeout=30)
+
+    def begin(self, name: str, client: Client, **options: Any) -> Extended:
+        """Answer for this cluster once its pods and nodes are known."""
+        mirror = Mirror()
+        watches = [
+            Reflector(client, kind, see=mirror.see, fail=lambda kind, text: self.troubles.append(f"{kind}: {text}"))
+            for kind in (PODS, NODES)
+        ]
+        self.watches += watches
+        for watch in watches:
+            watch.start()
+        assert eventually(lambda: mirror.ready, seconds=30), self.troubles
+        self.clusters[name] = Extended(name, client, mirror, **options)
+        return self.clusters[name]

@@ -1,0 +1,69 @@
+"""Which format a pod uses, and that no pod, however odd, makes a reader fail otherwise than in words."""
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.clusters.formats import FORMATS, format_of
+from apps.clusters.formats.asks import Unreadable
+from tests.clusters.formats.pods import asking, pod
+
+
+@pytest.mark.parametrize(
+    ("container", "name"),
+    [
+        (asking(core=30, memory=4), "gpu-manager"),
+        (asking(gpu=1), "HAMi"),
+        (asking(aliyun=2), "gpushare"),
+        ({}, None),
+    ],
+)
+def test_a_pod_is_known_by_its_resources(container: dict[str, Any], name: str | None) -> None:
+    found = format_of(pod({}, container))
+    assert (found and found.NAME) == name
+
+
+def test_a_sharepod_is_known_by_its_annotations() -> None:
+    found = format_of(pod({}, annotations={"kubeshare/gpu_limit": "1.0"}))
+    assert found is not None
+    assert found.NAME == "KubeShare"
+
+
+def test_a_pod_in_the_words_of_two_is_refused() -> None:
+    with pytest.raises(Unreadable, match="gpu-manager and HAMi"):
+        format_of(pod(asking(core=30, memory=4), asking(gpu=1)))
+
+
+RESOURCES = [name for format_ in FORMATS for name in format_.RESOURCES]
+TEXT = st.sampled_from(
+    ["", "0", "1", "99", "150", "1.5", "1e400", "-3", "NaN", "1Gi", "0,1", "a,b,c,d:;", "٣", "9" * 5000]
+)
+KEYS = st.sampled_from(
+    [
+        "tencent.com/predicate-gpu-idx-0",
+        "tencent.com/vcuda-core-limit",
+        "hami.io/vgpu-devices-allocated",
+        "ALIYUN_COM_GPU_MEM_IDX",
+        "ALIYUN_COM_GPU_MEM_POD",
+        *[
+            f"{prefix}{word}"
+            for prefix in ("kubeshare/", "sharedgpu/")
+            for word in ("gpu_request", "gpu_limit", "gpu_mem")
+        ],
+    ]
+)
+AMOUNTS = st.none() | st.dictionaries(st.sampled_from(RESOURCES), TEXT, max_size=3)
+
+
+@given(AMOUNTS, AMOUNTS, st.none() | st.dictionaries(KEYS, TEXT), st.none() | st.dictionaries(KEYS, TEXT))
+def test_no_pod_makes_a_reader_fail_otherwise_than_in_words(
+    limits: Any, requests: Any, notes: Any, labels: Any
+) -> None:
+    odd = pod({"resources": {"limits": limits, "requests": requests}}, annotations=notes, labels=labels)
+    for format_ in FORMATS:
+        for read in (format_.asks, format_.holds):
+            with contextlib.suppress(Unreadable):
+                read(odd)

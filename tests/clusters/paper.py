@@ -1,0 +1,70 @@
+"""A cluster on paper: its API server is a dictionary of pods, for tests that ask the extender thousands of times."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from apps.clusters.extender.predicates import Extended
+from apps.clusters.kube.client import Client, Refused
+from apps.clusters.kube.mirror import Mirror
+from apps.clusters.kube.objects import Node, Pod
+from apps.clusters.kube.reflector import Seen
+
+Json = dict[str, Any]
+
+
+def node(name: str, core: int | str, memory: int | str, **more: Any) -> Json:
+    amounts = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": str(memory), "cpu": "64"}
+    return {"metadata": {"name": name, **more}, "status": {"capacity": amounts}}
+
+
+def container(core: int | str | None = None, memory: int | str | None = None, name: str = "main") -> Json:
+    amounts = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": memory}
+    return {
+        "name": name,
+        "resources": {"limits": {key: str(item) for key, item in amounts.items() if item is not None}},
+    }
+
+
+def pod(name: str, *containers: Json, annotations: Json | None = None, on: str = "", phase: str = "Pending") -> Json:
+    return {
+        "metadata": {
+            "name": name, "namespace": "ml", "uid": f"uid-{name}", "annotations": annotations or {},
+            "resourceVersion": "1",
+        },
+        "spec": {"containers": list(containers), **({"nodeName": on} if on else {})},
+        "status": {"phase": phase},
+    }  # fmt: skip
+
+
+class Paper:
+    """What of a client the extender uses. `refuse`: how often the next patches are refused, and how."""
+
+    def __init__(self, nodes: list[Json], pods: list[Json] = []) -> None:  # noqa: B006
+        self.nodes, self.pods = nodes, {item["metadata"]["name"]: item for item in pods}
+        self.refusals: list[Refused] = []
+        self.version = 1
+        self.mirror = Mirror()
+        self.mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
+        self.mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> bytes:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        item = self.pods[path.rpartition("/")[2]]
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
+        item["metadata"]["annotations"] |= body["metadata"]["annotations"]
+        return json.dumps(item).encode()
+
+    def extended(self, **options: Any) -> Extended:
+        return Extended("paper", cast(Client, self), self.mirror, **options)
+
+
+def request(asked: Json, nodes: list[Json] | None = None, names: list[str] | None = None) -> bytes:
+    """As kube-scheduler sends it."""
+    return json.dumps(
+        {"Pod": asked, "Nodes": None if nodes is None else {"metadata": {}, "items": nodes}, "NodeNames": names}
+    ).encode()

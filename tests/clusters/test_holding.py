@@ -1,0 +1,120 @@
+"""Pods in the ledger: one for pods, containers and bare processes. What a watch tells is written out here."""
+
+from typing import Any
+
+import pytest
+
+from apps.clusters.models import Cluster, PodClaim
+from apps.clusters.services import bindings, clusters, holding
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
+from tests.cast import Cast, Machine, assert_books_agree, give, give_plenty, used
+from tests.clusters import paper
+from tests.clusters.kubeconfigs import kubeconfig
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    return Machine("gpu1", cast.pool)
+
+
+@pytest.fixture
+def cluster(cast: Cast) -> Cluster:
+    made = clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig())
+    bindings.bind(principal=SYSTEM, cluster=made, namespace="ml", tenant=cast.acme)
+    return made
+
+
+def running(name: str, *containers: Json, gpus: str = "0", on: str = "gpu1", **more: Any) -> Json:
+    indexes = {f"tencent.com/predicate-gpu-idx-{place}": gpus for place in range(len(containers))}
+    return paper.pod(name, *containers, annotations={**indexes, "tencent.com/predicate-node": on}, on=on, **more)
+
+
+def follow(cluster: Cluster, pod: Json, **labels: str) -> PodClaim:
+    holding.follow(cluster=cluster, pod=pod, labels=labels)
+    return PodClaim.objects.get(pod=pod["metadata"]["name"])
+
+
+def test_a_bound_pod_is_charged_and_holds_its_gpu(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=100, memory_mib=59 * 256)
+    row = follow(cluster, running("train", paper.container(30, 10), gpus="2"))
+    assert row.claim is not None
+    assert (row.node, row.gpu_indexes, row.problem) == (machine.node, [2], "")
+    assert used(cast.acme) == {"core_percent": 30, "memory_mib": 2560}
+    assert (machine.gpu(2).core_used, machine.gpu(2).memory_used_mib) == (30, 2560)
+    machine.obey()
+    claim = Claim.objects.get()
+    assert (claim.state, claim.pod) == ("active", {"namespace": "ml", "name": "train", "container": "main"})
+    assert_books_agree()
+
+
+def test_looking_twice_charges_once(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give_plenty(cast.acme)
+    for _ in range(2):
+        follow(cluster, running("train", paper.container(30, 10)))
+    assert Claim.objects.count() == 1
+    assert_books_agree()
+
+
+def test_a_pod_that_is_over_gives_back_when_its_node_says_so(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give_plenty(cast.acme)
+    follow(cluster, running("train", paper.container(200, 1), gpus="1,3"))
+    machine.obey()
+    assert holding.end(cluster=cluster, pod_uid="uid-train") == 1
+    assert holding.end(cluster=cluster, pod_uid="uid-train") == 0
+    machine.obey()
+    assert Claim.objects.get().state == "released"
+    assert used(cast.acme)["core_percent"] == 0
+    assert_books_agree()
+
+
+def test_what_ended_while_nobody_watched_is_found(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give_plenty(cast.acme)
+    for name in ("stays", "goes"):
+        follow(cluster, running(name, paper.container(30, 10)))
+    assert holding.end_others(cluster=cluster, live=["uid-stays"]) == 1
+    assert list(PodClaim.objects.live().values_list("pod", flat=True)) == ["stays"]
+
+
+def test_a_pod_that_is_not_bound_holds_nothing(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give_plenty(cast.acme)
+    holding.follow(cluster=cluster, pod=running("train", paper.container(30, 10), on=""), labels={})
+    assert not PodClaim.objects.exists()
+
+
+def test_a_pod_of_nobodys_namespace_says_so_until_somebody_pays(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give_plenty(cast.globex)
+    pod = running("train", paper.container(30, 10))
+    pod["metadata"]["namespace"] = "other"
+    row = follow(cluster, pod, team="search")
+    assert (row.claim, row.problem) == (None, "Namespace other is bound to no tenant: bind it.")
+    bindings.bind(principal=SYSTEM, cluster=cluster, selector={"team": "search"}, tenant=cast.globex)
+    row = follow(cluster, pod, team="search")
+    assert row.claim is not None
+    assert (row.claim.tenant, row.problem) == (cast.globex, "")
+
+
+def test_a_pod_above_the_quota_says_so_in_numbers(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=20, memory_mib=100_000)
+    row = follow(cluster, running("train", paper.container(30, 10)))
+    assert row.claim is None
+    assert "30 of core_percent were asked for; 20 of 20 are free" in row.problem
+    assert not Claim.objects.exists()
+    assert_books_agree()
+
+
+def test_a_pod_on_a_machine_that_is_not_ours_says_so(cast: Cast, cluster: Cluster) -> None:
+    give_plenty(cast.acme)
+    row = follow(cluster, running("train", paper.container(30, 10), on="elsewhere"))
+    assert row.claim is None
+    assert "elsewhere" in row.problem
+
+
+def test_the_tenant_sees_its_pods_and_others_do_not(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give_plenty(cast.acme)
+    follow(cluster, running("train", paper.container(30, 10)))
+    (shown,) = cast.vera.get("clusters/kube/pods/?live=true").body["results"]
+    assert (shown["pod"], shown["node"], shown["claim"]) == ("train", "gpu1", str(Claim.objects.get().uid))
+    assert cast.gus.get("clusters/kube/pods/").status == 404

@@ -1,0 +1,82 @@
+"""Manifests of HAMi, gpushare and KubeShare, unchanged, on a real control plane: rewritten, decided, bound."""
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.core.management import call_command
+
+from apps.clusters.kube.client import Client
+from tests.clusters.admission.serving import served
+from tests.clusters.cluster_objects import CORE, MEMORY, add_namespace, add_node, bound, pod, remove_all
+from tests.clusters.control_plane import ControlPlane
+from tests.clusters.formats.pods import asking
+from tests.clusters.formats.pods import pod as manifest
+from tests.processes import eventually
+
+pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300)]
+HOOKS = "/apis/admissionregistration.k8s.io/v1"
+
+
+@pytest.fixture
+def client(control_plane: ControlPlane, tmp_path: Path, settings: Any) -> Iterator[Client]:
+    """Of a cluster with one node of two GPUs, whose API server asks our webhooks."""
+    settings.ADMISSION_TRANSLATE = ["HAMi", "gpushare", "KubeShare"]
+    found = control_plane.client()
+    add_node(found, "gpu1", gpus=2, units=96)
+    add_namespace(found, "others")
+    _configurations(tmp_path, "https://127.0.0.1:1")
+    with served(tmp_path) as url:
+        for configuration in _configurations(tmp_path, url):
+            found.post(f"{HOOKS}/{configuration['kind'].lower()}s", configuration)
+        assert eventually(lambda: _is_asked(found), seconds=60)
+        yield found
+        remove_all(found)
+        for kind in ("mutating", "validating"):
+            found.delete(f"{HOOKS}/{kind}webhookconfigurations")
+
+
+def _configurations(directory: Path, url: str) -> list[dict[str, Any]]:
+    out = StringIO()
+    call_command("webhook_certificates", directory=directory, url=url, stdout=out, stderr=StringIO())
+    return list(yaml.safe_load_all(out.getvalue()))
+
+
+def _is_asked(client: Client) -> bool:
+    """Whether the API server has begun to ask: it takes a moment to know."""
+    thing = _named(manifest(asking(gpu=1)), "trial")
+    made = json.loads(client.post("/api/v1/namespaces/others/pods?dryRun=All", thing))
+    return CORE in made["spec"]["containers"][0]["resources"]["limits"]
+
+
+def _named(thing: dict[str, Any], name: str) -> dict[str, Any]:
+    thing["metadata"] |= {"name": name, "namespace": "others"}
+    thing["metadata"].pop("uid")
+    for container in thing["spec"]["containers"]:
+        container["image"] = "cuda:12"
+    return thing
+
+
+def test_a_manifest_of_each_runs_on_a_gpu_without_being_edited(client: Client) -> None:
+    words = {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_limit": "1.0", "sharedgpu/gpu_mem": str(4 << 30)}
+    kubeshare = manifest({}, labels=words)
+    kubeshare["spec"]["schedulerName"] = "kubeshare-scheduler"
+    things = {
+        "hami": (manifest(asking(gpu=1, gpumem=3000, cores=30)), {CORE: "30", MEMORY: "12"}),
+        "gpushare": (manifest(asking(aliyun=2)), {CORE: "1", MEMORY: "8"}),
+        "kubeshare": (kubeshare, {CORE: "50", MEMORY: "16"}),
+        "whole": (manifest(asking(gpu=1)), {CORE: "100"}),
+    }
+    for name, (thing, _) in things.items():
+        client.post("/api/v1/namespaces/others/pods", _named(thing, name))
+    places = {name: bound(client, "others", name, seconds=60) for name in things}
+    assert {node for node, _ in places.values()} == {"gpu1"}
+    # Three parts share one GPU, the whole one is alone on the other.
+    assert len({places[name] for name in ("hami", "gpushare", "kubeshare")}) == 1
+    assert places["whole"] != places["hami"]
+    for name, (_, amounts) in things.items():
+        assert pod(client, "others", name)["spec"]["containers"][0]["resources"]["limits"] == amounts

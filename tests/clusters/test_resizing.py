@@ -1,0 +1,127 @@
+"""Shares of a running pod changed by its annotations: the claim is resized, refused in words, or left alone."""
+
+import pytest
+
+from apps.clusters.formats.asks import Unreadable
+from apps.clusters.formats.gpu_manager import CORE_LIMIT
+from apps.clusters.models import Cluster, PodClaim, PodResize
+from apps.clusters.services import clusters, resizing
+from apps.clusters.services.resizing import CORE, MEMORY
+from apps.quotas.models import AuditEvent
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.desired import desired_state
+from tests.cast import Cast, Machine, give_plenty, placed
+from tests.clusters.kubeconfigs import kubeconfig
+
+UID = "0b1f6a4e-6c1f-4c9e-9d0e-6a0c1a2b3c4d"
+
+
+@pytest.fixture
+def cluster(cast: Cast) -> Cluster:
+    give_plenty(cast.acme, cast.globex)
+    return clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig())
+
+
+@pytest.fixture
+def machine(cast: Cast, cluster: Cluster) -> Machine:
+    return Machine("gpu1", cast.pool)
+
+
+@pytest.fixture
+def container(cast: Cast, cluster: Cluster, machine: Machine) -> PodClaim:
+    """Of a running pod: 25 cores, 4 GiB."""
+    claim, _ = placed(cast, machine, core_request=25, core_limit=25, memory_mib=4096)
+    return PodClaim.objects.create(
+        cluster=cluster, namespace="vision", pod="web-0", pod_uid=UID, container="cuda", container_index=0,
+        node_name="gpu1", node=machine.node, core=25, memory_mib=4096, gpu_indexes=[0], claim=claim,
+    )  # fmt: skip
+
+
+def shares(container: PodClaim) -> tuple[int, int, int]:
+    claim = Claim.objects.get(container=container)
+    return claim.core_request, claim.core_limit, claim.memory_mib
+
+
+def follow(container: PodClaim, **said: str) -> PodClaim:
+    names = {"core": CORE, "limit": CORE_LIMIT, "memory": MEMORY}
+    annotations = {names[name]: value for name, value in said.items()} | {"other": "1"}
+    resizing.follow(cluster=container.cluster, pod_uid=container.pod_uid, annotations=annotations)
+    return PodClaim.objects.select_related("claim", "resize").get(pk=container.pk)
+
+
+def test_annotations_resize_the_claim_and_the_node_confirms(container: PodClaim, machine: Machine) -> None:
+    after = follow(container, core="40", limit="80", memory="20")
+    assert shares(container) == (40, 80, 5120)
+    assert resizing.of_container(after).state == "pending"
+    [wanted] = desired_state(machine.node).assignments
+    assert (wanted.core_request, wanted.core_limit, wanted.memory_bytes) == (40, 80, 5120 << 20)
+    machine.obey()
+    after.refresh_from_db()
+    assert resizing.of_container(after) == ("in-force", {"core": 40, "coreLimit": 80, "memory": 20, "generation": 2})
+    event = AuditEvent.objects.filter(action="claim.resize").latest("pk")
+    assert event.actor == "cluster:kube"
+
+
+def test_what_cannot_be_done_is_refused_in_words_and_changes_nothing(container: PodClaim) -> None:
+    for said, words in (
+        ({"limit": "10"}, "10"),
+        ({"core": "101"}, "is not a whole number from 0 to 100"),
+        ({"memory": "-1"}, "is not a whole number"),
+        ({"memory": "lots"}, "is not a whole number"),
+        ({"memory": "1000"}, "MiB"),
+    ):
+        state, facts = resizing.of_container(follow(container, **said))
+        assert state == "refused"
+        assert words in facts["reason"]
+        assert shares(container) == (25, 25, 4096)
+
+
+def test_whole_gpus_stay_whole(container: PodClaim) -> None:
+    container.change(core=100)
+    state, facts = resizing.of_container(follow(container, memory="4"))
+    assert (state, facts["reason"][:10]) == ("refused", "Whole GPUs")
+
+
+def test_whoever_spoke_last_is_followed(container: PodClaim, cast: Cast) -> None:
+    follow(container, core="40")
+    uid = Claim.objects.get(container=container).uid
+    assert cast.max.patch(f"claims/{uid}/", {"core_request": 30}).status == 200
+    # The pod's next event brings the same annotation again.
+    follow(container, core="40")
+    assert shares(container)[0] == 30
+    follow(container, core="35")
+    assert shares(container)[0] == 35
+
+
+def test_an_annotation_that_says_what_is_so_already_is_no_news(container: PodClaim) -> None:
+    follow(container, limit="25")
+    assert (Claim.objects.get(container=container).generation, PodResize.objects.get().told) == (1, "")
+    assert not list(resizing._due(container.cluster))
+
+
+def test_a_pod_without_annotations_of_ours_costs_no_row(container: PodClaim) -> None:
+    follow(container)
+    assert not PodResize.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("40", {"core_request": 40}),
+        ("train=40, cuda=20", {"core_request": 20}),
+        ("train=40", {}),
+        ("cuda=", None),
+        ("=", {}),
+        ("cuda=4=4", None),
+        ("4" * 5000, None),
+        ("٤", None),
+        ("", None),
+    ],
+)
+def test_a_value_is_for_all_containers_or_for_some(said: str, expected: dict[str, int] | None) -> None:
+    if expected is None:
+        with pytest.raises(Unreadable):
+            resizing.asked({CORE: said}, "cuda")
+    else:
+        assert resizing.asked({CORE: said}, "cuda") == expected

@@ -1,0 +1,99 @@
+"""The watch over clusters, on a real control plane: a pod that its scheduler binds is in the ledger, and leaves it."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from apps.clusters.kube.client import Client
+from apps.clusters.management.commands.clusters import Watches
+from apps.clusters.models import Cluster, PodClaim
+from apps.clusters.services import bindings, clusters
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
+from tests.cast import Cast, Machine, assert_books_agree, give_plenty, used
+from tests.clusters.cluster_objects import add_namespace, add_node, ask, bound, remove
+from tests.clusters.control_plane import ControlPlane
+
+pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def client(control_plane: ControlPlane) -> Client:
+    found = control_plane.client()
+    add_node(found, "gpu1", gpus=4, units=96)
+    add_namespace(found, "ml")
+    return found
+
+
+@pytest.fixture
+def machine(real_cast: Cast) -> Machine:
+    give_plenty(real_cast.acme)
+    return Machine("gpu1", real_cast.pool)
+
+
+@pytest.fixture
+def cluster(real_cast: Cast, control_plane: ControlPlane, client: Client) -> Cluster:
+    kubeconfig = control_plane.kubeconfig()
+    made = clusters.connect(principal=SYSTEM, name="kube", pool=real_cast.pool, kubeconfig=kubeconfig)
+    bindings.bind(principal=SYSTEM, cluster=made, namespace="ml", tenant=real_cast.acme)
+    return made
+
+
+@pytest.fixture
+def watches(cluster: Cluster) -> Iterator[Watches]:
+    made = Watches()
+    yield made
+    made.stop()
+
+
+def until(watches: Watches, condition: Callable[[], bool], *, seconds: float = 60) -> None:
+    """Step until it is so; as the command does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, list(PodClaim.objects.values())
+        watches.step()
+
+
+def test_a_bound_pod_is_charged_and_a_removed_one_is_not(
+    real_cast: Cast, client: Client, machine: Machine, cluster: Cluster, watches: Watches
+) -> None:
+    ask(client, "ml", "before", core=30, memory=10)
+    bound(client, "ml", "before")
+    until(watches, lambda: Claim.objects.filter(state="assigned").count() == 1)
+    ask(client, "ml", "after", core=200)
+    _, gpus = bound(client, "ml", "after")
+    until(watches, lambda: Claim.objects.filter(state="assigned").count() == 2)
+    machine.obey()
+    row = PodClaim.objects.get(pod="after")
+    assert row.gpu_indexes == [int(index) for index in gpus.split(",")]
+    assert used(real_cast.acme)["core_percent"] == 230
+    assert_books_agree()
+    cluster.refresh_from_db()
+    assert (cluster.state, cluster.kubernetes_version[:1]) == ("connected", "v")
+
+    remove(client, "ml", "before", "after")
+    until(watches, lambda: not PodClaim.objects.live().exists())
+    machine.obey()
+    assert used(real_cast.acme)["core_percent"] == 0
+    assert_books_agree()
+
+
+@pytest.mark.usefixtures("machine", "cluster")
+def test_a_restart_of_the_api_server_loses_no_pod(
+    client: Client, watches: Watches, control_plane: ControlPlane
+) -> None:
+    ask(client, "ml", "stays", core=30, memory=10)
+    ask(client, "ml", "goes", core=30, memory=10)
+    for name in ("stays", "goes"):
+        bound(client, "ml", name)
+    until(watches, lambda: PodClaim.objects.live().count() == 2)
+    control_plane.stop_one("kube-apiserver")
+    until(watches, lambda: Cluster.objects.get().state == "unreachable")
+    control_plane.start_api_server()
+    remove(client, "ml", "goes")
+    until(watches, lambda: list(PodClaim.objects.live().values_list("pod", flat=True)) == ["stays"])
+    until(watches, lambda: Cluster.objects.get().state == "connected")
+    remove(client, "ml", "stays")
+    until(watches, lambda: not PodClaim.objects.live().exists())
+    assert_books_agree()
