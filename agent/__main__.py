@@ -28,6 +28,9 @@ environment:
   GPUCLOUD_SIM_DRIVER    directory of the simulated driver (else sim/ beside GPUCLOUD_LIBRARY)
   GPUCLOUD_AUDIT         warn, kill or off: of GPU processes that no limit holds, whatever the pool wants
   GPUCLOUD_METRICS       HOST:PORT where Prometheus reads /metrics, or a port of loopback (off); gpu-manager's is 5678
+  GPUCLOUD_KUBELET_DIR   directory of kubelet.sock, like /var/lib/kubelet/device-plugins: be its device plugin (off)
+  GPUCLOUD_POD_RESOURCES the kubelet's pod-resources socket (else ../pod-resources/kubelet.sock from there)
+  GPUCLOUD_KUBERNETES_NODE  what the cluster calls this machine (else its host name)
   GPUCLOUD_CGROUPS       off: a claim's programs stay in the control groups that they came from (on)
   GPUCLOUD_DRIFT_SECONDS between two looks for pages that somebody changed (5)
   GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)

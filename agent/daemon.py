@@ -28,6 +28,7 @@ from agent.drift import Drifts
 from agent.holding.abi import PagesLibrary
 from agent.holding.registry import Registry
 from agent.holding.troubles import Troubles, named
+from agent.kubelet import part as kubelet
 from agent.machine import audit, auditor, cgroups, checkup
 from agent.machine.arbiter import Arbiter
 from agent.machine.checkup import Around
@@ -87,6 +88,7 @@ class Daemon:
             cdi_dir=settings.cdi_dir,
             report=partial(self._tell, "ways-not-written"),
         )
+        self._kubelet = kubelet.made(settings, self._node, self._ways, self._checkup.health, lambda: self._inventory)
         self._troubles = Troubles(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
@@ -122,6 +124,8 @@ class Daemon:
         ]
         if self._settings.audit != "off":
             loops.append(self._audits())
+        if self._kubelet is not None:
+            loops.append(self._kubelet.run())
         tasks = [asyncio.ensure_future(loop) for loop in (*loops, stop.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -247,6 +251,7 @@ class Daemon:
             arbiter=self._arbiter.installed,
             gpus=list(self._inventory.gpus),
             checks=await self._check(),
+            kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
         )
 
     async def _check(self) -> list[wire.Check]:
@@ -319,12 +324,12 @@ class Daemon:
     async def _audits(self) -> None:
         while True:
             await asyncio.sleep(audit.LOOK_SECONDS)
-            listed, drawing = await self._in_nvml_thread(self._nvml.listed)
+            listed, drawing, measured = await self._in_nvml_thread(self._nvml.listed)
             now = time.monotonic()
             if listed:
                 # What is on the GPU now must not be held against a page of a second ago.
                 self._node.step(now=now)
-            self._auditor.take(listed, drawing, self._node.holdings, now=now, at=time.time())
+            self._auditor.take(listed, drawing, self._node.holdings, now=now, at=time.time(), measured=measured)
 
     async def _in_nvml_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._nvml_thread, call)
@@ -352,6 +357,7 @@ class Daemon:
     def _facts(self) -> Facts:
         return Facts(
             node=self._node_name,
+            kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else None,
             hostname=socket.gethostname(),
             gpus=self._inventory.gpus,
             wanted=self._node.desired,
@@ -362,6 +368,7 @@ class Daemon:
             arbiter_running=self._arbiter.status.running,
             arbiter_restarts=self._arbiter.status.restarts,
             findings=len(self._auditor.audit.findings),
+            xids=self._checkup.health.last_xids,
         )
 
     def _status(self, caller: Caller) -> Answer:

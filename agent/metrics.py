@@ -9,7 +9,7 @@ node, and costs no look at the machine: it is what the last sample of a second a
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import start_http_server
@@ -40,6 +40,7 @@ DEVICES = {
     "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
     "DCGM_FI_DEV_SM_CLOCK": "SM clock frequency (in MHz).",
     "DCGM_FI_DEV_MEM_CLOCK": "Memory clock frequency (in MHz).",
+    "DCGM_FI_DEV_XID_ERRORS": "Value of the last XID error encountered.",
 }
 
 
@@ -58,6 +59,10 @@ class Facts(NamedTuple):
     arbiter_running: bool
     arbiter_restarts: int
     findings: int
+    # The last XID error of each GPU since the agent started, by uuid.
+    xids: Mapping[str, int]
+    # What the node's cluster calls it; None where it is in none.
+    kubernetes_node: str | None = None
 
 
 class Exporter(Collector):
@@ -85,21 +90,30 @@ def _shares(facts: Facts) -> Iterable[Metric]:
     families = {name: GaugeMetricFamily(name, words, labels=[*POD, label]) for name, (words, label) in SHARES.items()}
     used = {one.uid: one for one in facts.usage.assignments} if facts.usage else {}
     index = {gpu.uuid: gpu.index for gpu in facts.gpus}
-    totals: dict[tuple[str, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    # Summed by labels: a pod and the one before it, whose claim is being released, bear the same names.
+    sums: dict[str, dict[tuple[str, ...], float]] = {name: defaultdict(float) for name in SHARES}
     for wanted in facts.wanted.assignments if facts.wanted else ():
-        pod = (wanted.claim_name or wanted.claim_uid, wanted.tenant, facts.node, wanted.claim_uid)
+        pod = _pod(wanted, facts)
         asked = {"container_request_gpu_utilization": wanted.core_request / 100}
         for name, value in {**asked, "container_request_gpu_memory": wanted.memory_bytes / MIB}.items():
-            totals[pod][name] += value
+            sums[name][*pod, TOTAL] += value
         if usage := used.get(wanted.uid):
             values = {"container_gpu_utilization": usage.core_percent}
             for name, value in {**values, "container_gpu_memory_total": usage.memory_bytes / MIB}.items():
-                families[name].add_metric([*pod, f"gpu{index.get(wanted.gpu_uuid, 'none')}"], value)
-                totals[pod][name] += value
-    for labels, sums in totals.items():
-        for name, value in sums.items():
-            families[name].add_metric([*labels, TOTAL], value)
+                sums[name][*pod, f"gpu{index.get(wanted.gpu_uuid, 'none')}"] += value
+                sums[name][*pod, TOTAL] += value
+    for name, by_labels in sums.items():
+        for labels, value in by_labels.items():
+            families[name].add_metric(labels, value)
     return families.values()
+
+
+def _pod(wanted: wire.Assignment, facts: Facts) -> tuple[str, ...]:
+    """The values of POD: of a cluster's container its names, of any other claim what comes nearest."""
+    if wanted.pod is not None:
+        node = facts.kubernetes_node or facts.node
+        return wanted.pod.container, wanted.pod.namespace, node, wanted.pod.name
+    return wanted.claim_name or wanted.claim_uid, wanted.tenant, facts.node, wanted.claim_uid
 
 
 def _devices(facts: Facts) -> Iterable[Metric]:
@@ -116,6 +130,7 @@ def _devices(facts: Facts) -> Iterable[Metric]:
                 "DCGM_FI_DEV_POWER_USAGE": usage.power_watts,
                 "DCGM_FI_DEV_SM_CLOCK": usage.sm_clock_mhz,
                 "DCGM_FI_DEV_MEM_CLOCK": usage.memory_clock_mhz,
+                "DCGM_FI_DEV_XID_ERRORS": facts.xids.get(gpu.uuid, 0),
             }
             for name, value in values.items():
                 if value is not None:

@@ -1,5 +1,7 @@
 """What the operator may set: options of `python -m agent run` and the environment. Read once, refused early."""
 
+import importlib.util
+import socket
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +23,8 @@ LEAST_FREE_MIB = 16
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
 # Docker, Podman, containerd and CRI-O read it unless told otherwise; it is empty after a reboot, as our claims are.
 SYSTEM_CDI_DIR = Path("/var/run/cdi")
+# Where gpu-manager answers. Prometheus asks the pod, from another machine: not on loopback.
+POD_METRICS = ("0.0.0.0", 5678)  # noqa: S104 - which of the pod's addresses is the cluster's to say
 LIBRARY_DIRECTORIES = (_BUILT, Path("/usr/local/lib/gpucloud"), Path("/usr/lib/gpucloud"))
 
 
@@ -36,6 +40,17 @@ class Library(NamedTuple):
     # The simulated driver's directory and node; None on a real machine.
     simulated_driver: Path | None = None
     simulated_node: Path | None = None
+
+
+class Kubelet(NamedTuple):
+    """The kubelet whose device plugin the agent is."""
+
+    # Of kubelet.sock.
+    directory: Path
+    # The socket at which it says which container has which devices.
+    pod_resources: Path
+    # What its cluster calls this machine.
+    node: str
 
 
 class Settings(NamedTuple):
@@ -57,6 +72,8 @@ class Settings(NamedTuple):
     audit: AuditMode | None
     # Where Prometheus asks: host and port; None: nowhere.
     metrics: tuple[str, int] | None
+    # None: the agent is no kubelet's device plugin.
+    kubelet: Kubelet | None
     # Whether a claim's programs get a control group of their own, where it can be made.
     cgroups: bool
     # Between two looks for what somebody changed behind the agent's back.
@@ -75,17 +92,22 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
     run = environment.get("GPUCLOUD_RUN_DIR")
     run_dir = Path(run).absolute() if run else rundir.default(state)
     library = _library(environment)
+    kubelet = _kubelet(environment)
+    cdi_dir = _cdi_dir(environment.get("GPUCLOUD_CDI_DIR"), run_dir)
+    if kubelet is not None and cdi_dir is None:
+        raise SettingsError("A kubelet's containers get their claims by CDI: GPUCLOUD_CDI_DIR cannot be off.")
     return Settings(
         server=_server(server or environment.get("GPUCLOUD_SERVER")),
         state_dir=state,
         run_dir=run_dir,
-        cdi_dir=_cdi_dir(environment.get("GPUCLOUD_CDI_DIR"), run_dir),
+        cdi_dir=cdi_dir,
         library=library,
         pages_library=library.path.with_name("libvcuda-pages.so"),
         arbiter=library.path.with_name("vcuda-arbiter"),
         nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
         audit=_audit(environment.get("GPUCLOUD_AUDIT")),
-        metrics=_address(environment, "GPUCLOUD_METRICS"),
+        metrics=_address(environment, "GPUCLOUD_METRICS", otherwise=POD_METRICS if kubelet else None),
+        kubelet=kubelet,
         cgroups=_on(environment, "GPUCLOUD_CGROUPS"),
         drift_seconds=max(_seconds(environment, "GPUCLOUD_DRIFT_SECONDS", DRIFT_SECONDS), LEAST_DRIFT_SECONDS),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
@@ -102,6 +124,24 @@ def _cdi_dir(named: str | None, run_dir: Path) -> Path | None:
         return Path(named).absolute()
     # An agent beside the machine's own one (a demo, a test, a user's) leaves the machine's directory alone.
     return SYSTEM_CDI_DIR if run_dir == rundir.SYSTEM else run_dir / "cdi"
+
+
+def _kubelet(environment: Mapping[str, str]) -> Kubelet | None:
+    directory = environment.get("GPUCLOUD_KUBELET_DIR")
+    if not directory or directory == "off":
+        return None
+    if importlib.util.find_spec("grpc") is None:
+        raise SettingsError(
+            "GPUCLOUD_KUBELET_DIR needs grpcio: the image has it, the bundle for single machines has not."
+        )
+    path = Path(directory).absolute()
+    return Kubelet(
+        directory=path,
+        pod_resources=Path(
+            environment.get("GPUCLOUD_POD_RESOURCES") or path.parent / "pod-resources" / "kubelet.sock"
+        ).absolute(),
+        node=environment.get("GPUCLOUD_KUBERNETES_NODE") or socket.gethostname(),
+    )
 
 
 def _server(url: str | None) -> str:
@@ -136,10 +176,12 @@ def _audit(mode: str | None) -> AuditMode | None:
     return cast(AuditMode, mode)
 
 
-def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:
-    """HOST:PORT, [IPV6]:PORT, or a port of loopback."""
+def _address(environment: Mapping[str, str], name: str, *, otherwise: tuple[str, int] | None) -> tuple[str, int] | None:
+    """HOST:PORT, [IPV6]:PORT, a port of loopback, or off."""
     text = environment.get(name)
     if not text:
+        return otherwise
+    if text == "off":
         return None
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:

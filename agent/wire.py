@@ -1,8 +1,10 @@
 """The wire format between a node's agent and the control plane: the one module that both sides import.
 
-One websocket per node carries JSON frames. Every frame has ``v`` (the protocol's version) and ``type``; unknown fields,
-wrong types and numbers out of range are refused when a frame is decoded, so that nothing past this module meets them.
-Sizes are bytes, shares are percent of one GPU, times are Unix seconds.
+One websocket per node carries JSON frames. Every frame has ``v`` (the protocol's version) and ``type``; wrong types and
+numbers out of range are refused when a frame is decoded, so that nothing past this module meets them. Unknown fields
+of an agent's frame are refused too. Of a server's they are passed over: a server is upgraded before its agents, and
+what an older agent may not pass over needs another ``v``, which it refuses. Sizes are bytes, shares are percent of one
+GPU, times are Unix seconds.
 
 The protocol is level-triggered: ``desired`` holds the node's *whole* wanted state and ``observed`` the whole state in
 force, so a lost frame is repaired by the next one. A frame number only orders ``desired`` frames; what is in force is
@@ -45,6 +47,9 @@ MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
+# What Kubernetes allows of names: a DNS subdomain, a DNS label.
+ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]
+LabelName = Annotated[str, Meta(min_length=1, max_length=63)]
 
 # A word in the manner of Kubernetes: `ClockInSync`.
 CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
@@ -100,6 +105,9 @@ class Hello(Frame, frozen=True, kw_only=True):
     arbiter: bool = False
     gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
     checks: Annotated[list[Check], Meta(max_length=MAX_CHECKS)] = []
+    # Where the agent is a kubelet's device plugin: what its cluster calls the machine. Left out elsewhere: an older
+    # server knows nothing of it.
+    kubernetes_node: ObjectName | UnsetType = UNSET
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -140,7 +148,7 @@ class Observed(Frame, frozen=True, kw_only=True):
     drifts: Annotated[list[Drift], Meta(max_length=MAX_DRIFTS)] | UnsetType = UNSET
 
 
-class GpuUsage(Record, frozen=True, kw_only=True):
+class GpuUsage(Record, frozen=True, kw_only=True, gc=False):
     """What one GPU did since the last sample, by NVML."""
 
     uuid: GpuUuid
@@ -152,7 +160,8 @@ class GpuUsage(Record, frozen=True, kw_only=True):
     memory_clock_mhz: Count | None = None
 
 
-class AssignmentUsage(Record, frozen=True, kw_only=True):
+# Of these a server holds tens of thousands a second: they refer to nothing that could refer back.
+class AssignmentUsage(Record, frozen=True, kw_only=True, gc=False):
     """What one assignment did since the last sample, by libvcuda's account (billing does not rest on it)."""
 
     uid: Uid
@@ -243,7 +252,7 @@ class Pong(Frame, frozen=True, kw_only=True):
     """Agent → server: answer to `ping`."""
 
 
-class Welcome(Frame, frozen=True, kw_only=True):
+class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Server → agent: the hello was accepted. The `desired` that follows counts whatever its frame number."""
 
     node_uid: Uid
@@ -251,7 +260,7 @@ class Welcome(Frame, frozen=True, kw_only=True):
     server_time: Seconds
 
 
-class Sharing(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
     """By which policy a GPU is shared, and what the policy has to know of the claim."""
 
     policy: Policy = "burst"
@@ -265,7 +274,15 @@ class Sharing(Record, frozen=True, kw_only=True, omit_defaults=True):
     parts: Annotated[int, Meta(ge=1, le=16)] = 1
 
 
-class Assignment(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Pod(Record, forbid_unknown_fields=False, frozen=True, kw_only=True):
+    """The container of a cluster that a claim is for, by the names that the kubelet knows it by."""
+
+    namespace: LabelName
+    name: ObjectName
+    container: LabelName
+
+
+class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
     """One claim's share of one GPU, as wanted. What is at its default is left out: an older agent reads it then."""
 
     uid: Uid
@@ -282,6 +299,8 @@ class Assignment(Record, frozen=True, kw_only=True, omit_defaults=True):
     sharing: Sharing | None = None
     # What its owner calls it.
     claim_name: Word = ""
+    # None: no cluster's container. Told to agents that are a kubelet's device plugin; an older one could not read it.
+    pod: Pod | None = None
     # False: close the page, end its processes, report `released`.
     present: bool = True
 
@@ -290,7 +309,7 @@ class Assignment(Record, frozen=True, kw_only=True, omit_defaults=True):
 AuditPolicy = Literal["warn", "kill", "fence"]
 
 
-class NodePolicy(Record, frozen=True, kw_only=True, omit_defaults=True):
+class NodePolicy(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
     """What else the node's pool, and its operators, want of the agent."""
 
     audit: AuditPolicy = "warn"
@@ -298,7 +317,7 @@ class NodePolicy(Record, frozen=True, kw_only=True, omit_defaults=True):
     cleared: dict[GpuUuid, Seconds] = {}
 
 
-class Desired(Frame, frozen=True, kw_only=True):
+class Desired(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Server → agent: the node's whole wanted state. What is on the node and not in here is released."""
 
     frame: Count
@@ -309,13 +328,13 @@ class Desired(Frame, frozen=True, kw_only=True):
     mend: bool | UnsetType = UNSET
 
 
-class Ack(Frame, frozen=True, kw_only=True):
+class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Server → agent: every usage frame up to and including `seq` is stored."""
 
     seq: Annotated[int, Meta(ge=1)]
 
 
-class Ping(Frame, frozen=True, kw_only=True):
+class Ping(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Server → agent: are you there?"""
 
 

@@ -174,7 +174,15 @@ TELEMETRY_FRAMES = Counter("gpucloud_telemetry_frames", "Usage frames of agents 
 TELEMETRY_SECONDS = Histogram(
     "gpucloud_telemetry_lag_seconds", "From a measurement on the node to its being stored.", SECONDS
 )
+WEBHOOK_ATTEMPTS = Counter(
+    "gpucloud_webhook_attempts",
+    "Attempts to deliver a message to a webhook: delivered, retried (it is tried again), or failed (the last one).",
+    ("outcome",),
+)
+POOLS_SET_ASIDE = Counter(
+    "gpucloud_pools_set_aside", "How often the scheduler failed over a pool and left it alone for a while.", ("pool",)
+)
 EVERY: tuple[Counter | Histogram, ...] = (
     HTTP_REQUESTS, HTTP_SECONDS, ROUNDS, ROUND_SECONDS, DECISIONS, REFUSALS, PUSHES, PUSH_SECONDS, TELEMETRY_FRAMES,
-    TELEMETRY_SECONDS,
+    TELEMETRY_SECONDS, WEBHOOK_ATTEMPTS, POOLS_SET_ASIDE,
 )  # fmt: skip

@@ -61,10 +61,10 @@ def words(name: str, default: str = "") -> list[str]:
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
 
 
-def networks(name: str) -> list[IPv4Network | IPv6Network]:
+def networks(name: str, default: str = "") -> list[IPv4Network | IPv6Network]:
     """Networks separated by commas, like 10.0.0.0/8; an address is a network of one."""
     try:
-        return [ip_network(word) for word in words(name)]
+        return [ip_network(word) for word in words(name, default)]
     except ValueError as error:
         raise ImproperlyConfigured(f"{name}: {error}; use networks like 10.0.0.0/8, separated by commas.") from error
 

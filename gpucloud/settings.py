@@ -44,6 +44,7 @@ INSTALLED_APPS = [
     "apps.quotas",
     "apps.nodes",
     "apps.scheduling",
+    "apps.clusters",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -140,6 +141,24 @@ METRICS_CIDRS = environment.networks("METRICS_CIDRS")
 # Of how many GPUs, and of how many assignments, one scrape tells; of more it tells of none, and their agents do.
 METRICS_MOST_DETAILS = environment.number("METRICS_MOST_DETAILS", 2000)
 
+# Admission webhooks of clusters, see .env.example.
+ADMISSION_SCHEDULER_NAME = environment.text("ADMISSION_SCHEDULER_NAME", "")
+ADMISSION_DEFAULT_CORE = environment.number("ADMISSION_DEFAULT_CORE", 0)
+ADMISSION_DEFAULT_MEMORY_MIB = environment.number("ADMISSION_DEFAULT_MEMORY_MIB", 0)
+ADMISSION_TRUSTED = environment.words("ADMISSION_TRUSTED")
+ADMISSION_TRANSLATE = environment.words("ADMISSION_TRANSLATE")
+ADMISSION_LIBRARY_DIRECTORY = environment.text("ADMISSION_LIBRARY_DIRECTORY", "")
+ADMISSION_CDI_DEVICE = environment.text("ADMISSION_CDI_DEVICE", "")
+
+# Where the scheduler extender listens, and whom it answers: these networks, or, where a certificate authority is named,
+# whoever has a certificate of it.
+EXTENDER_HOST = environment.text("EXTENDER_HOST", "127.0.0.1")
+EXTENDER_PORT = environment.number("EXTENDER_PORT", 3456, least=1)
+EXTENDER_CIDRS = environment.networks("EXTENDER_CIDRS", "127.0.0.0/8,::1/128")
+EXTENDER_CERTIFICATE = environment.text("EXTENDER_CERTIFICATE", "")
+EXTENDER_KEY = environment.text("EXTENDER_KEY", "")
+EXTENDER_CLIENT_CA = environment.text("EXTENDER_CLIENT_CA", "")
+
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "apps.quotas.authentication.BearerToken",
@@ -186,25 +205,10 @@ SPECTACULAR_SETTINGS = {
         "QuotaResource": "apps.quotas.models.Resource",
         "MemberRole": "apps.quotas.models.Role",
         "EventKind": "apps.quotas.models.EventKind",
+        "ClusterState": "apps.clusters.models.ClusterState",
+        "ClusterPlacement": "apps.clusters.models.Placement",
         "DeliveryState": "apps.quotas.models.webhook.DeliveryState",
     },
-}
-
-CHANNEL_LAYERS = {
-    "default": {
-        "BACKEND": "channels_redis.core.RedisChannelLayer",
-        "CONFIG": {
-            # redis 8 ends idle sockets after 5 s and stops at 100 connections unless told otherwise.
-            "hosts": [
-                {"address": REDIS_URL, "socket_timeout": None, "socket_connect_timeout": 2, "max_connections": 4096}
-            ],
-            "prefix": f"{REDIS_PREFIX}:channels",
-            # The layer drops silently when a channel is full, and all sockets of a process count as one: room for a
-            # push to every node of a fleet. What is lost all the same is repaired by the next push.
-            "capacity": 20_000,
-            "expiry": 20,
-        },
-    }
 }
 
 CELERY_BROKER_URL = environment.celery_broker(REDIS_URL)
@@ -260,6 +264,11 @@ CELERY_BEAT_SCHEDULE = {
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": crontab(minute=5)},
     # What must not wait for it (giving back) does not: see `services.waking`.
     "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
+    "watch-idle-claims": {
+        "task": "apps.scheduling.tasks.watch_idle_claims",
+        "schedule": 5.0,
+        "options": {"expires": 10},
+    },
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},

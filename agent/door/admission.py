@@ -64,6 +64,12 @@ def _shut(node: Node, library: Library, claim_uid: str, secret: str) -> Refusal 
     digest = hashlib.sha256(secret.encode()).hexdigest()
     if not any(hmac.compare_digest(digest, one.secret_digest) for one in wanted):
         return Refusal(code="wrong-secret", detail=f"This is not the secret of claim {claim_uid}.")
+    return unready(node, library, wanted)
+
+
+def unready(node: Node, library: Library, wanted: list[wire.Assignment]) -> Refusal | None:
+    """Why no program may start under the claim of these assignments; None where one may."""
+    claim_uid = wanted[0].claim_uid
     refusal = _not_in_force(node, wanted)
     lost = node.holdings[claim_uid].find_lost() if refusal is None else []
     if lost:

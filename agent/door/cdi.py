@@ -40,9 +40,15 @@ def device_nodes(minors: Sequence[int]) -> list[str]:
 
 
 def spec(
-    environment: Environment, *, directory: Path, files: Path, library: Library, devices: Sequence[str]
+    environment: Environment,
+    *,
+    directory: Path,
+    files: Path,
+    library: Library,
+    devices: Sequence[str],
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One device, named by the claim: its pages, the library, its variables, the devices of its GPUs."""
+    """The claim's device, by its uid and these names: its pages, the library, its variables, its GPUs' devices."""
     told = environment.set | environment.prepend
     edits: dict[str, Any] = {
         "env": [f"{name}={value}" for name, value in told.items()],
@@ -58,8 +64,8 @@ def spec(
         edits["mounts"] += [_mount(library.simulated_driver), _mount(library.simulated_node, writable=True)]
     if devices:
         edits["deviceNodes"] = [{"path": path, "permissions": "rw"} for path in devices]
-    device = {"name": environment.claim, "containerEdits": edits}
-    return {"cdiVersion": VERSION, "kind": wire.CDI_KIND, "devices": [device]}
+    made = [{"name": name, "containerEdits": edits} for name in (environment.claim, *names)]
+    return {"cdiVersion": VERSION, "kind": wire.CDI_KIND, "devices": made}
 
 
 def mounted_claim(spec: object, claims: Path) -> str | None:

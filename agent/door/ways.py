@@ -5,6 +5,7 @@ agent left is taken away. A claim that is being released has none, so that nothi
 """
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ class _Made(NamedTuple):
 
     gpus: tuple[str, ...]
     minors: tuple[int, ...]
+    name: str | None
     files: dict[Path, bytes]
 
 
@@ -52,8 +54,15 @@ class Ways:
         self._report = report
         self._made: dict[str, _Made] = {}
         self._written: dict[Path, _Written] = {}
-        self._problem: str | None = None
+        # Why files are not as they should be, in words.
+        self.problem: str | None = None
+        # By what name a container runtime knows the claim's device beside its uid.
+        self._names: dict[str, str] = {}
         self._swept = False
+
+    def name(self, claim_uid: str, name: str) -> None:
+        """The claim's device bears this name from the next `keep` on, and no other claim's does."""
+        self._names = {uid: other for uid, other in self._names.items() if other != name} | {claim_uid: name}
 
     def keep(self, node: Node, minors: Mapping[str, int]) -> None:
         """Make the files match the node's claims. `minors`: the driver's number of each GPU. Raises nothing."""
@@ -61,6 +70,7 @@ class Ways:
         names = environment.gpu_names(node)
         wanted: dict[Path, bytes] = {}
         made: dict[str, _Made] = {}
+        self._names = {uid: name for uid, name in self._names.items() if uid in node.holdings}
         for uid, holding in node.holdings.items():
             gpus = environment.gpus(holding, names)
             if holding.ending_since is not None or not gpus or holding.lost:
@@ -79,10 +89,10 @@ class Ways:
             wanted |= self._shared()
         problems += self._match(wanted, node.holdings)
         problem = problems[0] if problems else None
-        if problem is not None and problem != self._problem:
+        if problem is not None and problem != self.problem:
             log.warning("ways-not-written", reason=problem)
             self._report(f"Containers and units cannot be started under claims: {problem}")
-        self._problem = problem
+        self.problem = problem
 
     def _match(self, wanted: Mapping[Path, bytes], claims: Iterable[str]) -> list[str]:
         """Write and take away; what went wrong."""
@@ -110,7 +120,9 @@ class Ways:
             return
         if path.parent in (self._cdi_dir, self._run_dir.container):
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        statefile.replace(path, content, mode=MODE)
+        # What the agent before wrote stays: somebody may have it mounted.
+        if not _stands(path, content):
+            statefile.replace(path, content, mode=MODE)
         self._written[path] = _Written(content, _inode(path))
 
     def _made_for(
@@ -118,7 +130,8 @@ class Ways:
     ) -> _Made:
         numbers = tuple(minors[gpu] for gpu in gpus if gpu in minors)
         known = self._made.get(holding.claim_uid)
-        if known is not None and (known.gpus, known.minors) == (tuple(gpus), numbers):
+        name = self._names.get(holding.claim_uid)
+        if known is not None and known[:3] == (tuple(gpus), numbers, name):
             return known
         told = environment.variables(holding, self._library, names)
         files = {holding.directory / "env": environment.file_text(told).encode()}
@@ -129,9 +142,10 @@ class Ways:
                 files=self._run_dir.container,
                 library=self._library,
                 devices=cdi.device_nodes(numbers),
+                names=[name] if name is not None else [],
             )
             files[self._cdi_dir / cdi.file_name(holding.claim_uid)] = msgspec.json.encode(made) + b"\n"
-        return _Made(tuple(gpus), numbers, files)
+        return _Made(tuple(gpus), numbers, name, files)
 
     def _shared(self) -> dict[Path, bytes]:
         preload = f"{self._library.path}\n".encode()
@@ -149,6 +163,22 @@ class Ways:
             if claim is not None and claim not in claims:
                 path.unlink(missing_ok=True)
         self._swept = True
+
+
+def _stands(path: Path, content: bytes) -> bool:
+    """Whether the file is there as this agent would write it: its content, its owner, and nobody else's to write."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(descriptor)
+        plain = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == MODE and found.st_nlink == 1
+        if not plain or found.st_uid != os.geteuid() or found.st_size != len(content):
+            return False
+        return os.pread(descriptor, len(content) + 1, 0) == content
+    finally:
+        os.close(descriptor)
 
 
 def _inode(path: Path) -> int:

@@ -113,6 +113,7 @@ class PagesLibrary:
             call.argtypes = arguments
             call.restype = None if name in _WITHOUT_RESULT else c_int
         usage = abi["structs"]["vcuda_usage"]["fields"]
+        self.limits_bytes: int = abi["limits_size"]
         self.usage_bytes: int = abi["usage_size"]
         # What every usage page says of itself, at which place.
         self.usage_header = [

@@ -207,6 +207,10 @@ class Holding:
         """Make the usage page this user's. Raises OSError where the agent may not."""
         self._usage.give(uid, gid)
 
+    def share(self) -> None:
+        """Let every user write the usage page, who can see it. Raises OSError where the agent may not."""
+        self._usage.share()
+
     def end(self, *, now: float, grace_seconds: float) -> list[Process]:
         """Ask the claim's processes to end, then make them; returns whom SIGKILL reached now."""
         if self.ending_since is None:

@@ -1,6 +1,7 @@
 """The pages of one claim, through libvcuda's own helper library: its header is the contract, this is the other side.
 
-The limits page is ours and mapped. The usage page belongs to the tenant, who may shorten the file at any time: a touch
+The limits page is ours and mapped; before the mapping is touched it is made sure that the file is whole, since anybody
+of the agent's own user may cut it. The usage page belongs to the tenant, who may shorten the file at any time: a touch
 of a mapping would then end the agent (SIGBUS), so it is read by pread into a buffer, and a dead process's slot in it is
 cleared by a child (`reaper.py`).
 """
@@ -91,7 +92,10 @@ class LimitsPage:
         self._must("make", self._calls.vcuda_limits_create(
             os.fsencode(self._path), UUID(claim_uid).bytes, ctypes.byref(self._page)
         ))  # fmt: skip
-        self._inode = inode_of(self._path)
+        self._bytes = library.limits_bytes
+        self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._inode = os.fstat(self._file).st_ino
+        self._written = os.pread(self._file, self._bytes, 0)
 
     @property
     def is_lost(self) -> bool:
@@ -100,8 +104,10 @@ class LimitsPage:
 
     def slots(self) -> list[LimitSlot]:
         """What the page says now. A slot whose writer was killed in the middle of its write is left out."""
-        found = []
+        found: list[LimitSlot] = []
         limit = RawLimit()
+        if not self._is_whole():
+            return found
         for index in range(MAX_GPUS):
             result = self._calls.vcuda_limits_get(self._page, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED):
@@ -122,7 +128,7 @@ class LimitsPage:
     def index(self, gpu: UUID) -> int | None:
         """The slot of this GPU, by which the usage page knows it too."""
         limit = RawLimit()
-        for index in range(MAX_GPUS):
+        for index in range(MAX_GPUS if self._is_whole() else 0):
             result = self._calls.vcuda_limits_get(self._page, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED) and bytes(limit.gpu_uuid) == gpu.bytes:
                 return index
@@ -130,8 +136,11 @@ class LimitsPage:
 
     def set(self, slot: LimitSlot) -> int:
         """Put these limits in force and open the slot; the slot's index. Raises PageError."""
+        self._must_be_whole()
         limit = _raw(slot)
-        return self._must("write", self._calls.vcuda_limits_set(self._page, ctypes.byref(limit)))
+        index = self._must("write", self._calls.vcuda_limits_set(self._page, ctypes.byref(limit)))
+        self._written = os.pread(self._file, self._bytes, 0)
+        return index
 
     def alone_percent(self, slot: LimitSlot) -> int:
         """Percent of its GPU that the assignment may use while nobody else wants it: what its policy makes of it."""
@@ -139,17 +148,40 @@ class LimitsPage:
 
     def close_gpu(self, gpu: UUID, generation: int) -> None:
         """From now on this GPU refuses allocations and launches of the claim. Raises PageError."""
+        self._must_be_whole()
         self._must("close", self._calls.vcuda_limits_close_gpu(self._page, gpu.bytes, generation))
+        self._written = os.pread(self._file, self._bytes, 0)
 
     def heartbeat(self) -> None:
         """Say that the agent lives."""
-        self._calls.vcuda_limits_heartbeat(self._page)
+        if self._is_whole():
+            self._calls.vcuda_limits_heartbeat(self._page)
 
     def unmap(self) -> None:
         """Let go of the page; it stays as it is."""
         if self._page.value is not None:
             self._calls.vcuda_limits_unmap(self._page)
             self._page = c_void_p()
+            os.close(self._file)
+
+    def _is_whole(self) -> bool:
+        """To be asked before the mapping is touched: what was cut off cannot be (SIGBUS).
+
+        It is put back as written last, in the same file, for processes that have it mapped. False where that fails.
+        """
+        if os.fstat(self._file).st_size >= self._bytes:
+            return True
+        try:
+            os.pwrite(self._file, self._written, 0)
+        except OSError as error:
+            log.warning("limits-page-cut", page=str(self._path), reason=str(error))
+            return False
+        log.warning("limits-page-cut", page=str(self._path), put_back=True)
+        return True
+
+    def _must_be_whole(self) -> None:
+        if not self._is_whole():
+            raise PageError(f"cannot put {self._path} back, which somebody cut")
 
     def _must(self, verb: str, result: int) -> int:
         if result < 0:
@@ -327,6 +359,10 @@ class UsagePage:
         """Make the page this user's. Raises OSError where the agent may not."""
         os.fchown(self._file, uid, gid)
         os.fchmod(self._file, 0o600)
+
+    def share(self) -> None:
+        """Let every user write the page who can see it. Raises OSError where the agent may not."""
+        os.fchmod(self._file, 0o666)
 
     @property
     def is_lost(self) -> bool:

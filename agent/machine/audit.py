@@ -2,7 +2,8 @@
 
 NVML shows every process on a GPU; libvcuda's slots in the usage pages show those that are held. What stands in the
 first list and not in the second unset LD_PRELOAD, is linked statically, forged its slot, or was never anybody's claim.
-What holds more memory than its slot says uses some that nobody limits.
+What holds more memory than its slot says uses some that nobody limits. What of a claim computes more than its limit
+allows launches past the library (`shares`).
 
 Pure of I/O but for /proc: who looks, and what becomes of a finding, is the daemon's.
 """
@@ -17,8 +18,9 @@ from agent.machine import processes
 from agent.machine.belonging import Belonging
 from agent.machine.gpus import Listed
 from agent.machine.processes import Process
+from agent.machine.shares import Key, Measured, Over, Shares
 
-Code = Literal["process-unlimited", "memory-over-limit"]
+Code = Literal["process-unlimited", "memory-over-limit", "core-over-limit"]
 
 LOOK_SECONDS = 0.5
 # Between a process's context and its slot, and between a page that is written and one that is read.
@@ -26,6 +28,10 @@ GRACE_SECONDS = 2.0
 # Page and NVML are not read at the same moment, and a program may take and free without a pause. So all of NVML's
 # readings over this time must be above all of the page's: where memory is held half of the time, once in 4^12.
 MEMORY_SECONDS = 6.0
+# NVML counts a kernel that the library let through like one that went past it, and no limit holds one that runs:
+# a collective operation that waits for its peers computes for many seconds, and its claim owes them afterwards. So what
+# computes too much is told of, but not acted on before it has been so, look by look, for longer than that.
+CORE_LASTING_SECONDS = 60.0
 # What drivers take for themselves without telling.
 TOLERANCE_BYTES = 64 << 20
 # Where libvcuda does not see what the driver takes from the kernel, and in a container cannot ask NVML about itself,
@@ -46,6 +52,8 @@ class Finding(NamedTuple):
     detail: str
     # Whether this surely is the process that NVML means: in a pid namespace of its own another may have its number.
     is_certain: bool
+    # Whether it has been so for long enough that something may be done about it.
+    is_lasting: bool = True
 
 
 class _Look(NamedTuple):
@@ -86,6 +94,9 @@ class Audit:
     def __init__(self, *, pids_are_ours: bool) -> None:
         self._pids_are_ours = pids_are_ours
         self._belonging = Belonging()
+        self._shares = Shares()
+        self._over: dict[Key, Over] = {}
+        self._over_since: dict[Key, float] = {}
         self._watched: dict[tuple[Process, str], _Watched] = {}
         self._reported: set[tuple[Process, Code]] = set()
         self._reports_at: deque[float] = deque()
@@ -94,8 +105,10 @@ class Audit:
         # On the GPUs but not to be seen from here.
         self.unseen = 0
 
-    def look(self, listed: Sequence[Listed], holdings: Mapping[str, Holding], *, now: float) -> list[Finding]:
-        """Take NVML's list and the holdings as just refreshed; the findings that are news.
+    def look(
+        self, listed: Sequence[Listed], holdings: Mapping[str, Holding], *, now: float, measured: Measured | None = None
+    ) -> list[Finding]:
+        """Take NVML's list, what it measured of each process, and the holdings as just refreshed; what is news.
 
         A process is news once for each code; it leaves `findings` when it ends or when the cause does.
         """
@@ -107,6 +120,8 @@ class Audit:
         self._reported = {
             (process, code) for process, code in self._reported if process in living or processes.alive(process)
         }
+        self._over = self._shares.take(measured or {}, self._pids(seen, holdings), holdings, now=now)
+        self._over_since = {key: self._over_since.get(key, now) for key in self._over}
         found = (self._judge(process, one, holdings, now) for (process, _), one in seen.items())
         self.findings = [finding for finding in found if finding is not None]
         return [finding for finding in self.findings if self._is_news(finding, now)]
@@ -121,6 +136,17 @@ class Audit:
             else:
                 seen[process, one.gpu_uuid] = one
         return seen
+
+    def _pids(
+        self, seen: Mapping[tuple[Process, str], Listed], holdings: Mapping[str, Holding]
+    ) -> dict[Key, list[int]]:
+        """The processes of each claim on each GPU."""
+        found: dict[Key, list[int]] = {}
+        for process, gpu_uuid in seen:
+            claim_uid = self._belonging.claim(process, holdings)
+            if claim_uid in holdings:
+                found.setdefault((str(claim_uid), gpu_uuid), []).append(process.pid)
+        return found
 
     def _judge(self, process: Process, one: Listed, holdings: Mapping[str, Holding], now: float) -> Finding | None:
         watched = self._watched[process, one.gpu_uuid]
@@ -137,9 +163,22 @@ class Audit:
             tolerance = TOLERANCE_BYTES if accounted.to_the_byte else ESTIMATE_BYTES
             watched.looks.append(_Look(now, one.memory_bytes, accounted.memory_bytes + tolerance))
         if not watched.excess(now):
-            return None
+            return self._core(process, one, claim_uid, now)
         words = f"holds {one.memory_bytes} bytes of the GPU; its usage page accounts for {accounted.memory_bytes}"
         return self._finding("memory-over-limit", process, one, claim_uid, words)
+
+    def _core(self, process: Process, one: Listed, claim_uid: str | None, now: float) -> Finding | None:
+        """Where its claim is above its share; libvcuda's account of the claim says nothing against it."""
+        key = claim_uid or "", one.gpu_uuid
+        over = self._over.get(key)
+        if over is None:
+            return None
+        words = (
+            f"and its claim's other processes used {over.percent:.0f} % of the GPU over the last ten seconds by NVML, "
+            f"and the claim may use {over.limit} %: some of that went past the library, or is one kernel of seconds"
+        )
+        found = self._finding("core-over-limit", process, one, claim_uid, words)
+        return found._replace(is_lasting=now - self._over_since[key] >= CORE_LASTING_SECONDS)
 
     def _finding(self, code: Code, process: Process, one: Listed, claim_uid: str | None, words: str) -> Finding:
         command = processes.command(process)[:200] or "?"

@@ -22,6 +22,7 @@ from agent.machine.gpus import Listed
 from agent.machine.health import Verdict
 from agent.machine.limiter import Limiter
 from agent.machine.processes import Process
+from agent.machine.shares import Measured
 from agent.settings import Settings
 
 log = structlog.get_logger()
@@ -30,7 +31,11 @@ log = structlog.get_logger()
 FIRST_PERSON = 1000
 NOBODY = 65534
 MOST_ENDED = 30
-REASONS = {"process-unlimited": "ProcessUnlimited", "memory-over-limit": "MemoryOverLimit"}
+REASONS = {
+    "process-unlimited": "ProcessUnlimited",
+    "memory-over-limit": "MemoryOverLimit",
+    "core-over-limit": "CoreOverLimit",
+}
 
 
 class Auditor:
@@ -68,11 +73,13 @@ class Auditor:
         *,
         now: float,
         at: float,
+        measured: Measured | None = None,
     ) -> None:
         """Look, tell what is new, and end what is to be ended. `drawing`: pids that NVML lists so."""
-        news = self.audit.look(listed, holdings, now=now)
+        news = self.audit.look(listed, holdings, now=now, measured=measured)
         findings = self.audit.findings
-        found = {finding.process for finding in findings}
+        # What the server fences a node for.
+        found = {finding.process for finding in findings if finding.is_lasting}
         if found - self._known:
             self._newest_at = at
         self._known = found
@@ -82,15 +89,21 @@ class Auditor:
         self._ending = {one: state for one, state in self._ending.items() if one in found}
         if self.mode == "kill":
             for finding in findings:
-                if finding.is_certain and finding.process.pid not in drawing and may_end(finding):
+                if (
+                    finding.is_certain
+                    and finding.is_lasting
+                    and finding.process.pid not in drawing
+                    and may_end(finding)
+                ):
                     self._end(finding, now=now, at=at)
 
     def verdict(self) -> Verdict:
         """Whether every process on the GPUs is held by its limits."""
         kind = wire.ConditionType.PROCESSES_LIMITED
-        if not self.audit.findings:
+        lasting = [finding for finding in self.audit.findings if finding.is_lasting]
+        if not lasting:
             return Verdict(kind, at_once=True)
-        first = self.audit.findings[0]
+        first = lasting[0]
         more = len(self._known) - 1
         words = first.detail + (f" {more} more." if more else "")
         # A new process is a new condition: what an operator lifted the fence for may go on.

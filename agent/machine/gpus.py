@@ -48,6 +48,9 @@ class Nvml:
         self._handles: dict[str, Any] = {}
         # As last described; those that fell off the bus since, too.
         self._known: dict[str, wire.Gpu] = {}
+        # The time of the last sample of processes' shares, by uuid, as NVML counts.
+        self._shared_at: dict[str, int] = {}
+        self._looks = 0
 
     @property
     def handles(self) -> dict[str, Any]:
@@ -99,9 +102,24 @@ class Nvml:
         lists = (optional(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) for handle in self._handles.values())
         return {int(one.pid) for running in lists for one in running or ()}
 
-    def listed(self) -> tuple[list[Listed], set[int]]:
-        """Who computes, and who draws."""
-        return self.processes(), self.drawing()
+    def listed(self) -> tuple[list[Listed], set[int], dict[str, dict[int, float]]]:
+        """Who computes, who draws, and at every second look how much of its GPU each used."""
+        running = self.processes()
+        self._looks += 1
+        return running, self.drawing(), self.shares() if running and self._looks % 2 else {}
+
+    def shares(self) -> dict[str, dict[int, float]]:
+        """Percent of its GPU that each process used lately, by uuid and pid; GPUs without a new sample are left out.
+
+        Who used nothing is left out of its GPU's.
+        """
+        found: dict[str, dict[int, float]] = {}
+        for uuid, handle in self._handles.items():
+            samples = optional(nvml.nvmlDeviceGetProcessUtilization, handle, self._shared_at.get(uuid, 0))
+            if samples:
+                self._shared_at[uuid] = max(int(one.timeStamp) for one in samples)
+                found[uuid] = {int(one.pid): float(one.smUtil) for one in samples}
+        return found
 
     def _ensure_open(self) -> None:
         if self._open:

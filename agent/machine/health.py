@@ -77,6 +77,8 @@ class Health:
         self._wounds: dict[str, Wound] = {}
         # Of a GPU: the last XID that time cures, and when it came, by the monotonic clock.
         self._recent: dict[str, tuple[int, float]] = {}
+        # The last of each GPU, whatever cures it, by uuid.
+        self.last_xids: dict[str, int] = {}
         self._ecc: dict[str, int] = {}
         self._ecc_at: dict[str, float] = {}
         self._hot: dict[str, int] = {}
@@ -116,6 +118,7 @@ class Health:
 
     def _take_xids(self, one: Vitals, *, now: float, at: float) -> None:
         for number in one.xids:
+            self.last_xids[one.gpu_uuid] = number
             cure = xids.cure(number)
             log.warning("xid", gpu=one.gpu_uuid, xid=number, cure=cure.value)
             if cure is xids.Cure.TIME:

@@ -1,9 +1,11 @@
 """What becomes of a GPU after an XID error, the NVIDIA driver's report of something wrong.
 
-By the immediate actions in NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors: "Analyzing Xid Errors with the Xid
-Catalog"; the page of older GPUs for those up to 63): where restarting the program is enough, the GPU is well; where the
-GPU or the machine is to be reset, it takes no new claims until that was done. Of a number that is not in here nothing
-is known: the GPU takes no new claims until none has come for a while.
+By the immediate actions of NVIDIA's "Xid Catalog" for Ampere and newer GPUs, numbers 1 to 172, as of October 2025
+(docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html): where restarting the program is enough, or nothing is
+to be done, the GPU is well; where the GPU or the machine is to be reset, it takes no new claims until that was done.
+Where the action hangs on bits that only the kernel's log has (48, 74, 144 to 150), the graver one is taken. Of a
+number that is not in here the catalogue says "contact support", or nothing: the GPU takes no new claims until none has
+come for a while.
 """
 
 from enum import Enum
@@ -12,7 +14,7 @@ from enum import Enum
 class Cure(Enum):
     """What ends the trouble."""
 
-    # The program's own fault, or its end: the GPU goes on. Told as an event, no condition.
+    # The program's own fault, or its end, or nothing to do: the GPU goes on. Told as an event, no condition.
     PROGRAM = "program"
     # Nothing more for a while.
     TIME = "time"
@@ -20,37 +22,65 @@ class Cure(Enum):
     RESET = "reset"
 
 
+_COPY_ENGINES = (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
+_VIDEO_ENGINES = (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)
+
 _PROGRAM = {
     8: "a program's channel was idle for too long",
     11: "a program sent a broken push buffer",
     13: "a program's fault in the graphics or compute engine (such as an access out of bounds)",
+    25: "a program sent a broken push buffer",
     31: "a program used memory that is not mapped",
     32: "a program sent a broken push buffer",
-    37: "the driver reported an error of a program",
+    37: "the driver's firmware was asked for something that it does not know",
+    38: "the driver's firmware waited too long",
     43: "a program's channel stopped after its own fault",
+    44: "a fault while the graphics engine changed programs",
     45: "a program's work was cleaned up before its end",
     63: "a bad memory row or page was noted for replacement; whether a reset is due is another condition",
-    68: "a fault in the video engine",
+    66: "the driver used a register that it may not",
+    67: "the driver used a register that it may not",
     69: "a program's fault in the graphics engine's class",
+    80: "data on the way to the GPU was corrupted",
+    92: "many single-bit memory errors were corrected",
+    93: "the GPU's information memory is written more often than it should be",
     94: "an uncorrectable memory error was contained: only the programs that met it ended",
+    106: "a test message",
+    107: "a test message",
+    108: "another GPU's address could not be translated",
+    121: "an error of the link between CPU and GPU was corrected",
+    137: "a program used memory of another GPU that it may not",
+    141: "a fault in CUDA's fast path",
+    152: "an error of the deep learning accelerator",
+    153: "the deep learning accelerator did not answer in time",
+    154: "what the GPU needs after another XID has changed",
+    157: "a bad memory resource could not be taken out of use",
+    160: "a memory channel was taken out of use",
+    161: "a memory channel could not be taken out of use",
+    **dict.fromkeys(_COPY_ENGINES, "a fault in a copy engine"),
+    **dict.fromkeys(_VIDEO_ENGINES, "a fault in a video, image or optical flow engine"),
 }
+_NVLINK = "an NVLink error; how grave it is, the kernel's log says"
 _RESET = {
     46: "the GPU stopped answering in time",
     48: "a double bit error in memory",
+    54: "the board has no auxiliary power",
     62: "the GPU's internal micro-controller halted",
     64: "a bad memory row or page could not be noted for replacement",
-    74: "an NVLink error",
+    74: _NVLINK,
     79: "the GPU has fallen off the bus",
     95: "an uncorrectable memory error was not contained: any program may have met it",
     109: "a context switch took too long",
     110: "a security fault",
     119: "the GPU's system processor did not answer in time",
     120: "an error of the GPU's system processor",
-    136: "an error in linking the GPU's NVLinks",
+    136: "an NVLink could not be trained",
     140: "an uncorrectable memory error that the driver could not deal with",
     143: "the GPU could not be initialised",
-    155: "an NVLink was taken down by software",
-    156: "a memory resource was taken out of use",
+    **dict.fromkeys(range(144, 151), _NVLINK),
+    151: "keys of confidential computing could not be changed",
+    155: "an NVLink error that software defines",
+    156: "a bad memory resource was taken out of use",
     158: "a fatal timeout of the GPU",
 }
 

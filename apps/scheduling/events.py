@@ -7,18 +7,17 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from asgiref.sync import async_to_sync
 from celery import current_app
-from channels.layers import BaseChannelLayer, get_channel_layer
 from django.db import connection, transaction
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from apps.nodes.gateway import registry
 from apps.quotas.models import Pool
-from gpucloud import serving
+from gpucloud import hub, serving
 
 if TYPE_CHECKING:
     from apps.scheduling.models import Claim
@@ -27,36 +26,31 @@ logger = logging.getLogger(__name__)
 
 ROUNDS_CHANNEL = "gpucloud_rounds"
 # By its name: tasks call services, and services call this.
-# A Redis that takes connections and answers nothing must not hold whoever has committed already.
-HINT_SECONDS = 2.0
 PUSH_NODE = "apps.scheduling.tasks.push_node"
 PUSH_NODES = "apps.scheduling.tasks.push_nodes"
 # Nodes of one message to the workers: a round touches hundreds, and each message costs it half a millisecond.
 NODES_AT_ONCE = 20
-# Groups to which a message is sent without asking first whether anybody listens.
-FEW = 6
 DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
-
-# Messages by channel group.
-Messages = dict[str, dict[str, object]]
+# Messages by group of the hub.
+Messages = dict[str, hub.Message]
 WATCHED_LIST = "watch.claims."
 # A page that watches a list reads all of it again: once in a while is enough, however many claims come.
 GATHER_SECONDS = 0.1
 
 
 def claim_group(uid: uuid.UUID | str) -> str:
-    """The channel group of those who wait for a claim or watch it."""
+    """The group of those who wait for a claim or watch it."""
     return f"claim.{uid}"
 
 
 def node_group(uid: uuid.UUID | str) -> str:
-    """The channel group of those who watch a node."""
+    """The group of those who watch a node."""
     return f"watch.node.{uid}"
 
 
 def claims_group(tenant_id: int | None) -> str:
-    """The channel group of those who watch all of a tenant's claims; None: every tenant's."""
+    """The group of those who watch all of a tenant's claims; None: every tenant's."""
     return f"{WATCHED_LIST}{tenant_id or 'all'}"
 
 
@@ -129,15 +123,8 @@ def claims_changed_on_commit(claims: Iterable["Claim"]) -> None:
     transaction.on_commit(lambda: _send(messages))
 
 
-def channel_layer() -> BaseChannelLayer:
-    """The configured layer; the settings always name one."""
-    layer = get_channel_layer()
-    assert layer is not None
-    return layer
-
-
-def send_to_group(group: str, message: dict[str, object]) -> None:
-    """To a channel group; a channel layer that is away is logged, never raised."""
+def send_to_group(group: str, message: hub.Message) -> None:
+    """To a group; a Redis that is away is logged, never raised."""
     _send({group: message})
 
 
@@ -151,7 +138,10 @@ def _send(messages: Messages) -> None:
     if loop := serving.loop():
         loop.call_soon_threadsafe(_leave, messages)
     else:
-        async_to_sync(_sent)(messages)
+        try:
+            hub.say(messages.items())
+        except (RedisError, OSError) as error:
+            _nobody_heard(messages, error)
 
 
 # What a server's loop has been left with for those who watch lists, and what is being sent.
@@ -185,19 +175,10 @@ def _begin(messages: Messages) -> None:
 
 async def _sent(messages: Messages) -> None:
     try:
-        async with asyncio.timeout(HINT_SECONDS):
-            layer = channel_layer()
-            heard = await _listened_to(layer, list(messages))
-            await asyncio.gather(*(layer.group_send(group, messages[group]) for group in heard))
-    except Exception as error:  # noqa: BLE001 - redis and asyncio raise many kinds; a hint must not fail its sender
-        logger.warning("no hint to %s: %s", next(iter(messages)), error)
+        await hub.here().say(messages.items())
+    except (RedisError, OSError, TimeoutError) as error:
+        _nobody_heard(messages, error)
 
 
-async def _listened_to(layer: Any, groups: list[str]) -> list[str]:
-    """Of many groups those with somebody in them: most claims are watched by nobody, and asking costs little."""
-    if len(groups) <= FEW:
-        return groups
-    pipe = layer.connection(layer.consistent_hash(groups[0])).pipeline(transaction=False)
-    for group in groups:
-        pipe.exists(f"{layer.prefix}:group:{group}")
-    return [group for group, there in zip(groups, await pipe.execute(), strict=True) if there]
+def _nobody_heard(messages: Messages, error: Exception) -> None:
+    logger.warning("no hint to %s: %s", next(iter(messages)), error)

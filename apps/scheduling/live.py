@@ -7,6 +7,8 @@ anything is sent.
 import asyncio
 import json
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,10 +21,13 @@ from apps.quotas import principals
 from apps.quotas.models import User
 from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
+from gpucloud import hub
 
 CLOSE_DENIED = 4403
 # A right that was taken away ends what it let in within a minute.
 ASK_AGAIN_SECONDS = 60.0
+# A page that does not take this much is told the newest only.
+MOST_WAITING = 16
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
@@ -30,7 +35,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     watched: tuple[str, ...] = ()
     checked = 0.0
-    watching: asyncio.Task[None] | None = None
+    hear: Callable[[hub.Message], None]
+    busy: tuple[asyncio.Task[None], ...] = ()
 
     async def connect(self) -> None:
         """Join what the session may see; else close with 4403."""
@@ -38,10 +44,21 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self.watched = await self._may_watch()
         if not self.watched:
             await self.close(CLOSE_DENIED, "not signed in, or not yours")
+            return
+        said: asyncio.Queue[hub.Message] = asyncio.Queue()
+
+        def hear(message: hub.Message) -> None:
+            if said.qsize() >= MOST_WAITING:
+                said.get_nowait()
+            said.put_nowait(message)
+
+        self.hear = hear
         for group in self.watched:
-            await self.channel_layer.group_add(group, self.channel_name)
-        if self.watched:
-            self.watching = asyncio.ensure_future(watching.keep_watching(self.watched))
+            await hub.here().join(group, hear)
+        self.busy = (
+            asyncio.ensure_future(watching.keep_watching(self.watched)),
+            asyncio.ensure_future(self._tell(said)),
+        )
 
     async def _may_watch(self) -> tuple[str, ...]:
         self.checked = time.monotonic()
@@ -50,25 +67,27 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     async def disconnect(self, code: int) -> None:
         """Leave."""
-        if self.watching is not None:
-            self.watching.cancel()
-        for group in self.watched:
-            await self.channel_layer.group_discard(group, self.channel_name)
+        for task in self.busy:
+            task.cancel()
+        for group in self.watched if self.busy else ():
+            await hub.here().leave(group, self.hear)
 
-    async def live_usage(self, message: dict[str, Any]) -> None:
-        """A second of telemetry."""
-        await self._tell({**message, "type": "usage"})
+    async def _tell(self, said: "asyncio.Queue[hub.Message]") -> None:
+        """Now and then the session is asked again whether it still may. A page that is gone ends it."""
+        with suppress(OSError):
+            while True:
+                message = await said.get()
+                if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
+                    await self.close(CLOSE_DENIED, "signed out, or no longer yours")
+                    return
+                await self.send(_text(message))
 
-    async def claim_changed(self, message: dict[str, Any]) -> None:
-        """Thin: the page fetches the fragment again."""
-        await self._tell({"type": "changed", "uid": message["uid"]})
 
-    async def _tell(self, message: dict[str, Any]) -> None:
-        """Now and then the session is asked again whether it still may."""
-        if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
-            await self.close(CLOSE_DENIED, "signed out, or no longer yours")
-            return
-        await self.send(json.dumps(message))
+def _text(message: hub.Message) -> str:
+    """A second of telemetry as it came; of anything else only the name: the page fetches the fragment again."""
+    if message["type"] == "live.usage":
+        return str(message["text"])
+    return json.dumps({"type": "changed", "uid": message["uid"]})
 
 
 def _groups(session: Any, user: Any, query: dict[str, str]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.lending import preemption
 from apps.scheduling.services.lending.guarantees import own_what_is_free
 from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, close_of_released, end_loans, rebalance
 from apps.scheduling.services.reserving.clock import drive
 from gpucloud import counters
@@ -142,6 +143,12 @@ def rebalance_pool(pool_id: int) -> int:
     """One run; returns how many changes were found. Two at once are one: `rebalance` takes a lock."""
     pool = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).filter(pk=pool_id).first()
     return len(rebalance(principal=REBALANCER, pool=pool).proposals) if pool else 0
+
+
+@shared_task
+def watch_idle_claims() -> int:
+    """Carry out pools' rules for claims that do nothing; returns how many changed."""
+    return idleness.drive()
 
 
 @shared_task

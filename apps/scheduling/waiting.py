@@ -1,7 +1,7 @@
 """The waiting door: `?wait=SECONDS` on a claim's POST, PATCH and DELETE.
 
 An ASGI application around Django's. The request itself runs as ever, in its thread and its transaction, and gives both
-back. Only then is waited, on a channel group, with neither a thread nor a connection held; the claim is read again
+back. Only then is waited, for a hint, with neither a thread nor a connection held; the claim is read again
 through the ordinary GET, so permissions, shape and entity tag are that view's own. A hint may get lost, so it also
 reads again every second (where hundreds wait, less often).
 """
@@ -9,12 +9,14 @@ reads again every second (where hundreds wait, less often).
 import asyncio
 import json
 import re
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, HTTPScope
 
-from apps.scheduling.events import channel_layer, claim_group
+from apps.scheduling.events import claim_group
+from gpucloud import hub
 from gpucloud.api.problems import problem
 from gpucloud.api.throttles import COUNTED
 
@@ -64,22 +66,29 @@ class WaitingDoor:
 
     async def _settled(self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None]) -> "Answer":
         """The claim once nothing more is to be waited for, or as it is when the wait ends or the caller is gone."""
-        layer = channel_layer()
-        channel = await layer.new_channel()
-        await layer.group_add(claim_group(uid), channel)
+        changed = asyncio.Event()
+
+        def hear(message: hub.Message) -> None:
+            # Telemetry goes to the same group.
+            if message["type"] == "claim.changed":
+                changed.set()
+
         deadline = asyncio.get_running_loop().time() + seconds
         asked_for_end = scope["method"] == "DELETE" or scope["path"].rstrip("/").endswith("/release")
         self.waiting += 1
         try:
+            await hub.here().join(claim_group(uid), hear)
             while True:
+                changed.clear()
                 answer = await self._read(scope, uid)
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0 or gone.done() or answer.settled(asked_for_end):
                     return answer
-                await _hint(layer, channel, min(left, self.pause()))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), min(left, self.pause()))
         finally:
             self.waiting -= 1
-            await layer.group_discard(claim_group(uid), channel)
+            await hub.here().leave(claim_group(uid), hear)
 
     def pause(self) -> float:
         """Seconds until a wait looks again where no hint comes: longer, the more there are."""
@@ -172,18 +181,6 @@ def _nothing_more() -> ASGIReceiveCallable:
         return {"type": "http.request", "body": b"", "more_body": False}
 
     return receive
-
-
-async def _hint(layer: Any, channel: str, seconds: float) -> None:
-    """Wait for something to happen to the claim; telemetry of it is not that."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while (left := deadline - asyncio.get_running_loop().time()) > 0:
-        try:
-            message = await asyncio.wait_for(layer.receive(channel), left)
-        except TimeoutError:
-            return
-        if message["type"] == "claim.changed":
-            return
 
 
 async def _refuse(send: ASGISendCallable) -> None:

@@ -1,22 +1,25 @@
 """What pages watch: who watches is written down, so that telemetry which nobody looks at costs nothing.
 
-Each open page keeps the groups that it watches in a sorted set of Redis, by the time until which they count. Whoever
-stores telemetry reads the set once a second and sends only to those groups, each its own claim's or node's part.
+Each open page keeps the groups that it watches, with its process, in a sorted set of Redis, by the time until which
+they count. Whoever stores telemetry reads the set once a second and sends only to those groups, each its own claim's or
+node's part; through Redis only what a page of another process watches.
 """
 
 import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
+from django.conf import settings
 from redis.exceptions import RedisError
 
 from apps.nodes.services.telemetry.storing import Measured
 from apps.scheduling import events
+from gpucloud import hub
 
 logger = logging.getLogger(__name__)
 
@@ -28,70 +31,78 @@ AGAIN_SECONDS = 20.0
 READ_SECONDS = 1.0
 
 
+Watched = Mapping[str, frozenset[str]]
+
+
 class _Known:
-    """The groups that are watched, as last read in this loop."""
+    """The groups that are watched and by which processes, as last read in this loop."""
 
     def __init__(self) -> None:
-        self.groups: frozenset[str] = frozenset()
+        self.groups: Watched = {}
         self.read_at = -READ_SECONDS
 
 
 _known: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Known]" = WeakKeyDictionary()
 
 
-def _redis() -> tuple[Any, str]:
-    """The channel layer's own connection, and the set's name."""
-    layer: Any = events.channel_layer()
-    return layer.connection(0), f"{layer.prefix}:watched"
+def _name() -> str:
+    return f"{settings.REDIS_PREFIX}:watched"
 
 
 async def watch(groups: Iterable[str]) -> None:
-    """Say that these groups are watched for the next minute."""
-    redis, name = _redis()
-    now = time.time()
-    await redis.zremrangebyscore(name, "-inf", now)
-    await redis.zadd(name, dict.fromkeys(groups, now + WATCHED_SECONDS))
+    """Say that somebody in this process watches these groups for the next minute."""
+    here, now = hub.here(), time.time()
+    await here.redis.zremrangebyscore(_name(), "-inf", now)
+    await here.redis.zadd(_name(), {f"{here.name} {group}": now + WATCHED_SECONDS for group in groups})
 
 
 async def keep_watching(groups: Sequence[str]) -> None:
     """Say so until cancelled."""
     while True:
         try:
-            await watch(groups)
-        except (RedisError, OSError) as error:
+            async with asyncio.timeout(hub.ANSWER_SECONDS):
+                await watch(groups)
+        except (RedisError, OSError, TimeoutError) as error:
             logger.warning("no telemetry to %s for now: %s", groups[0], error)
         await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def watched() -> frozenset[str]:
-    """The groups that somebody watches, at most a second old."""
+async def watched() -> Watched:
+    """The groups that somebody watches, and in which processes; at most a second old."""
     known = _known.setdefault(asyncio.get_running_loop(), _Known())
     now = time.monotonic()
     if now - known.read_at >= READ_SECONDS:
         known.read_at = now
-        redis, name = _redis()
-        members = await redis.zrangebyscore(name, time.time(), "+inf")
-        known.groups = frozenset(member.decode() for member in members)
+        found: dict[str, set[str]] = defaultdict(set)
+        members: Any = await hub.here().redis.zrangebyscore(_name(), time.time(), "+inf")
+        for member in members:
+            process, _, group = member.decode().partition(" ")
+            found[group].add(process)
+        known.groups = {group: frozenset(processes) for group, processes in found.items()}
     return known.groups
 
 
 async def show(batch: Sequence[Measured]) -> None:
     """Send each watched node and claim its part; never raises: a chart catches up by itself."""
+    here = hub.here()
     try:
-        async with asyncio.timeout(events.HINT_SECONDS):
+        async with asyncio.timeout(hub.ANSWER_SECONDS):
             groups = await watched()
-            if groups:
-                layer = events.channel_layer()
-                for group, message in _messages(batch, groups):
-                    await layer.group_send(group, message)
+            elsewhere: list[tuple[str, hub.Message]] = []
+            for group, message in _messages(batch, groups.keys()) if groups else ():
+                if groups[group] == {here.name}:
+                    here.tell(group, message)
+                else:
+                    elsewhere.append((group, message))
+            await here.say(elsewhere)
     except (RedisError, OSError, TimeoutError) as error:
         logger.warning("telemetry of %d frames was shown to nobody: %s", len(batch), error)
 
 
-def _messages(batch: Sequence[Measured], groups: frozenset[str]) -> Iterable[tuple[str, dict[str, object]]]:
+def _messages(batch: Sequence[Measured], groups: Collection[str]) -> Iterable[tuple[str, hub.Message]]:
     for source, usage in batch:
         # Sequence numbers are the node's own: a page that watches a claim on two nodes counts them apart.
-        base = {"type": "live.usage", "node": source.node_name, "seq": usage.seq, "at": usage.at}
+        base = {"type": "usage", "node": source.node_name, "seq": usage.seq, "at": usage.at}
         by_claim: dict[str, list[dict[str, Any]]] = defaultdict(list)
         carried = source.carried or {}
         of_node = events.node_group(source.node_uid)
@@ -102,7 +113,13 @@ def _messages(batch: Sequence[Measured], groups: frozenset[str]) -> Iterable[tup
                 by_claim[known.claim_uid].append(shown)
         if of_node in groups:
             gpus = [msgspec.to_builtins(gpu) for gpu in usage.gpus]
-            yield of_node, {**base, "gpus": gpus, "assignments": [one for some in by_claim.values() for one in some]}
+            every = [one for some in by_claim.values() for one in some]
+            yield of_node, _as_text({**base, "gpus": gpus, "assignments": every})
         for claim_uid, mine in by_claim.items():
             if (group := events.claim_group(claim_uid)) in groups:
-                yield group, {**base, "assignments": mine}
+                yield group, _as_text({**base, "assignments": mine})
+
+
+def _as_text(shown: dict[str, Any]) -> hub.Message:
+    """Written once, for however many pages."""
+    return {"type": "live.usage", "text": msgspec.json.encode(shown).decode()}

@@ -32,6 +32,11 @@ LOOKS: Final = {
     "unclaimed": Look("Nobody claims", "alert-triangle", "warn"),
     "idle": Look("Idle", "player-pause", "warn"),
     "waits": Look("Could not begin", "clock", "warn"),
+    # Of proposals.
+    "proposed": Look("Proposed", "hourglass", "warn"),
+    "applied": Look("Applied", "circle-check", "good"),
+    "dismissed": Look("Dismissed", "x", "quiet"),
+    "expired": Look("Expired", "clock", "quiet"),
     # Of nodes.
     "ready": Look("Ready", "circle-check", "good"),
     "cordoned": Look("Cordoned", "ban", "warn"),

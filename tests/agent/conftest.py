@@ -1,5 +1,6 @@
 """Fixtures for the agent's tests: no Django, no database."""
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -7,6 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
+# As in agent/kubelet/calls.py, before anything imports gRPC: the tests start programs, too.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from agent import wire
 from tests.agent.control import Connection, Control

@@ -79,8 +79,9 @@ def unshared(container: Container) -> list[str]:
             lines.append(f"mount -o remount,bind,ro {inside}")
     lines.append(f"mount -t proc proc {root}/proc")
     variables = " ".join(shlex.quote(one) for one in (PATH, *container.edits.env))
-    user = f"--userspec={container.uid}:{container.uid}"
-    lines.append(f"exec env -i {variables} chroot {user} {root} {shlex.join(container.arguments)}")
+    # Who takes another user's rights is no longer killed with its parent: it has to be asked for anew.
+    user = f"setpriv --reuid={container.uid} --regid={container.uid} --clear-groups --pdeathsig=KILL"
+    lines.append(f"exec env -i {variables} chroot {root} {user} {shlex.join(container.arguments)}")
     script.write_text("\n".join(lines) + "\n")
     options = ["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
     return ["unshare", *options, "sh", str(script)]

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -26,7 +24,7 @@ BUILD = ROOT / "libvcuda" / "build"
 GPULOAD = BUILD / "gpuload"
 GIB = 1 << 30
 SECRET = "the secret of every claim in these tests"
-PR_SET_PDEATHSIG = 1
+TETHER = ROOT / "agent" / "machine" / "tether.py"
 
 
 async def eventually(holds: Callable[[], Any], *, seconds: float = 10.0) -> Any:
@@ -38,9 +36,12 @@ async def eventually(holds: Callable[[], Any], *, seconds: float = 10.0) -> Any:
     return result
 
 
-def _die_with_parent() -> None:
-    # A test that fails must not leave an agent or a program behind.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def _tethered(*command: str) -> list[str]:
+    """The command, ending with this process: a test that fails must not leave an agent or a program behind.
+
+    By a program between them, as a `preexec_fn` would run after a fork of this process with all its threads.
+    """
+    return [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *command]
 
 
 class Stage:
@@ -91,11 +92,10 @@ class Stage:
         command = [sys.executable, *first, "run", *places]
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
-                command,
+                _tethered(*command),
                 env=self.environment(**(variables | more)),
                 stderr=log,
                 cwd=ROOT,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into libc
             )
         return self.agent
 
@@ -166,12 +166,11 @@ class Stage:
         """`agent exec`, as a tenant types it; a Popen with its pipes."""
         variables = {"GPUCLOUD_CLAIM_SECRET": secret, "GPUCLOUD_AGENT_SOCKET": str(self.run_dir / "agent.sock")}
         program = subprocess.Popen(
-            [sys.executable, "-m", "agent", "exec", *options, claim_uid, "--", *command],
+            _tethered(sys.executable, "-m", "agent", "exec", *options, claim_uid, "--", *command),
             env=self.environment(**(variables | more)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509
         )
         self.programs.append(program)
         return program

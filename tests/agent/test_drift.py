@@ -6,7 +6,6 @@ The agent is a real one; so are the pages, and the programs that run under them.
 import asyncio
 import os
 import shutil
-import signal
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -193,19 +192,24 @@ async def test_lost_files_wait_too(stage: Stage, link: Connection, held: wire.As
     await eventually(lambda: as_wanted(stage, held))
 
 
-async def test_a_page_that_was_cut_to_nothing_ends_the_agent_and_the_next_one_writes_it(
-    stage: Stage, link: Connection, control: Control, held: wire.Assignment
+@pytest.mark.parametrize("left", [0, 100])
+async def test_a_limits_page_that_is_cut_is_put_back_in_place_and_the_agent_goes_on(
+    stage: Stage, link: Connection, held: wire.Assignment, left: int
 ) -> None:
-    agent = stage.agent
-    assert agent is not None
-    os.truncate(stage.claim_dir(held) / "limits", 0)
-    # Whoever touches a mapping of what is not there any more is ended by the kernel; systemd starts it again.
-    await eventually(lambda: agent.poll() == -signal.SIGBUS)
-    stage.start()
-    again = await control.connection()
-    await again.send(wire.Desired(frame=1, assignments=[held]))
-    await again.state(held.uid, "in_force")
-    await eventually(lambda: as_wanted(stage, held), seconds=20)
+    page = stage.claim_dir(held) / "limits"
+    inode, whole = page.stat().st_ino, page.stat().st_size
+    for _ in range(5):
+        os.truncate(page, left)
+        await eventually(lambda: page.stat().st_size == whole)
+    await eventually(lambda: as_wanted(stage, held))
+    larger = changed(held, generation=2, memory_bytes=8 * GIB)
+    os.truncate(page, left)
+    await link.send(wire.Desired(frame=2, assignments=[larger]))
+    await link.state(held.uid, "in_force", 2)
+    assert as_wanted(stage, larger)
+    assert page.stat().st_ino == inode
+    assert stage.agent is not None
+    assert stage.agent.poll() is None
 
 
 async def test_a_page_that_cannot_be_read_is_put_aside_and_made_anew(

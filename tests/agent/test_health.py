@@ -254,3 +254,16 @@ def test_what_an_agent_tells_fits_into_a_frame(tmp_path: Path) -> None:
     assert len(text) < wire.MAX_FRAME_BYTES
     assert isinstance(wire.decode_from_agent(text), wire.Conditions)
     assert msgspec.json.decode(text)["type"] == "conditions"
+
+
+def test_each_xid_is_treated_as_nvidias_catalogue_acts_on_it() -> None:
+    """RESTART_APP and IGNORE; RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS and the workflows; the rest."""
+    program = {8, 11, 13, 25, 31, 32, *range(37, 42), 43, 44, 45, 60, 63, *range(66, 73), 75, 76, 77, 80}
+    program |= {*range(82, 87), 88, 89, *range(92, 95), *range(96, 109), 121, *range(126, 136), 137, 139, 141}
+    program |= {152, 153, 154, 157, 160, 161}
+    reset = {46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, *range(144, 152), 155, 156, 158}
+    by_cure = {cure: {number for number in range(1, 173) if xids.cure(number) is cure} for cure in xids.Cure}
+    assert by_cure[xids.Cure.PROGRAM] == program
+    assert by_cure[xids.Cure.RESET] == reset
+    # Each has words of its own.
+    assert all("catalogue" not in xids.words(number) for number in program | reset)

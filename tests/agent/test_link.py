@@ -92,7 +92,6 @@ async def test_usage_names_every_gpu_once_a_second(link: Connection, stage: Stag
     [
         "not json",
         '{"v":1,"type":"desired","frame":9,"assignments":[{"uid":"x"}]}',
-        '{"v":1,"type":"desired","frame":9,"assignments":[],"surprise":1}',
         '{"v":2,"type":"desired","frame":9,"assignments":[]}',
         '{"v":1,"type":"desired","frame":-1,"assignments":[]}',
         '{"v":1,"type":"novelty"}',

@@ -50,7 +50,23 @@ async def test_claims_and_devices_have_the_names_of_gpu_manager_and_dcgm(stage: 
     assert set(free) == {"0", "1", "2", "3"}
     assert (free["2"].labels["UUID"], free["2"].labels["device"]) == (held.gpu_uuid, "nvidia2")
     assert set(free["2"].labels) == set(metrics.DEVICE)
+    xid = {sample.labels["gpu"]: sample.value for sample in families["DCGM_FI_DEV_XID_ERRORS"].samples}
+    assert xid == {"0": 0, "1": 0, "2": 0, "3": 0}
     assert free["2"].value == 24 * GIB / (1 << 20)
+
+
+async def test_the_last_xid_of_a_gpu_is_told_whatever_cures_it(stage: Stage, control: Control) -> None:
+    port, link = await scraped(stage, control)
+    stage.fault(3, "xid=79")
+    await link.expect(wire.Event, lambda event: "XID 79" in event.detail)
+    stage.fault(3, "xid=31")
+    await link.expect(wire.Event, lambda event: "XID 31" in event.detail)
+    (told,) = [
+        sample.value
+        for sample in (await asyncio.to_thread(read, port))["DCGM_FI_DEV_XID_ERRORS"].samples
+        if sample.labels["gpu"] == "3"
+    ]
+    assert told == 31
 
 
 async def test_the_agent_tells_of_itself_and_at_gpu_managers_path_too(stage: Stage, control: Control) -> None:

@@ -25,6 +25,7 @@ from tests.agent.stage import BUILD, GIB, GPULOAD, SECRET, Stage, eventually
 from tests.agent.test_limits import usage
 from tests.agent.test_reconcile import changed, put
 from tests.agent.test_socket import OTHER_USER
+from tests.processes import alive
 
 # With its 1 GiB it would be over 4.
 LOAD = ("--json", "--memory", "1GiB", "--grow", "4GiB", "--every", "0.2")
@@ -65,6 +66,11 @@ def start(stage: Stage, command: list[str], **variables: str) -> Any:
     program = subprocess.Popen(command, env=variables or None, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     stage.programs.append(program)
     return program
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def limited(stage: Stage, link: Connection, held: wire.Assignment, program: Any) -> None:
@@ -257,7 +263,12 @@ async def test_a_container_of_another_user_is_held_once_the_claim_was_given_to_i
     assert await give(stage, held, "--user", "61003:61003") == (0, "")
     facts = (stage.claim_dir(held) / "usage").stat()
     assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (61003, 61003, 0o600)
-    await limited(stage, link, held, container("after", *LOAD))
+    program = container("after", *LOAD)
+    await limited(stage, link, held, program)
+    # The container ends with who started it, though it has become another user.
+    (inside,) = children(program.pid)
+    program.kill()
+    await eventually(lambda: not alive(inside))
 
 
 @needs_root

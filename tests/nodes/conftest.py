@@ -1,11 +1,10 @@
 """The cast, and agents that are written out frame by frame."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
-from channels.layers import get_channel_layer
 
+from gpucloud import hub
 from tests.cast import Cast, Machine, cast, give_plenty, real_cast
 from tests.nodes.agents import Agent, enrol_with
 
@@ -33,6 +32,5 @@ async def agents(machine: Machine) -> AsyncIterator[Callable[..., Agent]]:
     yield make
     for agent in made:
         await agent.hang_up()
-    # Each test has an event loop of its own, and the layer's connections are the loop's.
-    layer: Any = get_channel_layer()
-    await layer.close_pools()
+    # Each test has an event loop of its own, and the hub's connections are the loop's.
+    await hub.here().close()

@@ -1,18 +1,21 @@
-"""The agents' gateway, through the ASGI application and a real channel layer."""
+"""The agents' gateway, through the ASGI application and a real Redis."""
 
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
 
 from agent import wire
+from apps.nodes.gateway import admission, registry
 from apps.nodes.models import Gpu, Node, Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.placing.rounds import run_round
+from gpucloud import hub
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
 from tests.nodes.agents import Agent, enrol_with, in_database, said
 from tests.scheduling.routes import stored
@@ -151,6 +154,15 @@ async def test_a_push_reaches_the_socket(agents: Agents, real_cast: Cast, machin
     assert [(item.generation, item.core_request) for item in again.assignments] == [(2, 50)]
 
 
+async def test_a_word_of_another_release_does_not_keep_pushes_from_the_socket(agents: Agents, machine: Machine) -> None:
+    agent = agents()
+    await agent.greet()
+    group = registry.group(machine.node.uid)
+    desired = wire.encode(wire.Desired(frame=9, assignments=[]))
+    await hub.here().say([(group, {"type": "node.of-tomorrow"}), (group, {"type": "node.desired", "text": desired})])
+    assert isinstance(await agent.hear(), wire.Desired)
+
+
 async def test_a_push_to_another_node_does_not(agents: Agents, real_cast: Cast) -> None:
     agent = agents()
     await agent.greet()
@@ -181,6 +193,17 @@ async def test_a_second_hello_does_not_end_its_own_connection(agents: Agents) ->
     assert isinstance(await agent.hear(), wire.Welcome)
     assert isinstance(await agent.hear(), wire.Desired)
     assert await agent.quiet()
+
+
+async def test_who_says_hello_twice_is_told_once_and_leaves_nothing_behind(agents: Agents, machine: Machine) -> None:
+    agent = agents()
+    await agent.greet()
+    await agent.say(hello("gpu1"))
+    assert [type(await agent.hear()) for _ in range(2)] == [wire.Welcome, wire.Desired]
+    group = registry.group(machine.node.uid)
+    assert len(hub.here()._joined[group]) == 1
+    await agent.hang_up()
+    assert group not in hub.here()._joined
 
 
 def usage(seq: int, at: float, *uids: str, gpus: tuple[str, ...] = ()) -> wire.Usage:
@@ -275,3 +298,16 @@ async def test_an_agents_conditions_are_taken(agents: Agents, machine: Machine) 
     await agent.say(wire.Usage(seq=1, at=1, gpus=[], assignments=[]))
     assert isinstance(await agent.hear(), wire.Ack)
     assert (await in_database(lambda: machine.gpu(2))).unhealthy == "XID 79"
+
+
+async def test_who_waits_too_long_among_many_is_told_to_come_again(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "LONGEST_WAIT_SECONDS", 0.3)
+    async with AsyncExitStack() as others:
+        for _ in range(admission.AT_ONCE):
+            await others.enter_async_context(admission.turn())
+        late = await agents().connect()
+        await late.say(hello(late.machine.name))
+        assert await late.closed() == wire.CLOSE_BUSY
+    assert (await agents().greet()).assignments == []

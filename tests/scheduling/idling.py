@@ -28,7 +28,9 @@ def machine(clock: Clock, cast: Cast) -> Machine:
     return Machine("gpu1", cast.pool, gpus=1)
 
 
-def measured(claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: int = 0, **facts: float) -> None:
+def measured(
+    claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: int = 0, processes: int = 1, **facts: float
+) -> None:
     """Let time pass in which every assignment of the claim does this, each second."""
     facts = {"core_percent": 0.0, "throttled_percent": 0.0, **facts}
     begin = clock.now
@@ -39,6 +41,7 @@ def measured(claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: 
             at=begin + timedelta(seconds=second + 1),
             core_limit_percent=claim.core_limit,
             memory_bytes=memory_mib * MIB_BYTES,
+            processes=processes,
             **facts,
         )
         for assignment in claim.assignments.all()

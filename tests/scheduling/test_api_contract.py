@@ -30,6 +30,12 @@ def test_every_route_with_an_object_has_one_to_be_asked_for(platform: Platform) 
     assert {route.pattern for route in ROUTES if route.has_object} == set(platform.paths)
 
 
+def test_control_what_is_stored_shows_one_changed_word(platform: Platform) -> None:
+    before = stored()
+    platform.claim.change(name="another")
+    assert {name for name, rows in stored().items() if rows != before[name]} == {"Claim"}
+
+
 @every_operation
 def test_without_a_token_nobody_gets_in(platform: Platform, route: Route, method: str) -> None:
     if route.pattern in WITHOUT_TOKEN:

@@ -76,6 +76,8 @@ class Walk:
             self.ask()
         elif roll < 0.75:
             self.give_back()
+        elif roll < 0.77:
+            self.give_back_many()
         elif roll < 0.8:
             self.ask_many()
         elif roll < 0.9:
@@ -113,6 +115,13 @@ class Walk:
         placed, request = self.on.pop(self.random.randrange(len(self.on)))
         for fleet in self.fleets:
             fleet.give_back(placed.gpus, request, node=placed.node)
+
+    def give_back_many(self) -> None:
+        self.random.shuffle(self.on)
+        some = [one for one in self.on[:6] if one[0].gpus]
+        self.on = [one for one in self.on if one not in some]
+        for fleet in self.fleets:
+            fleet.give_back_many((placed.gpus, request) for placed, request in some)
 
     def change(self) -> None:
         draw, first = self.random, self.fleets[0]

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from channels.layers import get_channel_layer
 
+from gpucloud import hub
 from tests.cast import Cast, give_plenty
 from tests.scheduling.asgi_client import Request, call, in_database
 from tests.scheduling.routes import stored
@@ -16,11 +15,10 @@ MEBIBYTE = b"x" * (1 << 20)
 
 
 @pytest.fixture(autouse=True)
-async def layer_is_closed() -> AsyncIterator[None]:
-    """The channel layer's connections are the event loop's, and each test has its own."""
+async def hub_is_closed() -> AsyncIterator[None]:
+    """The hub's connections are the event loop's, and each test has its own."""
     yield
-    layer: Any = get_channel_layer()
-    await layer.close_pools()
+    await hub.here().close()
 
 
 @pytest.fixture

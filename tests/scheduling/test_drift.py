@@ -112,6 +112,21 @@ def test_a_node_that_is_to_wait_is_told_so_until_somebody_orders_the_repair(
     assert node.frame == before + 4
 
 
+def test_a_pool_whose_nodes_are_to_wait_says_so_of_each_and_a_node_alone_can(
+    cast: Cast, machine: Machine, carried: tuple[Claim, Assignment]
+) -> None:
+    before = Node.objects.get(name="gpu1").frame
+    assert cast.olga.patch("pools/default/", {"repair_drift": False}).body["repair_drift"] is False
+    assert (Node.objects.get(name="gpu1").frame, desired_state(machine.node).mend) == (before + 1, False)
+    tell(machine, drift(carried[0]))
+    assert cast.olga.post("nodes/gpu1/repair/").status == 200
+    assert desired_state(machine.node).mend is UNSET
+    cast.olga.patch("pools/default/", {"repair_drift": True})
+    cast.olga.patch("nodes/gpu1/", {"repair_drift": False})
+    Node.objects.update(repair_asked_at=None)
+    assert desired_state(machine.node).mend is False
+
+
 def test_nothing_to_repair_is_said_in_words(cast: Cast, machine: Machine, carried: tuple[Claim, Assignment]) -> None:
     answer = cast.olga.post("nodes/gpu1/repair/")
     assert (answer.status, answer.code, answer.body["drifts"]) == (409, "nothing-to-repair", 0)

@@ -3,12 +3,11 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from channels.layers import get_channel_layer
 
 from apps.scheduling import events
+from gpucloud import hub
 from tests.cast import Cast, give_plenty
 from tests.scheduling.asgi_client import call, in_database
 
@@ -16,26 +15,24 @@ CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
 
 
 @pytest.fixture(autouse=True)
-async def layer_is_closed() -> AsyncIterator[None]:
-    """The channel layer's connections are the event loop's, and each test has its own."""
+async def hub_is_closed() -> AsyncIterator[None]:
+    """The hub's connections are the event loop's, and each test has its own."""
     yield
-    layer: Any = get_channel_layer()
-    await layer.close_pools()
+    await hub.here().close()
 
 
 class Watcher:
-    """Somebody in a channel group."""
+    """Somebody in a group of the hub."""
 
     async def join(self, group: str) -> "Watcher":
-        self.layer = events.channel_layer()
-        self.channel = await self.layer.new_channel()
-        await self.layer.group_add(group, self.channel)
+        self.said: asyncio.Queue[hub.Message] = asyncio.Queue()
+        await hub.here().join(group, self.said.put_nowait)
         return self
 
     async def told(self, seconds: float = 10) -> str | None:
         """The uid in the next message, or None where none comes."""
         try:
-            message = await asyncio.wait_for(self.layer.receive(self.channel), seconds)
+            message = await asyncio.wait_for(self.said.get(), seconds)
         except TimeoutError:
             return None
         return str(message["uid"])

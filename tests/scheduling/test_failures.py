@@ -22,6 +22,7 @@ from apps.scheduling.services.placing import commits
 from apps.scheduling.services.placing.picture import Picture
 from apps.scheduling.services.placing.replays import replay
 from apps.scheduling.services.placing.rounds import rounds
+from gpucloud import counters
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty
 from tests.scheduling.clock import Clock
 
@@ -212,6 +213,9 @@ def test_a_pool_over_which_something_raises_holds_up_no_other(
     assert "default failed: it is set aside for 1 s" in caplog.text
     # Once, and once more a second later: not in each turn.
     assert 1 <= len(tries) <= 3
+    counters.write()
+    counted = {count.values: count.amount for count in counters.read() if count.name == counters.POOLS_SET_ASIDE.name}
+    assert counted[("default",)] >= len(tries)
 
 
 @pytest.mark.django_db(transaction=True)

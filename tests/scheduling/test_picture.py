@@ -305,6 +305,16 @@ def test_a_leader_whose_session_was_replaced_commits_nothing(real_cast: Cast, ke
     assert not claim.assignments.exists()
 
 
+def test_a_leader_whose_session_was_replaced_says_of_nobody_why_it_waits(real_cast: Cast, kept: Kept) -> None:
+    claim = ask(real_cast)
+    kept.hear()
+    assert kept.session.leads(real_cast.pool)
+    connection.close()
+    with pytest.raises(NoLongerLeader):
+        kept.rounds()
+    assert state_of(claim) == "pending"
+
+
 def test_a_commit_that_loses_a_race_reads_again_what_it_touched_and_goes_on(real_cast: Cast, kept: Kept) -> None:
     machine = Machine("gpu1", real_cast.pool, gpus=2)
     claims = [ask(real_cast, core_request=50) for _ in range(4)]

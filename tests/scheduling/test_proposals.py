@@ -2,7 +2,7 @@
 
 from django.db import connection
 
-from apps.quotas.api.serializers import RebalanceBoundsSerializer
+from apps.quotas.api.pool_serializers import RebalanceBoundsSerializer
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks

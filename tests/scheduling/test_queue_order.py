@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given
@@ -19,10 +20,15 @@ def claim(number: int, tenant: str = "acme", *, core: int = 10, memory: int = 10
 
 
 def queue(
-    claims: Iterable[Waiting], *, capacity: Amounts = POOL, held: dict[str, Amounts] | None = None, **weights: int
+    claims: Iterable[Waiting],
+    *,
+    capacity: Amounts = POOL,
+    held: dict[str, Amounts] | None = None,
+    long_before: float | None = None,
+    **weights: int,
 ) -> Queue:
     asks = [Ask((one,)) for one in claims]
-    return Queue(asks, capacity=capacity, held=held or {}, weights=weights)
+    return Queue(asks, capacity=capacity, held=held or {}, weights=weights, long_before=long_before)
 
 
 def ids(order: Iterable[Ask]) -> list[str]:
@@ -157,6 +163,36 @@ def test_a_gang_is_as_old_as_its_last_claim_and_as_urgent_as_its_least_urgent() 
     gang = Ask((claim(1, priority=5), claim(9, priority=1)))
     assert (gang.since, gang.priority, gang.amounts.core_percent) == (9, 1, 20)
     assert gang.time_limit_seconds is None
+
+
+HOLDS_MOST = {"acme": Amounts(core_percent=900)}
+
+
+@given(claims_of_all, st.integers(0, 25))
+def test_who_has_waited_long_goes_first_at_its_priority_by_age(claims: list[Waiting], before: int) -> None:
+    waiting = [replace(one, waits_since=float(one.since)) for one in claims]
+    order = [ask.members[0] for ask in in_order(queue(waiting, held=HOLDS_MOST, long_before=before))]
+    assert sorted(order, key=lambda one: one.since) == waiting
+    levels = [(-one.priority, one.since >= before) for one in order]
+    assert levels == sorted(levels)
+    long = [(-one.priority, one.since) for one in order if one.since < before]
+    assert long == sorted(long)
+    rest = [replace(one, waits_since=None) for one in order if one.since >= before]
+    if len(rest) == len(order):
+        assert [one.id for one in rest] == ids(in_order(queue(rest, held=HOLDS_MOST)))
+
+
+def test_without_patience_everybodys_small_claims_pass_who_holds_most_for_ever() -> None:
+    waiting = [replace(claim(n, "globex" if n else "acme"), waits_since=float(n)) for n in range(20)]
+    assert ids(in_order(queue(waiting, held=HOLDS_MOST)))[-1] == "0000"
+    assert ids(in_order(queue(waiting, held=HOLDS_MOST, long_before=1)))[0] == "0000"
+
+
+def test_a_gang_has_waited_long_when_all_of_it_has() -> None:
+    early, late, unknown = claim(1, waits_since=1.0), claim(2, waits_since=3.0), claim(3)
+    assert Ask((early, late)).waits_since_before(4)
+    assert not Ask((early, late)).waits_since_before(2)
+    assert not Ask((early, unknown)).waits_since_before(4)
 
 
 def test_asking_costs_little_more_for_each_claim_however_many_there_are() -> None:

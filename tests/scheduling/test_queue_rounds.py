@@ -15,6 +15,7 @@ from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.placing import rounds as scheduling_rounds
 from apps.scheduling.services.placing.picture import Picture
+from apps.scheduling.services.placing.queue import line
 from apps.scheduling.services.placing.replays import replay
 from apps.scheduling.services.placing.rounds import rounds, run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
@@ -66,7 +67,21 @@ def test_what_is_held_already_counts(cast: Cast, machine: Machine) -> None:
     placed(cast, machine, core_request=80, memory_mib=GIB)
     mine, theirs = ask(cast, core_request=20), ask(cast, core_request=20, tenant=cast.globex)
     run_round(cast.pool)
-    assert states(mine, theirs) == ["queued", "assigned"]
+    assert states(theirs, mine) == ["queued", "assigned"]
+
+
+def test_who_has_waited_longer_than_the_pools_patience_goes_first(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine, core_request=50, memory_mib=GIB)
+    theirs = ask(cast, core_request=40, memory_mib=GIB, tenant=cast.globex)
+    mine = ask(cast, core_request=40, memory_mib=GIB)
+    assert list(line(cast.pool).positions) == [str(theirs.uid), str(mine.uid)]
+    hours = timezone.now() - timedelta(hours=5)
+    Claim.objects.filter(pk=mine.pk).update(created_at=hours, start_at=timezone.now())
+    assert list(line(cast.pool).positions) == [str(theirs.uid), str(mine.uid)]
+    Claim.objects.filter(pk=mine.pk).update(start_at=None)
+    assert list(line(cast.pool).positions) == [str(mine.uid), str(theirs.uid)]
+    run_round(cast.pool)
+    assert states(theirs, mine) == ["queued", "assigned"]
 
 
 def test_a_claim_is_not_placed_before_its_time_and_says_so(cast: Cast, machine: Machine) -> None:
@@ -205,6 +220,24 @@ def test_what_was_kept_is_given_to_the_head_and_then_to_the_rest(cast: Cast, mac
     go_on(picture)
     assert states(behind) == ["assigned"]
     assert runs.state == "active"
+
+
+def test_who_is_kept_out_is_asked_again_when_other_room_is_freed(cast: Cast) -> None:
+    give_plenty(cast.acme, cast.globex)
+    machine = Machine("gpu1", cast.pool, gpus=2)
+    placed(cast, machine, core_request=65, memory_mib=GIB, time_limit_seconds=600)
+    placed(cast, machine, core_request=60, memory_mib=GIB)
+    leaver, left = placed(cast, machine, core_request=40, memory_mib=GIB)
+    head, long = ask(cast, core_request=80, memory_mib=GIB), ask(cast, core_request=30, memory_mib=GIB)
+    picture = Picture(cast.pool)
+    go_on(picture)
+    assert states(head, long) == ["queued", "queued"]
+    assert reason(long)[0] == "kept-for-earlier"
+    release_claim(principal=SYSTEM, claim=leaver)
+    machine.obey()
+    picture.refresh_devices(gpus={left.gpu_id})
+    go_on(picture)
+    assert states(head, long) == ["queued", "assigned"]
 
 
 def test_without_time_limits_nothing_is_kept(cast: Cast, machine: Machine) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from apps.nodes.models import Sample, UsageFrame, UsageMinute, UsageTens
 from apps.nodes.services.telemetry import rolling
+from apps.scheduling.services.accounting import utilization
 from tests.cast import MIB_BYTES, Api, Cast, Machine, cast, give_plenty, gpu_uuid, placed
 from tests.measurements import keep
 from tests.scheduling.clock import START, Clock, clock
@@ -105,3 +106,34 @@ def test_more_points_than_an_answer_holds_are_refused_with_how_many_it_does(
     query = urlencode({"claim": claim.uid, "from": START.isoformat(), "step": 1})
     answer = cast.max.get(f"utilization/?{query}")
     assert (answer.status, answer.code, answer.body["max_points"]) == (422, "window-too-long", 5000)
+
+
+def test_what_would_take_too_long_to_read_is_refused_with_what_to_do(
+    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, assignment = placed(cast, machine)
+    measure(machine, assignment.uid, 120)
+    clock.advance(hours=3)
+    rolling.roll_up()
+    monkeypatch.setattr(utilization, "MAX_READ", 100)
+    query = {"claim": claim.uid, "from": START.isoformat()}
+    refused = cast.max.get(f"utilization/?{urlencode({**query, 'step': 60})}")
+    assert (refused.status, refused.code) == (422, "window-too-long")
+    assert "leave out `step`" in refused.body["detail"]
+    # One hour and what is not yet an hour of its own: the step that is chosen is read from few rows.
+    assert asked(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
+
+
+def test_series_that_a_node_shares_are_told_apart(cast: Cast, machine: Machine, clock: Clock) -> None:
+    mine, others = placed(cast, machine)[1], placed(cast, machine, name="b")[1]
+    measure(machine, mine.uid, 60, core=20)
+    keep([
+        Sample(assignment_uid=others.uid, at=START + timedelta(seconds=at), core_percent=70, memory_bytes=1)
+        for at in range(30)
+    ])  # fmt: skip
+    clock.advance(minutes=2)
+    rolling.roll_up()
+    query = urlencode({"tenant": "acme", "from": START.isoformat(), "step": 60})
+    found = {one["assignment"]: one for one in cast.max.get(f"utilization/?{query}").body["series"]}
+    assert {uid: one["core_percent"] for uid, one in found.items()} == {str(mine.uid): [20], str(others.uid): [70]}
+    assert asked(cast.olga, node="gpu1", begin=0, step=60) == [(0, 40)]

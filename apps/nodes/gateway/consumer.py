@@ -1,31 +1,28 @@
 """A node's connection: decode, call one service, answer. Nothing malformed gets past the decoder."""
 
 import asyncio
-import contextlib
 import logging
-import time
+import uuid
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
-from channels.layers import get_channel_layer
 from django.db import DatabaseError
 from django.utils import timezone
 from redis.exceptions import RedisError
 
 from agent import wire
-from apps.nodes.gateway import intake, registry
+from apps.nodes.gateway import admission, intake, registry
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.nodes.services.telemetry import storing
 from apps.nodes.services.telemetry.storing import Source
+from gpucloud import hub
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
-
-# Half of the ten seconds in which a node is to be in step again; the repair of what is unobserved takes the other half.
-JOIN_AGAIN_SECONDS = 4.0
 
 
 class AgentConsumer(AsyncWebsocketConsumer):
@@ -41,19 +38,23 @@ class AgentConsumer(AsyncWebsocketConsumer):
         super().__init__(*arguments, **named)
         # Compared by the intake, and a bound method is made anew each time it is asked for.
         self._told = self._stored
+        # Of this connection, so that it knows its own words.
+        self.name = uuid.uuid4().hex
+        self._said: asyncio.Queue[hub.Message] = asyncio.Queue()
+        self._hear = self._said.put_nowait
         self._listening: asyncio.Task[None] | None = None
-        self._joined_at = time.monotonic()
+        self._hears = {
+            "node.desired": self.node_desired,
+            "node.superseded": self.node_superseded,
+            "node.forgotten": self.node_forgotten,
+        }
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         """Channels' own loop makes two tasks anew for each message, and has a thread look after old database
         connections: at a frame a second of each node that is a third of the process. Here what the agent sends is read
-        by one loop and what comes over the channel layer by another; whoever uses a connection looks after it.
+        by one loop and what other processes say by another; whoever uses a connection looks after it.
         """
         self.scope, self.base_send = scope, send
-        layer = get_channel_layer()
-        assert layer is not None
-        self.channel_layer = layer
-        self.channel_name = await self.channel_layer.new_channel()
         try:
             while True:
                 message = await receive()
@@ -69,14 +70,20 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await self.disconnect(1006)
 
     async def _listen(self) -> None:
-        """What workers and other connections of the node say. Without the channel layer the agent must come again."""
-        try:
+        """What workers and other connections of the node say. An agent that is gone just now ends it."""
+        with suppress(OSError):
             while True:
-                message = await self.channel_layer.receive(self.channel_name)
-                await getattr(self, message["type"].replace(".", "_"))(message)
-        except (RedisError, OSError) as error:
-            logger.warning("no pushes for an agent: %s", error)
-            await self.close(wire.CLOSE_BUSY, "the channel layer is away")
+                message = await self._said.get()
+                if (heard := self._hears.get(message["type"])) is None:
+                    # Said by another release of this product: what comes after it is heard all the same.
+                    logger.warning("nobody here understands %s", message["type"])
+                else:
+                    await heard(message)
+
+    async def _say(self, text: str) -> None:
+        """As it goes out, without the steps between that Channels has for other kinds of consumers."""
+        out: Any = self.base_send
+        await out({"type": "websocket.send", "text": text})
 
     async def close(self, code: int | None = None, reason: str | None = None) -> None:
         """Nothing is said or stored after that. Once: two reasons may come together."""
@@ -132,36 +139,45 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await self.close(wire.CLOSE_BUSY, "the database did not take this frame")
 
     async def _hello(self, node: Node, hello: wire.Hello) -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(admission.turn())
+            except TimeoutError:
+                await self.close(wire.CLOSE_BUSY, "too many agents came at once: come again")
+                return
+            await self._greet(node, hello)
+
+    async def _greet(self, node: Node, hello: wire.Hello) -> None:
         self.node = node = await database_sync_to_async(nodes.take_hello)(node=node, hello=hello)
         group = registry.group(node.uid)
-        await self.channel_layer.group_send(group, {"type": "node.superseded", "by": self.channel_name})
-        await self.channel_layer.group_add(group, self.channel_name)
+        await self._supersede(node, group)
+        if self._listening is None:
+            # Once, whoever says hello twice: it is left once.
+            await hub.here().join(group, self._hear)
         now = timezone.now().timestamp()
-        await self.send(wire.encode(wire.Welcome(node_uid=str(node.uid), node_name=node.name, server_time=now)))
+        await self._say(wire.encode(wire.Welcome(node_uid=str(node.uid), node_name=node.name, server_time=now)))
         # Joined before it is read: a push between the two is sent twice rather than never.
-        desired = await database_sync_to_async(registry.claims().desired)(node)
-        await self.send(wire.encode(desired))
-        self.source = await database_sync_to_async(storing.source_of)(node)
+        desired, self.source = await database_sync_to_async(_wanted_of)(node)
+        await self._say(desired)
         self.welcomed = True
         if self._listening is None:
             # Only now: a push from between is kept for us, and is newer than what was just sent.
             self._listening = asyncio.ensure_future(self._listen())
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
 
+    async def _supersede(self, node: Node, group: str) -> None:
+        """Have an older connection of the node closed, here or in another process."""
+        superseded = {"type": "node.superseded", "by": self.name}
+        hub.here().tell(group, superseded)
+        try:
+            await hub.here().say([(group, superseded)])
+        except (RedisError, OSError, TimeoutError) as error:
+            logger.warning("other servers do not hear that node %s connected here: %s", node.name, error)
+
     async def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
-        await self._join_again()
         if not intake.here().put(self.source, frame, self._told):
             await self.close(wire.CLOSE_BUSY, "too much waits to be stored")
-
-    async def _join_again(self) -> None:
-        """Redis may have forgotten the group while the connection stood: without us in it, no push would ever come."""
-        now = time.monotonic()
-        if self.node is not None and now - self._joined_at >= JOIN_AGAIN_SECONDS:
-            self._joined_at = now
-            with contextlib.suppress(RedisError, OSError):
-                # Where it is away, the listener hears of it and closes.
-                await self.channel_layer.group_add(registry.group(self.node.uid), self.channel_name)
 
     async def _stored(self, seq: int | None) -> None:
         """Every frame up to this one is stored, or one is not."""
@@ -170,19 +186,19 @@ class AgentConsumer(AsyncWebsocketConsumer):
         if seq is None:
             await self.close(wire.CLOSE_BUSY, "the database did not take this frame")
         else:
-            await self.send(wire.encode(wire.Ack(seq=seq)))
+            await self._say(wire.encode(wire.Ack(seq=seq)))
 
     async def node_desired(self, message: dict[str, Any]) -> None:
         """A push from a worker."""
         if self.welcomed and not self.ended:
-            await self.send(message["text"])
+            await self._say(message["text"])
             if self.source is not None:
                 # What the node carries may be about to change.
                 self.source.carried = None
 
     async def node_superseded(self, message: dict[str, Any]) -> None:
         """A newer connection of this node."""
-        if message["by"] != self.channel_name:
+        if message["by"] != self.name:
             await self.close(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
 
     async def node_forgotten(self, message: dict[str, Any]) -> None:
@@ -193,7 +209,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         """Leave the group; what is wanted stays in the database."""
         self.ended = True
         if self.node is not None:
-            await self.channel_layer.group_discard(registry.group(self.node.uid), self.channel_name)
+            await hub.here().leave(registry.group(self.node.uid), self._hear)
 
 
 class Refused(Exception):
@@ -212,7 +228,8 @@ def _brief(why: str) -> str:
 def _decode(text: str | None) -> wire.FromAgent:
     if text is None:
         raise Refused(wire.CLOSE_MALFORMED, "binary frames are not part of the protocol")
-    if len(text.encode()) > wire.MAX_FRAME_BYTES:
+    # Bytes are counted only where they could be too many: a character has four at most.
+    if len(text) > wire.MAX_FRAME_BYTES // 4 and len(text.encode()) > wire.MAX_FRAME_BYTES:
         raise Refused(wire.CLOSE_TOO_LARGE, "the frame is larger than 1 MiB")
     if "\\u0000" in text:
         raise Refused(wire.CLOSE_MALFORMED, "the frame holds a NUL character, which nothing can store")
@@ -227,6 +244,10 @@ def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
         if name == b"authorization":
             return value.decode("latin-1").removeprefix("Bearer ").strip()
     return ""
+
+
+def _wanted_of(node: Node) -> tuple[str, Source]:
+    return wire.encode(registry.claims().desired(node)), storing.source_of(node)
 
 
 def _seen(node: Node) -> None:

@@ -52,6 +52,8 @@ class Node(Row):
     hostname = models.CharField(max_length=200, blank=True, default="")
     run_dir = models.CharField(max_length=2000, blank=True, default="")
     library = models.CharField(max_length=2000, blank=True, default="")
+    # Where its agent is a kubelet's device plugin: what its cluster calls the machine; empty elsewhere.
+    kubernetes_node = models.CharField(max_length=253, blank=True, default="", db_default="")
     arbiter = models.BooleanField(default=False, db_default=False)
     simulated = models.BooleanField(default=False)
     # Its self-check: {"name", "state", "detail", "cure"} each.

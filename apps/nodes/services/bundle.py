@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-# What agent/ imports of others; a test reads its imports.
+# What agent/ imports of others; a test reads its imports. Not gRPC, which a kubelet's agent needs and has in its image.
 PACKAGES = ("msgspec", "nvidia-ml-py", "prometheus-client", "structlog", "websockets")
 PROGRAMS = ("libvcuda.so", "libvcuda-pages.so", "vcuda-arbiter")
 # Zip knows no time before.

@@ -3,12 +3,13 @@
 import hashlib
 import secrets
 import uuid
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 from django.db import IntegrityError, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from agent import wire
@@ -20,6 +21,7 @@ from apps.quotas.services.tenants import InUse, NameTaken
 from apps.quotas.services.tokens import is_digest_of, keyed_digest, keyed_digests
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
+from gpucloud.statements import kept
 
 ENROLMENT_PREFIX = "gpe_"
 KEY_PREFIX = "gpn_"
@@ -98,6 +100,11 @@ def enrol(*, token: str, key_digest: str, source_ip: str | None = None) -> Node:
     return node
 
 
+@kept
+def _by_uid(uid: Any) -> QuerySet[Node]:
+    return Node.objects.filter(uid=uid)
+
+
 def authenticate(*, credential: str) -> Node | None:
     """The node whose agent shows `gpn_<node uid>.<secret>`, or None."""
     text, dot, secret = credential.removeprefix(KEY_PREFIX).partition(".")
@@ -105,7 +112,7 @@ def authenticate(*, credential: str) -> Node | None:
         uid = uuid.UUID(text)
     except ValueError:
         return None
-    node = Node.objects.filter(uid=uid).first()
+    node = next(iter(_by_uid(uid)), None)
     if not credential.startswith(KEY_PREFIX) or not dot or node is None or node.key_digest is None:
         return None
     shown = hashlib.sha256(secret.encode()).hexdigest()
@@ -146,28 +153,48 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     Raises GpuElsewhere, CredentialRevoked, and changes nothing then.
     """
     # GPUs before their node, in key order, as a round locks them.
-    known = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node).order_by("pk")}
-    key, node = node.key_digest, Node.objects.select_for_update().get(pk=node.pk)
+    known = {gpu.uuid: gpu for gpu in _gpus_locked(node.pk)}
+    key, (node,) = node.key_digest, _locked(node.pk)
     if node.key_digest != key:
         raise CredentialRevoked(f"Node {node.name} was forgotten or enrolled anew: enrol this agent again.")
     said = {gpu.uuid: gpu for gpu in hello.gpus}
-    if foreign := Gpu.objects.filter(uuid__in=said).exclude(node=node).select_related("node").first():
-        raise GpuElsewhere(f"GPU {foreign.uuid} belongs to node {foreign.node.name}: remove it there first.")
+    if unknown := said.keys() - known.keys():
+        _require_nobodys(unknown)
     for gpu in hello.gpus:
         _take_gpu(node, gpu, known.get(gpu.uuid))
-    node.gpus.exclude(uuid__in=said).update(present=False)
-    node.change(
-        last_seen_at=timezone.now(),
-        agent_version=hello.agent_version,
-        driver_version=hello.driver_version,
-        hostname=hello.hostname,
-        run_dir=hello.run_dir,
-        library=hello.library,
-        simulated=hello.simulated,
-        arbiter=hello.arbiter,
-        checks=msgspec.to_builtins(hello.checks),
-    )
+    if gone := [gpu.pk for gpu in known.values() if gpu.present and gpu.uuid not in said]:
+        Gpu.objects.filter(pk__in=gone).update(present=False)
+    facts = {
+        "agent_version": hello.agent_version,
+        "driver_version": hello.driver_version,
+        "hostname": hello.hostname,
+        "run_dir": hello.run_dir,
+        "library": hello.library,
+        "kubernetes_node": hello.kubernetes_node or "",
+        "simulated": hello.simulated,
+        "arbiter": hello.arbiter,
+        "checks": msgspec.to_builtins(hello.checks),
+    }
+    if any(getattr(node, name) != value for name, value in facts.items()):
+        return node.change(last_seen_at=timezone.now(), **facts)
+    # A fleet that comes back says what is known.
+    Node.objects.filter(pk=node.pk).update(last_seen_at=timezone.now())
     return node
+
+
+@kept
+def _gpus_locked(node_id: Any) -> QuerySet[Gpu]:
+    return Gpu.objects.select_for_update().filter(node=node_id).order_by("pk")
+
+
+@kept
+def _locked(node_id: Any) -> QuerySet[Node]:
+    return Node.objects.select_for_update().filter(pk=node_id)
+
+
+def _require_nobodys(uuids: Iterable[str]) -> None:
+    if foreign := Gpu.objects.filter(uuid__in=uuids).select_related("node").first():
+        raise GpuElsewhere(f"GPU {foreign.uuid} belongs to node {foreign.node.name}: remove it there first.")
 
 
 def _take_gpu(node: Node, said: wire.Gpu, known: Gpu | None) -> None:

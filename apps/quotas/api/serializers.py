@@ -8,8 +8,7 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, Resource, Role, SharingPolicy, Tenant, User
-from apps.quotas.models.pool import MOST_PARTS, AuditPolicy, PlacementPolicy
+from apps.quotas.models import Pool, Resource, Role, Tenant, User
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -88,133 +87,6 @@ class MemberSerializer(Strict):
         error_messages={"does_not_exist": "Nobody called {value} has signed in here yet: they must do that first."},
     )
     role = serializers.ChoiceField(choices=Role.choices)
-
-
-def overcommit_field(what: str) -> StrictInteger:
-    """A ratio in percent."""
-    return StrictInteger(
-        min_value=1,
-        max_value=10_000,
-        allow_null=True,
-        default=None,
-        help_text=f"How much {what} quotas may promise together, in percent of what the GPUs have. Null: unchecked.",
-    )
-
-
-def bound(least: int, most: int, help_text: str) -> StrictInteger:
-    """A number within which the rebalancer stays."""
-    return StrictInteger(min_value=least, max_value=most, required=False, help_text=help_text)
-
-
-class HoursSerializer(Strict):
-    """Hours of a week, in UTC."""
-
-    days = serializers.ListField(
-        child=StrictInteger(min_value=0, max_value=6), min_length=1, max_length=7, help_text="Monday is 0."
-    )
-    to = serializers.RegexField(r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$", help_text="At or before `from`: of the next day.")
-    share_percent = StrictInteger(min_value=0, max_value=100, help_text="Of core_request; the rest is lent.")
-
-    def get_fields(self) -> dict[str, Any]:
-        """`from` is a word of Python's own, so it cannot be declared above."""
-        begin = serializers.RegexField(r"^([01]\d|2[0-3]):[0-5]\d$", help_text="Such as 18:30.")
-        return {**super().get_fields(), "from": begin}
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """All of it, even where the rest of a pool stays as it is."""
-        if missing := self.fields.keys() - attrs.keys():
-            raise serializers.ValidationError({name: ["This field is required."] for name in sorted(missing)})
-        return attrs
-
-
-class RebalanceBoundsSerializer(Strict):
-    """What the rebalancer may do; what is left out is as its help text says."""
-
-    window_seconds = bound(5, 86_400, "What is looked at; 300.")
-    cool_down_seconds = bound(5, 86_400, "Between two changes of a claim, giving back excepted; 300.")
-    floor_percent = bound(1, 100, "What a claim that lends keeps; 5.")
-    ceiling_percent = bound(1, 100, "What nothing is raised above; 100.")
-    step_percent = bound(1, 100, "Points of core in one change; 20.")
-    margin_percent = bound(0, 1000, "`percentile`: above what was used; 20.")
-    idle_percent = bound(0, 100, "Up to so much of a GPU is noise, not use; 2.")
-    wake_percent = bound(1, 100, "From so much of a GPU on a claim is awake; 5. Above idle_percent.")
-    throttled_percent = bound(1, 100, "Of the time: from so much waiting on a claim is throttled; 20.")
-    most_changes = bound(1, 10_000, "In one run, giving back excepted; 50.")
-    calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first of them that holds counts.")
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Nothing is idle and awake at once."""
-        if attrs.get("idle_percent", 2) >= attrs.get("wake_percent", 5):
-            raise serializers.ValidationError({"wake_percent": ["Must be above idle_percent."]})
-        return attrs
-
-
-class PoolSerializer(Strict):
-    """A pool."""
-
-    name = serializers.RegexField(SLUG)
-    description = serializers.CharField(max_length=500, allow_blank=True, default="")
-    sharing_policy = serializers.ChoiceField(
-        choices=SharingPolicy.choices,
-        default=SharingPolicy.BURST,
-        help_text="What a claim gets of a GPU's compute while others want it too.",
-    )
-    core_ceiling = StrictInteger(
-        min_value=1, max_value=100, default=100, help_text="Percent of each GPU that all its claims together may use."
-    )
-    parts = StrictInteger(
-        min_value=1, max_value=MOST_PARTS, default=1, help_text="`average` only: into how many each GPU is divided."
-    )
-    placement_policy = serializers.ChoiceField(
-        choices=PlacementPolicy.choices,
-        default=PlacementPolicy.GPUCLOUD,
-        help_text="Which GPUs carry a claim, where several could. A change counts for what is placed from then on.",
-    )
-    core_overcommit_percent = overcommit_field("core")
-    memory_overcommit_percent = overcommit_field("memory")
-    lend_reserved = serializers.BooleanField(
-        default=False,
-        help_text="Best-effort claims may use reserved room, and are ended, after a notice, when it is needed.",
-    )
-    reclaim_idle = serializers.BooleanField(
-        default=False, help_text="Reservations that are idle are given back, not only reported."
-    )
-    preemption_grace_seconds = StrictInteger(
-        min_value=0,
-        max_value=86400,
-        allow_null=True,
-        default=30,
-        help_text="A tenant that lent what it now needs gets it back so long after the borrowers' claims were told; "
-        "0: at once, null: only when they end. Of `preempt_by_priority` as well.",
-    )
-    preempt_by_priority = serializers.BooleanField(
-        default=False,
-        help_text="A claim that waits makes room for itself by its own tenant's claims of lower priority, after the "
-        "same notice and grace.",
-    )
-    audit_policy = serializers.ChoiceField(
-        choices=AuditPolicy.choices,
-        default=AuditPolicy.WARN,
-        help_text="What becomes of a GPU process that no limit holds, or that is above its limit.",
-    )
-    rebalance_mode = serializers.ChoiceField(
-        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text="What the rebalancer does here."
-    )
-    rebalance_policy = serializers.ChoiceField(
-        choices=RebalancePolicy.choices, default=RebalancePolicy.FEEDBACK, help_text="How it finds changes."
-    )
-    rebalance_bounds = RebalanceBoundsSerializer(
-        required=False, help_text="Within which bounds; given anew as a whole."
-    )
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
-
-
-class PoolChangeSerializer(PoolSerializer):
-    """What can be changed of a pool."""
-
-    name = serializers.CharField(read_only=True)  # type: ignore[assignment]
 
 
 class QuotaSerializer(Strict):

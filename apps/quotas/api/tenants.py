@@ -8,7 +8,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api import serializers
+from apps.quotas.api import pool_serializers, serializers
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Membership, Pool, Tenant
@@ -145,7 +145,7 @@ class MemberDetail(ApiView):
 class PoolList(ListMixin):
     """Pools: named sets of nodes."""
 
-    serializer_class = serializers.PoolSerializer
+    serializer_class = pool_serializers.PoolSerializer
     queryset = Pool.objects.all()
     filterset_class = PoolFilter
     read_scope, write_scope = "nodes:read", "nodes:write"

@@ -9,6 +9,8 @@ from apps.quotas.models.tenant import SLUG
 
 DEFAULT = "default"
 MOST_PARTS = 16
+# Shorter than a few samples nothing is measured; after a week nobody waits for a rule.
+LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 10, 7 * 86_400
 
 
 class SharingPolicy(models.TextChoices):
@@ -21,6 +23,10 @@ class SharingPolicy(models.TextChoices):
     AVERAGE = "average", "Average: one of `parts` equal parts each; parts of nobody stay idle"
     PREEMPT = "preempt", "Preempt: as burst, but best-effort claims get only what the others leave"
     NATIVE = "native", "Native: the driver's own time slices, no limit of compute"
+
+
+# By these the arbiter lets others use what is idle, and guarantees a request nevertheless.
+LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 
 
 class AuditPolicy(models.TextChoices):
@@ -45,6 +51,15 @@ class RebalancePolicy(models.TextChoices):
     FEEDBACK = "feedback", "Feedback: raise limits of what is throttled, lend what is idle"
     PERCENTILE = "percentile", "Percentile: guarantee the 95th percentile of use and a margin"
     CRON = "cron", "Cron: shares by weekday and hour"
+
+
+class IdleRule(models.TextChoices):
+    """What becomes of a claim that does nothing for long (`apps.scheduling.services.rebalancing.idleness`)."""
+
+    OFF = "off", "Off: nothing is looked at"
+    REPORT = "report", "Report: it is told of"
+    SHRINK = "shrink", "Shrink: it lends its guarantee but for a floor, until it works again"
+    RELEASE = "release", "Release: it is released after a notice, unless it works meanwhile"
 
 
 class PlacementPolicy(models.TextChoices):
@@ -93,8 +108,20 @@ class Pool(Row):
     preemption_grace_seconds = models.PositiveIntegerField(null=True, default=30, db_default=30)
     # A claim may have its own tenant's claims of lower priority preempted.
     preempt_by_priority = models.BooleanField(default=False, db_default=False)
+    # Who has waited longer goes first at its priority, by age; null: shares decide however long somebody waits.
+    patience_seconds = models.PositiveIntegerField(null=True, default=14_400, db_default=14_400)
     # Reservations whose claims are idle are given back, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
+
+    # What somebody changes on its machines is put right at once; no: on none of them before somebody says so.
+    repair_drift = models.BooleanField(default=True, db_default=True)
+    idle_rule = models.CharField(max_length=10, choices=IdleRule, default=IdleRule.OFF, db_default=IdleRule.OFF)
+    idle_seconds = models.PositiveIntegerField(default=1800, db_default=1800)
+    idle_grace_seconds = models.PositiveIntegerField(default=600, db_default=600)
+    # Claims that are held for so long without a program are released, whatever the idle rule; null: never.
+    unused_seconds = models.PositiveIntegerField(null=True)
+    # Its idle claims were looked for then; no news to anybody.
+    idle_looked_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:
         ordering = ["name"]
@@ -107,6 +134,7 @@ class Pool(Row):
                 condition=Q(core_ceiling__gte=1, core_ceiling__lte=100), name="pool_ceiling_in_range"
             ),
             models.CheckConstraint(condition=Q(audit_policy__in=AuditPolicy.values), name="pool_audit_policy_known"),
+            models.CheckConstraint(condition=Q(idle_rule__in=IdleRule.values), name="pool_idle_rule_known"),
             models.CheckConstraint(
                 condition=Q(rebalance_mode__in=RebalanceMode.values), name="pool_rebalance_mode_known"
             ),

@@ -24,6 +24,8 @@ class EventKind(models.TextChoices):
     CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", "A claim will lose its GPUs at a moment that is said."
     CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", "A claim that had notice may stay."
     CLAIM_PREEMPTED = "claim.preempted", "A claim goes back to the queue for somebody else's."
+    CLAIM_IDLE = "claim.idle", "A claim does nothing for as long as its pool allows; `release_at`: then it is released."
+    CLAIM_AWAKE = "claim.awake", "A claim that was idle is idle no longer."
     QUOTA_EXCEEDED = "quota.exceeded", "A quota was lowered below what is held of it."
     QUOTA_REQUEST_DECIDED = "quota_request.decided", "A request for more was answered, or what it granted has ended."
     BUDGET_THRESHOLD = "budget.threshold", "80, 95 or 100 percent of a budget are spent."

@@ -6,6 +6,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 
 from apps.quotas.models import Membership, Pool, Role, SharingPolicy, Tenant, User
+from apps.quotas.models.pool import LENDING_POLICIES, IdleRule
 from apps.quotas.principals import ALL_SCOPES, RANK, Principal
 from apps.quotas.services import audit, cohorts
 from gpucloud.api import etags
@@ -31,6 +32,13 @@ class PartsMissing(Invalid):
 
     code = "parts-missing"
     title = "parts is missing"
+
+
+class ShrinkNeedsLending(Invalid):
+    """Under the pool's sharing policy nobody could use what an idle claim lends."""
+
+    code = "shrink-needs-lending"
+    title = "Nothing can be lent here"
 
 
 @transaction.atomic
@@ -97,12 +105,23 @@ def require_parts(pool: Pool) -> None:
         raise PartsMissing("`average` divides each GPU into `parts`: give it as well, from 2 to 16.", parts=pool.parts)
 
 
+def require_lending(pool: Pool) -> None:
+    """Raises ShrinkNeedsLending where idle claims are to lend, and the sharing policy lets nobody use it."""
+    if pool.idle_rule == IdleRule.SHRINK and pool.sharing_policy not in LENDING_POLICIES:
+        raise ShrinkNeedsLending(
+            f"idle_rule shrink lends what is idle, and {pool.sharing_policy} lets nobody use it: set idle_rule to "
+            "report or release, or sharing_policy to burst or preempt.",
+            sharing_policy=pool.sharing_policy,
+        )
+
+
 @transaction.atomic
 def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
-    """A new, empty pool. Raises NameTaken, PartsMissing."""
+    """A new, empty pool. Raises NameTaken, PartsMissing, ShrinkNeedsLending."""
     principal.require_operator()
     pool = Pool(name=name, **facts)
     require_parts(pool)
+    require_lending(pool)
     try:
         with transaction.atomic():
             pool.save()

@@ -80,8 +80,7 @@ def cast_shadow(
 
     def give_back_first(count: int) -> None:
         nonlocal given
-        for item in ends[given:count]:
-            fleet.give_back(item.gpus, item.request)
+        fleet.give_back_many((item.gpus, item.request) for item in ends[given:count])
         for item in ends[count:given]:
             fleet.take(item.gpus, item.request)
         given = count

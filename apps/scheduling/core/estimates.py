@@ -53,10 +53,14 @@ class Standing:
     capacity: Amounts
     held: Mapping[str, Amounts]
     weights: Mapping[str, int]
+    # Who has waited longer goes by age; None: nobody.
+    patience_seconds: float | None = None
 
-    def queue(self, asks: Iterable[Ask], held: Mapping[str, Amounts] | None = None) -> Queue:
-        """These asks in their order."""
-        return Queue(asks, capacity=self.capacity, held=self.held if held is None else held, weights=self.weights)
+    def queue(self, asks: Iterable[Ask], *, now: float, held: Mapping[str, Amounts] | None = None) -> Queue:
+        """These asks in their order at that moment."""
+        long_before = None if self.patience_seconds is None else now - self.patience_seconds
+        held = self.held if held is None else held
+        return Queue(asks, capacity=self.capacity, held=held, weights=self.weights, long_before=long_before)
 
 
 def _nothing_reserved(claim: Waiting, now: float) -> Held:
@@ -85,7 +89,8 @@ def forecast(
     for _ in range(MOST_MOMENTS):
         asks, early = ready(left, now=now)
         soon = [item for *_, item in heapq.nsmallest(MOST_ENDS_AHEAD, ends)]
-        walk = Walk(fleet, standing.queue(asks, held), running=soon, now=now, reserved=partial(_at, reserved, now))
+        queue = standing.queue(asks, now=now, held=held)
+        walk = Walk(fleet, queue, running=soon, now=now, reserved=partial(_at, reserved, now))
         for item in _started(walk, starts, held, now):
             heapq.heappush(ends, (item.ends_at, item.id, item))
         left = [claim for claim in left if claim.id not in starts]

@@ -8,6 +8,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from apps.scheduling.core.placement import WHOLE, backends, machine
 from apps.scheduling.core.placement.fragmentation import Prices
@@ -24,6 +25,10 @@ POPULAR_PERCENT = 95
 LEARNING = ("gpucloud", "fgd")
 # Prices are renewed when a twentieth of all core was taken or given back since.
 RENEWED = 20
+# Of most requests nothing but core and memory matters.
+_labels, UNLABELLED = attrgetter("affinity", "anti_affinity", "exclusion"), (None, None, None)
+_special = attrgetter("affinity", "anti_affinity", "exclusion", "cpu_milli", "ram_mib")
+ORDINARY = (None, None, None, 0, 0)
 
 
 class Fleet:
@@ -72,7 +77,8 @@ class Fleet:
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place the requests one after the other, each as if those before it had been taken, and take them."""
-        if not requests or any(request.labels for request in requests) or (rows := self._prepared()) is None:
+        labelled = any(map(UNLABELLED.__ne__, map(_labels, requests)))
+        if not requests or labelled or (rows := self._prepared()) is None:
             return [self._placed(request) for request in requests]
         answers = rows.place_many(requests)
         for request, answer in zip(requests, answers, strict=True):
@@ -89,6 +95,19 @@ class Fleet:
     def give_back(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:
         """The request is there no longer."""
         self._move(gpus, node, request, -1)
+
+    def give_back_many(self, gone: Iterable[tuple[Sequence[str], Request]]) -> None:
+        """Each of these requests is no longer on its GPUs, which are of one node."""
+        if self._rows is None:
+            for gpus, request in gone:
+                self.give_back(gpus, request)
+            return
+        # Without GPUs and without a node's name nothing is given back.
+        gone = [move for move in gone if move[0]]
+        self._drift -= sum(len(gpus) * request.core_request for gpus, request in gone)
+        for gpus, request in gone if any(map(ORDINARY.__ne__, (_special(move[1]) for move in gone))) else ():
+            self._beside(gpus, "", request, -1)
+        self._rows.move_many(gone, -1)
 
     def set_gpu(self, state: GpuState) -> None:
         """A new GPU, or another state of a known one."""
@@ -201,12 +220,8 @@ class Fleet:
         return answer
 
     def _move(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
-        labels = request.labels
         self._drift += sign * len(gpus) * request.core_request
-        if labels:
-            self._label(gpus, labels, sign)
-        if request.cpu_milli or request.ram_mib:
-            self._charge_nodes(gpus, node, request, sign)
+        self._beside(gpus, node, request, sign)
         if self._rows is not None:
             self._rows.move(gpus, node, request, sign)
             return
@@ -214,6 +229,13 @@ class Fleet:
             gpu = self._gpus[uuid]
             core, memory = gpu.core_free - sign * request.core_request, gpu.memory_free_mib - sign * request.memory_mib
             self._gpus[uuid] = replace(gpu, core_free=core, memory_free_mib=memory)
+
+    def _beside(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
+        """What of a move rows do not keep: labels, and the nodes as they are told."""
+        if labels := request.labels:
+            self._label(gpus, labels, sign)
+        if request.cpu_milli or request.ram_mib:
+            self._charge_nodes(gpus, node, request, sign)
 
     def _label(self, gpus: Sequence[str], labels: tuple[Label, ...], sign: int) -> None:
         for uuid in gpus:

@@ -11,7 +11,8 @@ from apps.scheduling.core.backfill import Running, Shadow, cast_shadow
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING, Held
 from apps.scheduling.core.queue import Ask
-from apps.scheduling.core.values import Placed, Refused
+from apps.scheduling.core.refusals import could_help
+from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.core.walk import kept_for_earlier
 
 
@@ -31,8 +32,8 @@ class Front:
         self.head: Ask | None = None
         self.shadow: Shadow | None = None
         self._stale = False
-        # Claims, by key, that wait only because their room is kept for the head.
-        self.kept_out: dict[int, Refused] = {}
+        # Claims, by what they ask, that wait only because their room is kept for the head.
+        self._kept_out: dict[tuple[Request, ...], set[int]] = {}
 
     def look(self, fleet: Fleet, gpus: Collection[str], reserved: Callable[[Ask], Held], *, now: float) -> None:
         """Cast the shadow anew where that is due; `reserved` says what the head may not count on.
@@ -42,7 +43,7 @@ class Front:
         if self.head is None or not self._stale:
             return
         self._stale = False
-        self.kept_out.clear()
+        self._kept_out.clear()
         running = self._ending(gpus, now)
         try:
             self.shadow = cast_shadow(fleet, self.head, running, now=now, held=reserved(self.head))
@@ -66,6 +67,15 @@ class Front:
         """Why it waits, where all that it lacks is kept for the head; `held` is kept from it anyway."""
         return None if self.shadow is None else kept_for_earlier(fleet, ask, self.shadow, held=held)
 
+    def keep_out(self, ask: Ask) -> None:
+        """These claims wait only because their room is kept: until it is not, or other room is freed for them."""
+        requests = tuple(claim.request for claim in ask.members)
+        self._kept_out.setdefault(requests, set()).update(claim.since for claim in ask.members)
+
+    def kept_out(self) -> set[int]:
+        """Those claims, by their number."""
+        return set().union(*self._kept_out.values())
+
     def placed(self, ask: Ask, answer: tuple[Placed, ...], *, now: float) -> None:
         """These claims are placed, by right or because they delay nobody."""
         if self.shadow is None:
@@ -78,9 +88,11 @@ class Front:
         for claim, placed in zip(ask.members, answer, strict=True):
             self.shadow = self.shadow.after(placed.gpus, claim, now=now)
 
-    def changed(self, uuid: str) -> None:
+    def changed(self, gpu: GpuState) -> None:
         """Somebody else changed this GPU."""
-        self._stale |= self.shadow is not None and uuid in self.shadow.gpus
+        self._stale |= self.shadow is not None and gpu.uuid in self.shadow.gpus
+        for kind in [kind for kind in self._kept_out if any(could_help(gpu, request) for request in kind)]:
+            del self._kept_out[kind]
 
     def forget(self) -> None:
         """Cast the shadow anew at the next round, whatever is known."""
@@ -88,7 +100,8 @@ class Front:
 
     def left(self, key: int, uid: str, *, back: bool = False) -> None:
         """The claim waits no longer; or it is `back` in a moment, and only what was said of it is forgotten."""
-        self.kept_out.pop(key, None)
+        for keys in self._kept_out.values():
+            keys.discard(key)
         if back:
             return
         if self.head is not None and any(claim.id == uid for claim in self.head.members):
@@ -97,4 +110,4 @@ class Front:
     def drop(self) -> None:
         """The head is it no longer."""
         self.head = self.shadow = None
-        self.kept_out.clear()
+        self._kept_out.clear()

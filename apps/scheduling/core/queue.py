@@ -8,6 +8,9 @@ n log t.
 
 What is placed together is asked together: a gang counts as old as its last claim and as urgent as its least urgent one,
 so that nobody gains by sending one claim of it ahead.
+
+Shares alone have a tenant's large claims passed by everybody's small ones for as long as it holds most. So whoever has
+waited longer than the pool's patience goes first at its priority, by age alone, whatever its tenant holds.
 """
 
 import heapq
@@ -19,6 +22,8 @@ from typing import Self
 from apps.scheduling.core.values import Request
 
 WHOLE_GPU = 100
+# The line of those who have waited long: no tenant's name.
+LONG = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,10 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One claim in the queue. `since` is its number in the order of arrival; `start_at` is in Unix seconds."""
+    """One claim in the queue. `since` is its number in the order of arrival.
+
+    `start_at` and `waits_since` are in Unix seconds; one of which nobody says since when it waits has not waited long.
+    """
 
     id: str
     tenant: str
@@ -65,6 +73,7 @@ class Waiting:
     start_at: float | None = None
     group: str | None = None
     group_size: int = 1
+    waits_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,10 @@ class Ask:
         """When the last of its claims arrived."""
         return max(member.since for member in self.members)
 
+    def waits_since_before(self, moment: float) -> bool:
+        """Whether each of its claims has waited since before that."""
+        return all(member.waits_since is not None and member.waits_since < moment for member in self.members)
+
     @property
     def amounts(self) -> Amounts:
         """What it would hold."""
@@ -107,18 +120,27 @@ class Ask:
 class Queue:
     """Asks in their order, while shares move.
 
-    `held` is what each tenant holds of the pool now, `capacity` what the pool has. `next` hands each ask out once; say
-    `placed` for what got its GPUs, before asking for the next.
+    `held` is what each tenant holds of the pool now, `capacity` what the pool has. Who has waited since before
+    `long_before` (Unix seconds) goes by age. `next` hands each ask out once; say `placed` for what got its GPUs, before
+    asking for the next.
     """
 
     def __init__(
-        self, asks: Iterable[Ask], *, capacity: Amounts, held: Mapping[str, Amounts], weights: Mapping[str, int]
+        self,
+        asks: Iterable[Ask],
+        *,
+        capacity: Amounts,
+        held: Mapping[str, Amounts],
+        weights: Mapping[str, int],
+        long_before: float | None = None,
     ) -> None:
         self._capacity, self._weights = capacity, weights
         self._held = dict(held)
-        levels: dict[int, dict[str, list[Ask]]] = defaultdict(lambda: defaultdict(list))
+        # Those who have waited long are a level of their own, above the others of their priority, with one line.
+        levels: dict[tuple[int, bool], dict[str, list[Ask]]] = defaultdict(lambda: defaultdict(list))
         for ask in asks:
-            levels[ask.priority][ask.tenant].append(ask)
+            long = long_before is not None and ask.waits_since_before(long_before)
+            levels[ask.priority, long][LONG if long else ask.tenant].append(ask)
         self._levels = sorted(levels.items())
         self._lines: dict[str, deque[Ask]] = {}
         # (share, age and id of the first in line, tenant, edition): a newer edition makes an entry void.
@@ -154,7 +176,7 @@ class Queue:
         return self._held.get(tenant, Amounts()).share_of(self._capacity, self._weights.get(tenant, 1))
 
     def _open_level(self) -> bool:
-        """Go on to the next lower priority, with the shares as they are by then."""
+        """Go on to the next lower level, with the shares as they are by then."""
         if not self._levels:
             return False
         _, lines = self._levels.pop()

@@ -3,6 +3,7 @@
 A field that was not heard of lately is left out, as dcgm-exporter leaves out what a device does not have.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -20,7 +21,12 @@ FIELDS = {
     "DCGM_FI_DEV_POWER_USAGE": "Power draw (in W).",
     "DCGM_FI_DEV_SM_CLOCK": "SM clock frequency (in MHz).",
     "DCGM_FI_DEV_MEM_CLOCK": "Memory clock frequency (in MHz).",
+    "DCGM_FI_DEV_XID_ERRORS": "Value of the last XID error encountered.",
 }
+
+
+# As `Gpu.unhealthy` has it.
+XID = re.compile(r"XID (\d+)")
 
 
 class Device(NamedTuple):
@@ -29,16 +35,24 @@ class Device(NamedTuple):
     key: int
     labels: tuple[str, str, str, str, str]
     memory_mib: int
+    # That which keeps claims off it; 0: none. Its agent alone knows those that are a program's own fault.
+    xid: int
 
 
 def present(most: int) -> list[Device]:
     """GPUs that are there, so many at most; one query."""
     rows = Gpu.objects.filter(present=True).order_by("pk")
-    columns = rows.values_list("pk", "index", "uuid", "model", "node__hostname", "node__name", "memory_mib")[:most]
+    columns = ("pk", "index", "uuid", "model", "node__hostname", "node__name")
+    found = rows.values_list(*columns, "memory_mib", "unhealthy")[:most]
     return [
-        Device(key, (str(index), uuid, f"nvidia{index}", model, hostname or node), memory)
-        for key, index, uuid, model, hostname, node, memory in columns
+        Device(key, (str(index), uuid, f"nvidia{index}", model, hostname or node), memory, _xid(unhealthy))
+        for key, index, uuid, model, hostname, node, memory, unhealthy in found
     ]
+
+
+def _xid(unhealthy: str) -> int:
+    found = XID.search(unhealthy)
+    return int(found[1]) if found else 0
 
 
 def families(devices: list[Device], samples: Mapping[int, Sample]) -> Iterator[GaugeMetricFamily]:
@@ -62,4 +76,5 @@ def _values(device: Device, sample: Sample) -> dict[str, float | None]:
         "DCGM_FI_DEV_POWER_USAGE": sample.power_watts,
         "DCGM_FI_DEV_SM_CLOCK": sample.sm_clock_mhz,
         "DCGM_FI_DEV_MEM_CLOCK": sample.memory_clock_mhz,
+        "DCGM_FI_DEV_XID_ERRORS": device.xid,
     }

@@ -14,8 +14,9 @@ from prometheus_client.core import GaugeMetricFamily
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool, ResourceQuota
+from apps.quotas.models.pool import IdleRule
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import WAITING
+from apps.scheduling.models.claim import WAITING, Idle
 
 # The label of a quota that counts in all pools together.
 EVERY_POOL = "*"
@@ -46,6 +47,18 @@ def claims() -> Iterator[GaugeMetricFamily]:
     live = Claim.objects.exclude(state=ClaimState.RELEASED).order_by()
     for *labels, number in live.values_list("tenant__slug", "pool__name", "state").annotate(Count("pk")):
         family.add_metric(labels, number)
+    yield family
+
+
+def idle() -> Iterator[GaugeMetricFamily]:
+    """Claims that do nothing, in pools that have a rule for such."""
+    words = "Claims that do nothing for as long as their pool allows: idle, or unused by any program."
+    family = GaugeMetricFamily("gpucloud_claims_idle", words, labels=["pool", "reason"])
+    rows = Claim.objects.filter(idle_since__isnull=False).order_by().values_list("pool__name", "idle_reason")
+    found = {(pool, reason): number for pool, reason, number in rows.annotate(Count("pk"))}
+    for pool in Pool.objects.exclude(idle_rule=IdleRule.OFF, unused_seconds=None).values_list("name", flat=True):
+        for reason in Idle.values:
+            family.add_metric([pool, reason], found.get((pool, reason), 0))
     yield family
 
 

@@ -43,6 +43,13 @@ class OverQuota(models.TextChoices):
     WAIT = "wait"
 
 
+class Idle(models.TextChoices):
+    """Why a claim counts as idle."""
+
+    IDLE = "idle", "Its programs compute nothing"
+    UNUSED = "unused", "No program has used it"
+
+
 class ClaimQuerySet(models.QuerySet["Claim"]):
     """Claims, asked with who is asking."""
 
@@ -103,6 +110,12 @@ class Claim(Row):
     # For whom, and that one's: the GPUs that nobody else may count on meanwhile.
     preempted_for = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
     nominated_gpus = ArrayField(models.CharField(max_length=80), null=True)
+    # The container of a cluster that it is for (`agent.wire.Pod`): by these names the node's agent knows it.
+    pod = models.JSONField(null=True)
+    # It was measured to do nothing since, at least; why that counts (`Idle`), and when it is released for it.
+    idle_since = models.DateTimeField(null=True)
+    idle_reason = models.CharField(max_length=10, choices=Idle, null=True)
+    idle_release_at = models.DateTimeField(null=True)
     when_over_quota = models.CharField(max_length=10, choices=OverQuota, default=OverQuota.REFUSE)
     state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
     reasons = models.JSONField(default=list)
@@ -153,6 +166,7 @@ class Claim(Row):
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(fields=["reservation"], name="claim_in", condition=Q(reservation__isnull=False)),
             models.Index(fields=["preempted_for"], name="claim_preempted", condition=Q(preempt_at__isnull=False)),
+            models.Index(fields=["pool"], name="claim_idle", condition=Q(idle_since__isnull=False)),
             models.Index(fields=["pool"], name="claim_nominated", condition=Q(nominated_gpus__isnull=False)),
             models.Index(fields=["yields_at"], name="claim_yields", condition=Q(yields_at__isnull=False)),
             models.Index(
@@ -163,6 +177,11 @@ class Claim(Row):
         ]
         constraints = [
             models.CheckConstraint(condition=Q(state__in=ClaimState.values), name="claim_state_known"),
+            models.CheckConstraint(
+                condition=Q(idle_since__isnull=True, idle_reason__isnull=True, idle_release_at__isnull=True)
+                | Q(idle_since__isnull=False, idle_reason__isnull=False),
+                name="claim_idle_whole",
+            ),
             models.CheckConstraint(condition=Q(gpu_count__gte=1), name="claim_gpu_count_positive"),
             models.CheckConstraint(
                 condition=Q(core_limit__gte=F("core_request"), core_limit__lte=100), name="claim_core_in_range"

@@ -1,7 +1,7 @@
 """Reading telemetry back: the latest of each series, or a window in steps, from the levels that fit.
 
-A series is a GPU or an assignment on it. Of the seconds only those nodes' frames are read; of roll-ups, few series name
-their moments (rows lie by time first), many are picked out of all that lies in the window.
+A series is a GPU or an assignment on it. Of the seconds only those nodes' frames are read. Of roll-ups, rows of the
+window are found by the key (time, node, GPU, assignment): in each moment the index skips to those that are asked for.
 """
 
 import uuid
@@ -17,10 +17,10 @@ from apps.nodes.models import TelemetryMark
 from apps.nodes.models.rolled import WHOLE_GPU
 from apps.nodes.services.telemetry.levels import DAY, EPOCH, HOUR, MINUTE, RAW, ROLLED, TENS, Level, Segment, segments
 
+MIB = 1 << 20
+SECOND = timedelta(seconds=1)
 # How far back the latest sample is looked for: an older one says nothing about now.
 LATEST_WITHIN = timedelta(hours=1)
-# Below this, a search per moment and series is less than reading all rows of the moments.
-FEW_SERIES = 40
 
 
 class Series(NamedTuple):
@@ -31,25 +31,24 @@ class Series(NamedTuple):
     uid: uuid.UUID = WHOLE_GPU
 
 
-class Point(NamedTuple):
-    """Means over one step. Percent and bytes."""
+class Curve(NamedTuple):
+    """Means over steps: lists of one length. Unix seconds, percent, MiB."""
 
-    at: datetime
-    core: float
-    core_limit: float | None
-    throttled: float | None
-    memory: float
-    memory_limit: float | None
+    times: list[float]
+    core: list[float]
+    core_limit: list[float | None]
+    throttled: list[float | None]
+    memory_mib: list[float]
+    memory_limit_mib: list[float | None]
 
 
-# `number` is the series' place in the question.
-ASKED = """unnest(%(nodes)s::bigint[], %(gpus)s::bigint[], %(uids)s::uuid[]) WITH ORDINALITY
-    AS asked (node_id, gpu_id, uid, number)"""
+# A series answers to its GPU and its uid.
+ASKED = "unnest(%(nodes)s::bigint[], %(gpus)s::bigint[], %(uids)s::uuid[]) AS asked (node_id, gpu_id, uid)"
 ITEM = """unnest(frame.uids, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit)
     AS item (uid, core, core_limit, throttled, memory, memory_limit)"""
 GPU = "unnest(frame.gpu_ids, frame.gpu_core, frame.gpu_memory) AS item (gpu_id, core, memory)"
 LATEST = f"""
-SELECT number - 1, last.* FROM {ASKED} CROSS JOIN LATERAL (
+SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
     SELECT at, item.core, item.core_limit, item.throttled, item.memory, item.memory_limit
     FROM nodes_usageframe AS frame, {ITEM}
     WHERE frame.node_id = asked.node_id AND at >= %(begin)s AND at < %(end)s AND item.uid = asked.uid
@@ -57,7 +56,7 @@ SELECT number - 1, last.* FROM {ASKED} CROSS JOIN LATERAL (
 ) AS last
 """  # noqa: S608 - all names are ours
 LATEST_OF_GPU = f"""
-SELECT number - 1, last.* FROM {ASKED} CROSS JOIN LATERAL (
+SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
     SELECT at, item.core, NULL::real, NULL::real, item.memory, NULL::bigint
     FROM nodes_usageframe AS frame, {GPU}
     WHERE frame.node_id = asked.node_id AND at >= %(begin)s AND at < %(end)s AND item.gpu_id = asked.gpu_id
@@ -65,54 +64,86 @@ SELECT number - 1, last.* FROM {ASKED} CROSS JOIN LATERAL (
 ) AS last
 """  # noqa: S608 - likewise
 SECONDS = f"""
-SELECT number, at, 1 AS samples, item.core, item.core_limit, item.throttled, item.memory, item.memory_limit
+SELECT asked.gpu_id, asked.uid, at, 1 AS samples, item.core, item.core_limit, item.throttled, item.memory,
+    item.memory_limit
 FROM nodes_usageframe AS frame CROSS JOIN LATERAL {ITEM}
 JOIN {ASKED} ON asked.node_id = frame.node_id AND asked.uid = item.uid
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
 SECONDS_OF_GPU = f"""
-SELECT number, at, 1 AS samples, item.core, NULL::real, NULL::real, item.memory, NULL::bigint
+SELECT asked.gpu_id, asked.uid, at, 1 AS samples, item.core, NULL::real, NULL::real, item.memory, NULL::bigint
 FROM nodes_usageframe AS frame CROSS JOIN LATERAL {GPU}
 JOIN {ASKED} ON asked.gpu_id = item.gpu_id
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
-COLUMNS = "number, used.at, samples, core, core_limit, throttled, memory, memory_limit"
-SAME = "used.node_id = asked.node_id AND used.gpu_id = asked.gpu_id AND used.uid = asked.uid"
-SPANS_OF_FEW = f"""
-SELECT {COLUMNS} FROM {ASKED}
-CROSS JOIN generate_series({{begin}}, {{end}} - {{span}}, {{span}}) AS moment
-JOIN {{table}} AS used ON used.at = moment AND {SAME}
-"""  # noqa: S608 - likewise
-SPANS_OF_MANY = f"""
-SELECT {COLUMNS} FROM {{table}} AS used JOIN {ASKED} ON {SAME} WHERE used.at >= {{begin}} AND used.at < {{end}}
+# All of the key is named, and nothing is joined: a planner that expects one row would join by loops.
+KEY = """node_id = ANY(%(every_node)s::bigint[]) AND gpu_id = ANY(%(every_gpu)s::bigint[])
+    AND uid = ANY(%(every_uid)s::uuid[])"""
+SPANS = f"""
+SELECT gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit FROM {{table}}
+WHERE at >= {{begin}} AND at < {{end}} AND {KEY}
 """  # noqa: S608 - likewise
 WINDOW = """
-SELECT number - 1, date_bin(%(step)s, at, %(epoch)s) AS bin, sum(core * samples) / sum(samples),
+SELECT gpu_id, uid, date_bin(%(step)s, at, %(epoch)s), sum(core * samples) / sum(samples),
     sum(core_limit * samples) / nullif(sum(samples) FILTER (WHERE core_limit IS NOT NULL), 0),
     sum(throttled * samples) / nullif(sum(samples) FILTER (WHERE throttled IS NOT NULL), 0),
     sum(memory::float8 * samples) / sum(samples),
     sum(memory_limit::float8 * samples) / nullif(sum(samples) FILTER (WHERE memory_limit IS NOT NULL), 0)
-FROM ({parts}) AS part (number, at, samples, core, core_limit, throttled, memory, memory_limit)
-GROUP BY 1, 2 ORDER BY 1, 2
+FROM ({parts}) AS part (gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit)
+GROUP BY 1, 2, 3
 """
+# A row for each series, an array for each quantity: what a row of its own costs here is more than what it is read for.
+# Seven digits are more than anybody measures, and half of the text.
+CURVES = f"""
+SELECT gpu_id, uid, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(core::real ORDER BY at),
+    array_agg(core_limit::real ORDER BY at), array_agg(throttled::real ORDER BY at),
+    array_agg((memory::float8 / {MIB})::real ORDER BY at), array_agg((memory_limit::float8 / {MIB})::real ORDER BY at)
+FROM ({{points}}) AS point (gpu_id, uid, at, core, core_limit, throttled, memory, memory_limit)
+GROUP BY gpu_id, uid
+"""  # noqa: S608 - likewise
 
 
-def latest(series: Sequence[Series], *, now: datetime) -> list[list[Point]]:
+def latest(series: Sequence[Series], *, now: datetime) -> list[Curve]:
     """For each series its newest sample, or nothing."""
     # A second more: a clock that was set while this is asked.
-    asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **_named(series)}
+    asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **named(series)}
     return _answered(series, LATEST_OF_GPU if _of_gpus(series) else LATEST, asked)
 
 
-def window(
-    series: Sequence[Series], *, begin: datetime, end: datetime, step: timedelta, now: datetime
-) -> list[list[Point]]:
-    """For each series its points: means over steps, at the steps' beginnings. A step without samples has no point."""
-    mark = TelemetryMark.objects.filter(name="rolled").aggregate(at=Max("at"))["at"] or EPOCH
-    parts = segments(begin, end, _levels(begin, step, now), rolled=mark)
+class Window(NamedTuple):
+    """What is asked of each series: means over steps, which begin at whole multiples of their length."""
+
+    begin: datetime
+    end: datetime
+    step: timedelta
+    # Which levels are still kept, and how far they are.
+    now: datetime
+    rolled: datetime
+
+    def parts(self) -> list[Segment]:
+        """What is read from which level."""
+        return segments(self.begin, self.end, _levels(self.begin, self.step, self.now), rolled=self.rolled)
+
+    def rows(self, series: Sequence[Series]) -> float:
+        """How much it reads at most: rows of roll-ups, and frames."""
+        nodes = len({one.node_id for one in series})
+        return sum(
+            (part.end - part.begin) / (part.level.span or SECOND) * (nodes if part.level is RAW else len(series))
+            for part in self.parts()
+        )
+
+
+def rolled() -> datetime:
+    """How far roll-ups are."""
+    return TelemetryMark.objects.filter(name="rolled").aggregate(at=Max("at"))["at"] or EPOCH
+
+
+def window(series: Sequence[Series], asked_for: Window) -> list[Curve]:
+    """For each series its points. A step without samples has none."""
+    parts = asked_for.parts()
     if not parts or not series:
-        return [[] for _ in series]
-    asked: dict[str, Any] = {"step": step, "epoch": EPOCH, **_named(series)}
+        return [_nothing() for _ in series]
+    asked: dict[str, Any] = {"step": asked_for.step, "epoch": EPOCH, **named(series)}
     texts = [_part(series, part, number, asked) for number, part in enumerate(parts)]
     return _answered(series, WINDOW.format(parts=" UNION ALL ".join(texts)), asked)
 
@@ -133,35 +164,35 @@ def _levels(begin: datetime, step: timedelta, now: datetime) -> list[Level]:
 
 
 def _part(series: Sequence[Series], part: Segment, number: int, asked: dict[str, Any]) -> str:
-    names = {name: f"%({name}_{number})s" for name in ("begin", "end", "span")}
-    asked |= {f"begin_{number}": part.begin, f"end_{number}": part.end, f"span_{number}": part.level.span}
-    names = {
-        "begin": f"{names['begin']}::timestamptz",
-        "end": f"{names['end']}::timestamptz",
-        "span": f"{names['span']}::interval",
-    }
+    asked |= {f"begin_{number}": part.begin, f"end_{number}": part.end}
+    between = {name: f"%({name}_{number})s::timestamptz" for name in ("begin", "end")}
     if part.level is RAW:
-        return (SECONDS_OF_GPU if _of_gpus(series) else SECONDS).format(**names)
-    spans = SPANS_OF_FEW if len(series) <= FEW_SERIES else SPANS_OF_MANY
-    return spans.format(table=part.level.table, **names)
+        return (SECONDS_OF_GPU if _of_gpus(series) else SECONDS).format(**between)
+    return SPANS.format(table=part.level.table, **between)
 
 
 def _of_gpus(series: Sequence[Series]) -> bool:
     return bool(series) and series[0].uid == WHOLE_GPU
 
 
-def _named(series: Sequence[Series]) -> dict[str, Any]:
+def named(series: Sequence[Series]) -> dict[str, Any]:
+    """The parameters of `ASKED` and `KEY`."""
     return {
         "nodes": [one.node_id for one in series],
         "gpus": [one.gpu_id for one in series],
         "uids": [one.uid for one in series],
+        "every_node": sorted({one.node_id for one in series}),
+        "every_gpu": sorted({one.gpu_id for one in series}),
+        "every_uid": sorted({one.uid for one in series}),
     }
 
 
-def _answered(series: Sequence[Series], statement: str, asked: dict[str, Any]) -> list[list[Point]]:
-    found: list[list[Point]] = [[] for _ in series]
+def _answered(series: Sequence[Series], points: str, asked: dict[str, Any]) -> list[Curve]:
     with connection.cursor() as cursor:
-        cursor.execute(statement, asked)
-        for number, *point in cursor.fetchall():
-            found[number].append(Point(*point))
-    return found
+        cursor.execute(CURVES.format(points=points), asked)
+        found = {(gpu_id, uid): Curve(*curve) for gpu_id, uid, *curve in cursor.fetchall()}
+    return [found.get((one.gpu_id, one.uid)) or _nothing() for one in series]
+
+
+def _nothing() -> Curve:
+    return Curve([], [], [], [], [], [])

@@ -22,6 +22,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
 from apps.quotas.services.webhooks import posting, signing
 from apps.quotas.services.webhooks.posting import Answer
+from gpucloud import counters
 
 # After each attempt that fails; none after the last. The sum is three days, a long weekend of a receiver.
 WAITS = (5, 30, 300, 1800, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 20 * 3600)
@@ -106,13 +107,16 @@ def _record(seen: WebhookDelivery, answer: Answer) -> None:
     now = timezone.now()
     said = {"status_code": answer.status, "error": answer.error}
     if answer.delivered:
+        counters.WEBHOOK_ATTEMPTS.add("delivered")
         delivery.change(state=DeliveryState.DELIVERED, next_attempt_at=None, delivered_at=now, **said)
         if hook.failures:
             _keep(hook, failures=0, failing_since=None, not_before=None)
         return
     if delivery.attempts > len(WAITS):
+        counters.WEBHOOK_ATTEMPTS.add("failed")
         delivery.change(state=DeliveryState.FAILED, next_attempt_at=None, **said)
     else:
+        counters.WEBHOOK_ATTEMPTS.add("retried")
         seconds = max(WAITS[delivery.attempts - 1], answer.retry_after_seconds)
         # Not all at the same moment after a common outage.
         again = now + timedelta(seconds=seconds * random.uniform(1, 1.1))  # noqa: S311 - no secret

@@ -51,10 +51,14 @@ class Board:
         self.spot: dict[str, tuple[int, int]] = {}
         self.place_of = {node.state.name: number for number, node in enumerate(nodes)}
         self.uuids = [[gpu.uuid for gpu in node.gpus] for node in nodes]
+        # The same place as one number.
+        self.number: dict[str, int] = {}
+        self.named = [gpu for uuids in self.uuids for gpu in (*uuids, *[""] * (self.width - len(uuids)))]
         self.matrices = self._links()
         for number, node in enumerate(nodes):
             for place, gpu in enumerate(node.gpus):
                 self.spot[gpu.uuid] = number, place
+                self.number[gpu.uuid] = number * self.width + place
                 self.model[number, place] = self.models.setdefault(gpu.model, len(self.models))
                 self.put(gpu, (number, place))
 

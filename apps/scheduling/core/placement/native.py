@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from apps.scheduling.core.placement.board import Board, Tables
-from apps.scheduling.core.placement.rows import MOST_ROWS, Answer, Answers, Shape, Special
+from apps.scheduling.core.placement.rows import MOST_ROWS, Answer, Answers, Moved, Shape, Special
 
 SOURCES = Path(__file__).parent / "kernel"
 BUILT = SOURCES / "build" / "libplacement.so"
@@ -93,9 +93,10 @@ def load(file: Path = BUILT, sources: Path = SOURCES) -> ctypes.CDLL | None:
     library.kernel_drop_row.argtypes = [c_void_p, c_int32]
     library.kernel_changed.argtypes = [c_void_p, c_int32]
     library.kernel_move.argtypes = [c_void_p, c_void_p, c_int32, c_void_p, c_int32]
+    library.kernel_move_many.argtypes = [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int32]
     library.kernel_best.argtypes = [c_void_p, c_int32, c_uint64, c_void_p, c_void_p, c_void_p]
     library.kernel_place_many.argtypes = [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p]
-    for name in ("set_mix", "drop_row", "changed", "move", "place_many", "close"):
+    for name in ("set_mix", "drop_row", "changed", "move", "move_many", "place_many", "close"):
         getattr(library, f"kernel_{name}").restype = None
     return library
 
@@ -187,6 +188,16 @@ class NativeKernel:
             self._gpus[:count] = list(places)
         self._move(self._handle, at, node, self._gpus_at, sign)
 
+    def move_many(self, kinds: Sequence[Moved], which: list[int], gpus: list[int], sign: int) -> None:
+        """Move each claim of these kinds; GPUs are numbered through the board."""
+        shapes = (_Shape * len(kinds))()
+        for at, (count, (core, memory, cpu, ram)) in enumerate(kinds):
+            shapes[at] = _Shape(count, core, 0, memory, cpu, ram, None, None)
+        of, on = np.array(which, np.int32), np.array(gpus, np.int32)
+        self._library.kernel_move_many(
+            self._handle, len(which), ctypes.addressof(shapes), of.ctypes.data, on.ctypes.data, sign
+        )
+
     def _shape_of(self, count: int, amounts: tuple[int, int, int, int]) -> int:
         if len(self._moved) >= MOST_ROWS:
             self._moved.clear()
@@ -206,8 +217,11 @@ class NativeKernel:
         self._library.kernel_place_many(
             self._handle, n, asked.ctypes.data, drawn.ctypes.data, answers.ctypes.data, gpus.ctypes.data
         )
+        nodes = answers["node"]
 
-        def refusal(at: int) -> Answer:
-            return Answer(-1, (), answers["removed"][at].tolist(), int(answers["most"][at]))
+        def whole(at: int) -> Answer:
+            if (node := int(nodes[at])) < 0:
+                return Answer(-1, (), answers["removed"][at].tolist(), int(answers["most"][at]))
+            return Answer(node, gpus[at, : self._rows[rows[at]][0].count].tolist())
 
-        return Answers(answers["node"].tolist(), gpus.tolist(), refusal)
+        return Answers(nodes.tolist(), (nodes * self.board.width + gpus[:, 0]).tolist(), whole)

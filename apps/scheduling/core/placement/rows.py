@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -43,6 +44,10 @@ class Special(NamedTuple):
     only: bool
 
 
+# GPUs, and what is moved on each, or of their node: core, memory, CPU and RAM.
+Moved = tuple[int, tuple[int, int, int, int]]
+
+
 class Answer(NamedTuple):
     """A node and its places; or node -1, how many GPUs each filter removed, the most that fit on one node."""
 
@@ -53,11 +58,14 @@ class Answer(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Many: the nodes; the places, which may be followed by others that mean nothing; and why one is node -1."""
+    """Many: the nodes; the first place of each, numbered through the board; and all about one, by its number.
+
+    Where a node is -1 the first place means nothing.
+    """
 
     nodes: Sequence[int]
-    places: Sequence[Sequence[int]]
-    refusal: Callable[[int], Answer]
+    firsts: Sequence[int]
+    whole: Callable[[int], Answer]
 
 
 class Kernel(Protocol):
@@ -83,6 +91,9 @@ class Kernel(Protocol):
     def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
         """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
 
+    def move_many(self, kinds: Sequence[Moved], which: list[int], gpus: list[int], sign: int) -> None:
+        """The same for many claims, each of one node: the kind of each, and their GPUs, numbered through the board."""
+
     def place_many(self, rows: list[int], draws: list[int] | None) -> Answers:
         """Place and take one after the other."""
 
@@ -91,6 +102,8 @@ _key = attrgetter(
     "gpu_count", "core_request", "memory_mib", "gpu_model", "node_selector", "cpu_milli", "ram_mib", "exclusion"
 )
 _amounts = attrgetter("core_request", "memory_mib", "cpu_milli", "ram_mib")
+# As `Placed` makes itself, without a call of Python's for each of many.
+_placed = tuple.__new__
 
 
 class Rows:
@@ -117,6 +130,9 @@ class Rows:
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place and take one after the other; requests without labels."""
+        found = list(map(self._rows.get, map(_key, requests)))
+        if None not in found:
+            return self._placed_many(requests, cast(list[int], found))
         told: list[Placed | Refused] = []
         waiting: list[Request] = []
         rows: list[int] = []
@@ -136,15 +152,13 @@ class Rows:
         if not requests:
             return []
         draws = [draw(request.key) for request in requests] if self._draws else None
-        nodes, places, refusal = self.kernel.place_many(rows, draws)
-        uuids, told = self.board.uuids, list[Placed | Refused]()
-        for at, (request, node, on) in enumerate(zip(requests, nodes, places, strict=True)):
-            if node < 0:
-                told.append(self._told(request, refusal(at)))
-            elif request.gpu_count == 1:
-                told.append(Placed((uuids[node][on[0]],)))
+        nodes, firsts, whole = self.kernel.place_many(rows, draws)
+        named, told = self.board.named, list[Placed | Refused]()
+        for at, (request, node, first) in enumerate(zip(requests, nodes, firsts, strict=True)):
+            if node >= 0 and request.gpu_count == 1:
+                told.append(_placed(Placed, ((named[first],), "")))
             else:
-                told.append(self._told(request, Answer(node, on[: request.gpu_count])))
+                told.append(self._told(request, whole(at)))
         return told
 
     def row(self, request: Request) -> int:
@@ -175,6 +189,17 @@ class Rows:
             by_node[self.board.place_of[node]] = []
         for number, places in by_node.items():
             self.kernel.move(number, places, amounts, sign)
+
+    def move_many(self, moves: Sequence[tuple[Sequence[str], Request]], sign: int) -> None:
+        """Each of these requests, of some GPUs of one node, is there, or no longer."""
+        if not moves:
+            return
+        # No loop of Python's own: batches are of thousands.
+        on, requests = zip(*moves, strict=True)
+        gpus = list(map(self.board.number.__getitem__, chain.from_iterable(on)))
+        keys: list[Moved] = list(zip(map(len, on), map(_amounts, requests), strict=True))
+        kinds = {kind: at for at, kind in enumerate(dict.fromkeys(keys))}
+        self.kernel.move_many(list(kinds), list(map(kinds.__getitem__, keys)), gpus, sign)
 
     def _shape(self, request: Request) -> Shape:
         wanted = set(request.node_selector)

@@ -13,7 +13,7 @@ from apps.scheduling.core.placement import topology
 from apps.scheduling.core.placement.board import UNKNOWN, Board, Int32, Int64, Tables
 from apps.scheduling.core.placement.filters import Filter
 from apps.scheduling.core.placement.policies import BEFORE, POLICIES
-from apps.scheduling.core.placement.rows import Answer, Answers, Shape, Special
+from apps.scheduling.core.placement.rows import Answer, Answers, Moved, Shape, Special
 from apps.scheduling.core.placement.sums import Sums
 
 NO_FIT = -(1 << 63)
@@ -96,6 +96,14 @@ class VectorKernel:
             board.ram[node] -= sign * ram
         self.changed(node)
 
+    def move_many(self, kinds: Sequence[Moved], which: list[int], gpus: list[int], sign: int) -> None:
+        """Move each claim of these kinds; GPUs are numbered through the board."""
+        at = 0
+        for count, amounts in (kinds[kind] for kind in which):
+            spots = [divmod(number, self.board.width) for number in gpus[at : at + count]]
+            self.move(spots[0][0], [place for _, place in spots], amounts, sign)
+            at += count
+
     def place_many(self, rows: list[int], draws: list[int] | None) -> Answers:
         """Place and take one after the other."""
         answers = []
@@ -105,7 +113,8 @@ class VectorKernel:
                 shape = self._rows[row].shape
                 self.move(answer.node, answer.places, (shape.core, shape.memory, shape.cpu, shape.ram), 1)
             answers.append(answer)
-        return Answers([one.node for one in answers], [one.places for one in answers], answers.__getitem__)
+        firsts = [one.node * self.board.width + one.places[0] if one.places else -1 for one in answers]
+        return Answers([one.node for one in answers], firsts, answers.__getitem__)
 
     def best(self, number: int, draw: int, special: Special | None) -> Answer:
         """The node and its GPUs, or why none."""

@@ -26,6 +26,7 @@ from apps.scheduling.services.placing.failures import SESSION_LOST, Aside
 from apps.scheduling.services.placing.notices import Session
 from apps.scheduling.services.placing.picture import Picture
 from apps.scheduling.services.placing.rounds import rounds
+from gpucloud import counters
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +156,7 @@ class Command(BaseCommand):
             pool = picture.pool if picture is not None else pool
             logger.exception("pool %s failed: it is set aside for %.0f s", pool, until - now)
             if pool is not None:
+                counters.POOLS_SET_ASIDE.add(pool.name)
                 self.session.leave(pool)
 
     def _compare(self) -> None:

@@ -4,14 +4,17 @@ import hashlib
 import hmac
 import uuid
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import msgspec
 from django.conf import settings
+from django.db.models import QuerySet
 from msgspec import UNSET, UnsetType
 
 from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
+from gpucloud.statements import kept
 
 MIB = 1 << 20
 
@@ -27,12 +30,16 @@ def desired_state(node: Node) -> wire.Desired:
     return desired_states([node.pk])[node.pk]
 
 
-# What `_on_the_wire` reads of an assignment: rows, not objects, as a change may concern every node of a fleet.
+# The node first, then what `_on_the_wire` reads of an assignment: rows, not objects, as a change may concern every node
+# of a fleet.
 COLUMNS = (
     "gpu__node_id", "uid", "claim__uid", "claim__tenant__slug", "gpu__uuid", "generation", "core_request", "core_limit",
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
-    "claim__pool__core_ceiling", "claim__pool__parts", "claim__name",
+    "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
 )  # fmt: skip
+
+
+Wanted: Any = NamedTuple("Wanted", [(name, Any) for name in COLUMNS])  # type: ignore[misc]  # the names are the query's
 
 
 def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
@@ -40,33 +47,51 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
 
     A frame's number is read before its contents, so contents are never older than the number says.
     """
-    nodes = Node.objects.filter(pk__in=node_ids).values_list("pk", "frame", "repair_drift", "repair_asked_at")
-    frames = {pk: (frame, mends or asked_at is not None) for pk, frame, mends, asked_at in nodes}
-    rows = Assignment.objects.filter(gpu__node__in=frames).exclude(state=AssignmentState.RELEASED).order_by("pk")
-    wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in frames}
-    for row in rows.values_list(*COLUMNS, named=True):
-        wanted[row.gpu__node_id].append(_on_the_wire(row))
-    policies = _policies(frames)
+    columns = "pk", "frame", "repair_drift", "pool__repair_drift", "repair_asked_at", "pool__audit_policy"
+    nodes = list(Node.objects.filter(pk__in=node_ids).order_by("pk").values_list(*columns))
+    found = [pk for pk, *_ in nodes]
+    wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in found}
+    for row in _rows_of(found):
+        wanted[row[0]].append(_on_the_wire(Wanted._make(row)))
+    cleared = _cleared(found)
     return {
-        node_id: wire.Desired(
-            frame=frame, policy=policies[node_id], assignments=wanted[node_id], mend=UNSET if mends else False
+        pk: wire.Desired(
+            frame=frame,
+            policy=_policy(audit, cleared.get(pk, {})),
+            assignments=wanted[pk],
+            mend=UNSET if all(mends) or asked_at is not None else False,
         )
-        for node_id, (frame, mends) in frames.items()
+        for pk, frame, *mends, asked_at, audit in nodes
     }
 
 
-def _policies(node_ids: Iterable[int]) -> dict[int, wire.NodePolicy | UnsetType]:
-    """What their pools and operators want beside assignments; left out where that is the usual."""
+def _rows_of(node_ids: list[int]) -> Iterable[Any]:
+    """One node's is what every push and every agent that connects asks."""
+    if len(node_ids) == 1:
+        return _rows_of_one(node_ids[0])
+    rows = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED).order_by("pk")
+    return rows.values_list(*COLUMNS)
+
+
+@kept
+def _rows_of_one(node_id: Any) -> QuerySet[Assignment, Any]:
+    rows = Assignment.objects.filter(gpu__node=node_id).exclude(state=AssignmentState.RELEASED).order_by("pk")
+    return rows.values_list(*COLUMNS)
+
+
+def _cleared(node_ids: list[int]) -> dict[int, dict[str, float]]:
+    """What operators take for cured, by node and GPU."""
     cleared: dict[int, dict[str, float]] = {}
-    gpus = Gpu.objects.filter(node__in=node_ids, cleared_through_seconds__gt=0)
+    gpus = Gpu.objects.filter(node__in=node_ids, cleared_through_seconds__gt=0).order_by("pk")
     for node_id, uuid_, through in gpus.values_list("node_id", "uuid", "cleared_through_seconds"):
         cleared.setdefault(node_id, {})[uuid_] = through
-    audits = Node.objects.filter(pk__in=node_ids).values_list("pk", "pool__audit_policy")
-    policies = {
-        node_id: wire.NodePolicy(audit=cast(wire.AuditPolicy, audit), cleared=cleared.get(node_id, {}))
-        for node_id, audit in audits
-    }
-    return {key: UNSET if policy == wire.NodePolicy() else policy for key, policy in policies.items()}
+    return cleared
+
+
+def _policy(audit: str, cleared: dict[str, float]) -> wire.NodePolicy | UnsetType:
+    """What their pool and operators want beside assignments; left out where that is the usual."""
+    policy = wire.NodePolicy(audit=cast(wire.AuditPolicy, audit), cleared=cleared)
+    return UNSET if policy == wire.NodePolicy() else policy
 
 
 def _on_the_wire(row: Any) -> wire.Assignment:
@@ -90,5 +115,6 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         memory_bytes=row.memory_mib * MIB,
         sharing=None if sharing == wire.Sharing() else sharing,
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
+        pod=msgspec.convert(row.claim__pod, wire.Pod) if row.claim__pod and row.gpu__node__kubernetes_node else None,
         present=row.state != AssignmentState.RELEASING,
     )

@@ -9,11 +9,10 @@ is made twice.
 from django.db.models import F
 
 from apps.nodes.services import capacity
-from apps.quotas.models import Pool, SharingPolicy
+from apps.quotas.models import Pool
+from apps.quotas.models.pool import LENDING_POLICIES
 from apps.scheduling.models import Assignment, Claim, ClaimState
 
-# Policies by which the arbiter lets others use what is idle, and guarantees a request nevertheless.
-LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 # In these it has its guarantee; what leaves them lends no longer.
 LENDING_STATES = frozenset({ClaimState.ACTIVE, ClaimState.ASSIGNED})
 # In these its processes may still run.

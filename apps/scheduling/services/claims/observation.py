@@ -1,10 +1,12 @@
 """Taking what an agent says is in force: the only place where confirmed shrinking and release give anything back."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from agent import wire
@@ -15,6 +17,7 @@ from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.drift import take_drifts
 from apps.scheduling.services.claims.life import locked
 from gpucloud import counters
+from gpucloud.statements import kept
 
 MIB = 1 << 20
 
@@ -22,19 +25,37 @@ MIB = 1 << 20
 def take_observed(*, node: Node, frame: wire.Observed) -> None:
     """Bring assignments, claims, GPUs and quotas in step with what is in force. Old and foreign uids change nothing."""
     said = {observation.uid: observation for observation in frame.assignments}
-    rows = Assignment.objects.filter(gpu__node=node, uid__in=said).exclude(state=AssignmentState.RELEASED)
-    by_claim: dict[int, list[Assignment]] = defaultdict(list)
-    # Without their claims: an agent says all that is in force, and most of it is no news.
-    for row in rows:
-        if _is_news(row, said[str(row.uid)]):
-            by_claim[row.claim_id].append(row)
-    for changed in by_claim.values():
-        _take_for_claim(changed[0].claim, said)
+    # Rows, not objects: an agent says all that is in force, and most of it is no news.
+    rows = map(_Known._make, _live_on(node.pk))
+    news = [row.claim_id for row in rows if str(row.uid) in said and _is_news(row, said[str(row.uid)])]
+    for claim_id in dict.fromkeys(news):
+        _take_for_claim(Claim(pk=claim_id), said)
     Node.objects.filter(pk=node.pk, observed_frame__lt=frame.frame).update(observed_frame=frame.frame)
     take_drifts(node=node, frame=frame)
 
 
-def _is_news(row: Assignment, said: wire.Observation) -> bool:
+class _Known(NamedTuple):
+    """What tells whether there is news of an assignment."""
+
+    claim_id: int
+    uid: UUID
+    generation: int
+    observed_generation: int
+    core_request: int
+    held_core: int
+    memory_mib: int
+    held_memory_mib: int
+    state: str
+    reason: str | None
+
+
+@kept
+def _live_on(node_id: Any) -> QuerySet[Assignment, Any]:
+    rows = Assignment.objects.filter(gpu__node=node_id).exclude(state=AssignmentState.RELEASED).order_by("pk")
+    return rows.values_list(*_Known._fields)
+
+
+def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
     if not row.observed_generation <= said.generation <= row.generation:
         return False  # older than what was said before, or nothing that was ever wanted
     shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib

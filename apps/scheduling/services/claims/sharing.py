@@ -8,18 +8,18 @@ from apps.nodes.models import Node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, overcommit
-from apps.quotas.services.tenants import require_parts
+from apps.quotas.services.tenants import require_lending, require_parts
 from apps.scheduling.services.claims.life import raise_frames
 from gpucloud.api import etags
 
 # What the agents must know of.
-SHARING = frozenset({"sharing_policy", "core_ceiling", "parts", "audit_policy"})
+SHARING = frozenset({"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift"})
 
 
 @transaction.atomic
 def change_pool(*, principal: Principal, pool: Pool, versions: etags.Versions = None, **values: Any) -> Pool:
-    """Change a pool's description and how its GPUs are shared. Raises PartsMissing, Overcommitted,
-    PreconditionFailed.
+    """Change a pool's description and how its GPUs are shared. Raises PartsMissing, ShrinkNeedsLending,
+    Overcommitted, PreconditionFailed.
 
     What is shared anew is pushed to every node of the pool. No claim's generation changes: nobody's own limits did.
     """
@@ -32,6 +32,7 @@ def change_pool(*, principal: Principal, pool: Pool, versions: etags.Versions = 
         return pool
     pool.change(**values)
     require_parts(pool)
+    require_lending(pool)
     overcommit.refuse(pool, (name for name, ratio in overcommit.RATIOS.items() if ratio in values))
     audit.record(
         principal=principal, action="pool.change", object_type="pool", object_id=pool.name, before=before, after=values

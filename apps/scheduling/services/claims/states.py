@@ -95,6 +95,10 @@ CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
 NOT_PREEMPTED: dict[str, Any] = {"preempt_at": None, "preempted_for": None}
 
 
+# Of a claim that does something, or of which nothing is known.
+NOT_IDLE: dict[str, Any] = {"idle_since": None, "idle_reason": None, "idle_release_at": None}
+
+
 # What webhooks are told of when a claim comes to a state.
 TOLD = {
     ClaimState.ACTIVE: EventKind.CLAIM_ACTIVE,
@@ -124,6 +128,8 @@ def move(claim: Claim, state: str, **values: object) -> None:
         claim.state = state
     if state == ClaimState.RELEASED:
         values["released_at"] = now
+    if state != ClaimState.ACTIVE and claim.idle_since is not None:
+        values |= NOT_IDLE
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
     lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
     claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)

@@ -316,11 +316,13 @@ def _later(state: str, at: str) -> Func:
 
 
 @transaction.atomic
-def tell(refusals: Mapping[int, tuple[Claim, Refused]]) -> list[Claim]:
+def tell(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], None]) -> list[Claim]:
     """Write to claims, by key, why they go on waiting; the claims to which that was news.
 
-    Claims that have changed since they were read are passed over. The claims given are brought up to date.
+    Claims that have changed since they were read are passed over. The claims given are brought up to date. `fence`
+    raises where the caller may commit no longer: who leads no more knows no more why somebody waits.
     """
+    fence()
     rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=refusals, state__in=WAITING).order_by("pk")
     versions = dict(rows.values_list("pk", "version"))
     alike: dict[tuple[Refused, bool], list[Claim]] = defaultdict(list)

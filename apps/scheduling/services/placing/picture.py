@@ -102,7 +102,7 @@ class Picture:
         for kind, members in self._by_kind.items():
             if self.refusal_of(kind) is None:
                 keys |= members
-        keys = keys - self.front.kept_out.keys() | self._unanswered
+        keys = keys - self.front.kept_out() | self._unanswered
         for group, members in self._groups.items():
             if self._failed and self._as_group(members) in self._failed:
                 keys -= members
@@ -332,7 +332,7 @@ class Picture:
         self._may_help(replace(device.state, schedulable=False))
 
     def _may_help(self, gpu: GpuState) -> None:
-        self.front.changed(gpu.uuid)
+        self.front.changed(gpu)
         self._no_group.clear()
         for key in [key for key in self._no_room if could_help(gpu, key[0])]:
             del self._no_room[key]

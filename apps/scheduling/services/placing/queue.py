@@ -32,6 +32,7 @@ from apps.scheduling.services.placing.elsewhere import pools_with_room
 from apps.scheduling.services.placing.ending import ending
 from apps.scheduling.services.placing.failures import SET_ASIDE
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
+from apps.scheduling.services.placing.turns import waits_since
 from apps.scheduling.services.reserving.reserved import Reserved, read_reserved
 
 # What was given back in this time tells the rate; of more than so many claims the latest do.
@@ -94,7 +95,7 @@ class Line:
     def __post_init__(self) -> None:
         asks, early = gangs.ready((one for one in self.waiting if one.id not in self.aside), now=self.now)
         early |= self.aside
-        order = in_order(self.standing.queue(asks))
+        order = in_order(self.standing.queue(asks, now=self.now))
         ids = [claim.id for ask in order for claim in ask.members]
         object.__setattr__(self, "positions", {uid: place for place, uid in enumerate(ids, start=1)})
         object.__setattr__(self, "order", order)
@@ -135,7 +136,7 @@ class Line:
     @cached_property
     def shadow(self) -> Shadow | None:
         """What is kept for the head of the queue."""
-        queue = self.standing.queue(self.order[:MOST_CLAIMS])
+        queue = self.standing.queue(self.order[:MOST_CLAIMS], now=self.now)
         walk = Walk(self._fleet(), queue, running=self.running, now=self.now, reserved=self._reserved)
         for _ in walk:
             pass
@@ -247,6 +248,7 @@ def waiting_of(claim: Claim) -> Waiting:
         start_at=None if claim.start_at is None else claim.start_at.timestamp(),
         group=claim.group,
         group_size=claim.group_size or 1,
+        waits_since=waits_since(claim),
     )
 
 
@@ -287,7 +289,7 @@ def standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -
         core=Sum("held_core"), memory=Sum("held_memory_mib"), gpus=Count("pk", filter=Q(held_core=100))
     )
     held = {row["claim__tenant__slug"]: Amounts(row["core"], row["memory"], row["gpus"]) for row in sums}
-    return Standing(capacity, held, weights)
+    return Standing(capacity, held, weights, pool.patience_seconds)
 
 
 def _freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]:

@@ -118,7 +118,7 @@ class _Round:
             self._set_aside(error)
         self._commit(fence)
         self.unfinished |= bool(self.outcome.placed or self.outcome.refused or self.outcome.lost)
-        news = self._tell()
+        news = self._tell(fence)
         for outcome, number in (("placed", self.outcome.placed), ("lost", self.outcome.lost)):
             counters.DECISIONS.add(picture.pool.name, outcome, amount=len(number))
         if not self.outcome.placed and not news:
@@ -193,7 +193,7 @@ class _Round:
             front.placed(ask, answer, now=self.now)
             return
         if guard and (why := self._why_kept_out(ask, reserved)):
-            front.kept_out.update({waiting.claim.pk: why for waiting in members})
+            front.keep_out(ask)
             self._refuse(members, why)
             for step in steps:
                 step["instead"] = told(why)
@@ -269,7 +269,7 @@ class _Round:
         self.unfinished |= bool(failed)
         return [pick for picks, _ in failed for pick in picks]
 
-    def _tell(self) -> int:
+    def _tell(self, fence: Callable[[], None]) -> int:
         """Why the refused go on waiting, as far as that is so still; returns to how many it was news."""
         news = []
         for waiting in self.refused:
@@ -278,7 +278,7 @@ class _Round:
                 news.append((waiting.claim, why))
         # Of reasons that were written before, those that are oldest.
         news.sort(key=lambda item: (item[0].state != ClaimState.PENDING, item[0].updated_at))
-        changed = tell({claim.pk: (claim, why) for claim, why in news[:BATCH]}) if news else []
+        changed = tell({claim.pk: (claim, why) for claim, why in news[:BATCH]}, fence=fence) if news else []
         for claim in changed:
             self.picture.answered(claim.pk)
             counters.DECISIONS.add(self.picture.pool.name, "refused")

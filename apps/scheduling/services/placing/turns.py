@@ -27,7 +27,8 @@ class Turns:
         # One tenant's claims have one order, whatever it holds: most rounds are of one new claim.
         held, weights = (holdings(pool), _weights(tenants)) if len(tenants) > 1 else ({}, {})
         capacity = capacity_of(gpus) if len(tenants) > 1 else Amounts()
-        self._queue = Queue(asks, capacity=capacity, held=held, weights=weights)
+        long_before = None if pool.patience_seconds is None else now - pool.patience_seconds
+        self._queue = Queue(asks, capacity=capacity, held=held, weights=weights, long_before=long_before)
         self.next, self.placed = self._queue.next, self._queue.placed
 
     def members(self, ask: Ask) -> list[Waiting]:
@@ -49,7 +50,13 @@ def waits(waiting: Waiting, *, by_chance: bool = False) -> Waits:
         start_at=starts(claim),
         group=claim.group,
         group_size=claim.group_size or 1,
+        waits_since=waits_since(claim),
     )
+
+
+def waits_since(claim: Claim) -> float:
+    """Since when, in Unix seconds; who waits for a time of its own has not waited before that."""
+    return max(claim.created_at, claim.start_at or claim.created_at).timestamp()
 
 
 def starts(claim: Claim) -> float | None:

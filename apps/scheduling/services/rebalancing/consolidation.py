@@ -14,11 +14,11 @@ from apps.scheduling.core import calendar
 from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.services.accounting.utilization import MIB
 from apps.scheduling.services.claims.life import request_of
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserving.reserved import microseconds, read_reserved
 
+MIB = 1 << 20
 # A sample comes every second: of what was not measured for so long, all that it may use is taken as used.
 LATELY = timedelta(minutes=1)
 # Of the queue's head, each by itself: a plan for many at once would be no proposal any more but a rebuilding.

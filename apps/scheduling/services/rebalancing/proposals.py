@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from apps.quotas.models import Pool, RebalanceMode
+from apps.quotas.models.pool import IdleRule
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.core import rebalancing as core
@@ -90,8 +91,13 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
 def end_loans() -> int:
     """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
     lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
-    over = [claim for claim in lent if claim.pool.rebalance_mode == RebalanceMode.OFF or not loans.lends(claim.pool)]
+    over = [claim for claim in lent if not (_lends_still(claim.pool) and loans.lends(claim.pool))]
     return each(over, _end_loan)
+
+
+def _lends_still(pool: Pool) -> bool:
+    """Whether anything in the pool may lend: the rebalancer, or its rule for idle claims."""
+    return pool.rebalance_mode != RebalanceMode.OFF or pool.idle_rule == IdleRule.SHRINK
 
 
 def _end_loan(claim: Claim) -> bool:

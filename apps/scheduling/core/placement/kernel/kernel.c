@@ -117,6 +117,20 @@ void kernel_move(struct kernel *k, const struct shape *shape, int32_t node, cons
     kernel_changed(k, node);
 }
 
+/* Many claims at once: `shapes[which[i]]` is the i-th one's, and `gpus` has its GPUs, numbered through the board. */
+void kernel_move_many(struct kernel *k, int32_t n, const struct shape *shapes, const int32_t *which,
+                      const int32_t *gpus, int32_t sign)
+{
+    for (int32_t i = 0; i < n; i++) {
+        const struct shape *shape = &shapes[which[i]];
+        int32_t places[WIDEST + 1], node = gpus[0] / k->board.width;
+        for (int32_t g = 0; g < shape->count; g++)
+            places[g] = gpus[g] % k->board.width;
+        kernel_move(k, shape, node, places, sign);
+        gpus += shape->count;
+    }
+}
+
 static void rescore(struct kernel *k, struct row *row, int32_t node)
 {
     struct fit fit;

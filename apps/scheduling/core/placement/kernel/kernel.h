@@ -132,6 +132,8 @@ int32_t kernel_add_row(struct kernel *k, const struct shape *shape);
 void kernel_drop_row(struct kernel *k, int32_t row);
 void kernel_changed(struct kernel *k, int32_t node);
 void kernel_move(struct kernel *k, const struct shape *shape, int32_t node, const int32_t *gpus, int32_t sign);
+void kernel_move_many(struct kernel *k, int32_t n, const struct shape *shapes, const int32_t *which,
+                      const int32_t *gpus, int32_t sign);
 int32_t kernel_best(struct kernel *k, int32_t row, uint64_t draw, const struct special *special, struct answer *answer,
                     int32_t *gpus);
 void kernel_place_many(struct kernel *k, int32_t n, const int32_t *rows, const uint64_t *draws, struct answer *answers,

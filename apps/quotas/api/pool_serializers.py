@@ -1,0 +1,181 @@
+"""The shape of a pool."""
+
+from typing import Any
+
+from rest_framework import serializers
+
+from apps.quotas.models import RebalanceMode, RebalancePolicy, SharingPolicy
+from apps.quotas.models.pool import (
+    LEAST_IDLE_SECONDS,
+    MOST_IDLE_SECONDS,
+    MOST_PARTS,
+    AuditPolicy,
+    IdleRule,
+    PlacementPolicy,
+)
+from apps.quotas.models.tenant import SLUG
+from gpucloud.api.serializers import Strict, StrictInteger
+
+
+def overcommit_field(what: str) -> StrictInteger:
+    """A ratio in percent."""
+    return StrictInteger(
+        min_value=1,
+        max_value=10_000,
+        allow_null=True,
+        default=None,
+        help_text=f"How much {what} quotas may promise together, in percent of what the GPUs have. Null: unchecked.",
+    )
+
+
+def bound(least: int, most: int, help_text: str) -> StrictInteger:
+    """A number within which the rebalancer stays."""
+    return StrictInteger(min_value=least, max_value=most, required=False, help_text=help_text)
+
+
+class HoursSerializer(Strict):
+    """Hours of a week, in UTC."""
+
+    days = serializers.ListField(
+        child=StrictInteger(min_value=0, max_value=6), min_length=1, max_length=7, help_text="Monday is 0."
+    )
+    to = serializers.RegexField(r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$", help_text="At or before `from`: of the next day.")
+    share_percent = StrictInteger(min_value=0, max_value=100, help_text="Of core_request; the rest is lent.")
+
+    def get_fields(self) -> dict[str, Any]:
+        """`from` is a word of Python's own, so it cannot be declared above."""
+        begin = serializers.RegexField(r"^([01]\d|2[0-3]):[0-5]\d$", help_text="Such as 18:30.")
+        return {**super().get_fields(), "from": begin}
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """All of it, even where the rest of a pool stays as it is."""
+        if missing := self.fields.keys() - attrs.keys():
+            raise serializers.ValidationError({name: ["This field is required."] for name in sorted(missing)})
+        return attrs
+
+
+class RebalanceBoundsSerializer(Strict):
+    """What the rebalancer may do; what is left out is as its help text says."""
+
+    window_seconds = bound(5, 86_400, "What is looked at; 300.")
+    cool_down_seconds = bound(5, 86_400, "Between two changes of a claim, giving back excepted; 300.")
+    floor_percent = bound(1, 100, "What a claim that lends keeps; 5.")
+    ceiling_percent = bound(1, 100, "What nothing is raised above; 100.")
+    step_percent = bound(1, 100, "Points of core in one change; 20.")
+    margin_percent = bound(0, 1000, "`percentile`: above what was used; 20.")
+    idle_percent = bound(0, 100, "Up to so much of a GPU is noise, not use; 2.")
+    wake_percent = bound(1, 100, "From so much of a GPU on a claim is awake; 5. Above idle_percent.")
+    throttled_percent = bound(1, 100, "Of the time: from so much waiting on a claim is throttled; 20.")
+    most_changes = bound(1, 10_000, "In one run, giving back excepted; 50.")
+    calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first of them that holds counts.")
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Nothing is idle and awake at once."""
+        if attrs.get("idle_percent", 2) >= attrs.get("wake_percent", 5):
+            raise serializers.ValidationError({"wake_percent": ["Must be above idle_percent."]})
+        return attrs
+
+
+class PoolSerializer(Strict):
+    """A pool."""
+
+    name = serializers.RegexField(SLUG)
+    description = serializers.CharField(max_length=500, allow_blank=True, default="")
+    sharing_policy = serializers.ChoiceField(
+        choices=SharingPolicy.choices,
+        default=SharingPolicy.BURST,
+        help_text="What a claim gets of a GPU's compute while others want it too.",
+    )
+    core_ceiling = StrictInteger(
+        min_value=1, max_value=100, default=100, help_text="Percent of each GPU that all its claims together may use."
+    )
+    parts = StrictInteger(
+        min_value=1, max_value=MOST_PARTS, default=1, help_text="`average` only: into how many each GPU is divided."
+    )
+    placement_policy = serializers.ChoiceField(
+        choices=PlacementPolicy.choices,
+        default=PlacementPolicy.GPUCLOUD,
+        help_text="Which GPUs carry a claim, where several could. A change counts for what is placed from then on.",
+    )
+    core_overcommit_percent = overcommit_field("core")
+    memory_overcommit_percent = overcommit_field("memory")
+    lend_reserved = serializers.BooleanField(
+        default=False,
+        help_text="Best-effort claims may use reserved room, and are ended, after a notice, when it is needed.",
+    )
+    reclaim_idle = serializers.BooleanField(
+        default=False, help_text="Reservations that are idle are given back, not only reported."
+    )
+    preemption_grace_seconds = StrictInteger(
+        min_value=0,
+        max_value=86400,
+        allow_null=True,
+        default=30,
+        help_text="A tenant that lent what it now needs gets it back so long after the borrowers' claims were told; "
+        "0: at once, null: only when they end. Of `preempt_by_priority` as well.",
+    )
+    preempt_by_priority = serializers.BooleanField(
+        default=False,
+        help_text="A claim that waits makes room for itself by its own tenant's claims of lower priority, after the "
+        "same notice and grace.",
+    )
+    patience_seconds = StrictInteger(
+        min_value=0,
+        max_value=31_536_000,
+        allow_null=True,
+        default=14_400,
+        help_text="Who has waited longer in the pool's queue goes first at its priority, oldest first, whatever its "
+        "tenant holds; null: shares decide however long somebody waits.",
+    )
+    audit_policy = serializers.ChoiceField(
+        choices=AuditPolicy.choices,
+        default=AuditPolicy.WARN,
+        help_text="What becomes of a GPU process that no limit holds, or that is above its limit.",
+    )
+    repair_drift = serializers.BooleanField(
+        default=True,
+        help_text="What somebody changes on a machine is put right at once. False: on every node of the pool it waits "
+        "for a repair, else on those that say so themselves.",
+    )
+    rebalance_mode = serializers.ChoiceField(
+        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text="What the rebalancer does here."
+    )
+    rebalance_policy = serializers.ChoiceField(
+        choices=RebalancePolicy.choices, default=RebalancePolicy.FEEDBACK, help_text="How it finds changes."
+    )
+    rebalance_bounds = RebalanceBoundsSerializer(
+        required=False, help_text="Within which bounds; given anew as a whole."
+    )
+    idle_rule = serializers.ChoiceField(
+        choices=IdleRule.choices,
+        default=IdleRule.OFF,
+        help_text="What becomes of claims that were measured to do nothing for idle_seconds.",
+    )
+    idle_seconds = StrictInteger(
+        min_value=LEAST_IDLE_SECONDS,
+        max_value=MOST_IDLE_SECONDS,
+        default=1800,
+        help_text="So long a claim must have done nothing. What was not measured is never taken for idleness.",
+    )
+    unused_seconds = StrictInteger(
+        min_value=LEAST_IDLE_SECONDS,
+        max_value=MOST_IDLE_SECONDS,
+        allow_null=True,
+        default=None,
+        help_text="A claim that is held so long without any program is released, after the same notice. Null: kept.",
+    )
+    idle_grace_seconds = StrictInteger(
+        min_value=0,
+        max_value=MOST_IDLE_SECONDS,
+        default=600,
+        help_text="So long before it is released a claim's owner is told; a claim that works meanwhile is kept.",
+    )
+    version = serializers.IntegerField(read_only=True)
+    created_at = serializers.DateTimeField(read_only=True)
+    updated_at = serializers.DateTimeField(read_only=True)
+
+
+class PoolChangeSerializer(PoolSerializer):
+    """What can be changed of a pool."""
+
+    name = serializers.CharField(read_only=True)  # type: ignore[assignment]

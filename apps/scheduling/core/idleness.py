@@ -1,0 +1,126 @@
+"""What becomes of a claim that does nothing: from what was measured of it, and its pool's rule, to what should be so.
+
+Idle is what was measured to be: at least 90 of 100 seconds of the window, on every one of its GPUs, and not one of
+them above the noise. What was not measured is never idleness, so a claim of a node that is away is not idle. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from apps.scheduling.core.rebalancing.values import Bounds
+
+Reason = Literal["idle", "unused"]
+Action = Literal["report", "shrink", "release"]
+# A window of which less was measured says too little.
+MEASURED_PERCENT = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pool's: what becomes of idle claims, after how long; and after how long of ones that no program uses."""
+
+    action: Literal["off", "report", "shrink", "release"]
+    idle_seconds: int
+    grace_seconds: int
+    unused_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that a claim did on one GPU in a window of `seconds`. `processes`: at its end; None: not known."""
+
+    seconds: int
+    measured_seconds: int
+    core_percent: float
+    throttled_percent: float
+    memory_bytes: int
+    processes: int | None
+
+    def measured(self) -> bool:
+        """Whether enough of the window was."""
+        return self.measured_seconds * 100 >= self.seconds * MEASURED_PERCENT
+
+    def quiet(self, bounds: Bounds) -> bool:
+        """Whether every second of the window was one of an idle program, or of none."""
+        at_rest = self.core_percent <= bounds.idle_percent and self.throttled_percent < bounds.throttled_percent
+        return self.measured() and at_rest
+
+    def untouched(self) -> bool:
+        """Whether no program was there: one that computes has memory."""
+        return self.memory_bytes == 0 and self.processes == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A claim: a peak for each of its GPUs in either window, none where the rule does not ask or nobody can tell.
+
+    `opted_out`: its owner wants no rule to act on it. `reserved`: its room is a reservation's, which has rules of its
+    own. `lends`: what it has idle could be lent.
+    """
+
+    idle: Sequence[Peak] = ()
+    unused: Sequence[Peak] = ()
+    opted_out: bool = False
+    reserved: bool = False
+    lends: bool = True
+    release_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What should be so: idle for this reason, with this to be done; or no longer. `why` says it in words."""
+
+    reason: Reason | None
+    action: Action | None
+    why: str
+    release_at: int | None = None
+    due: bool = False
+
+
+def decide(seen: Seen, rule: Rule, bounds: Bounds, now: int) -> Step:
+    """The step for one claim. Times are in Unix seconds."""
+    reason = _reason(seen, rule, bounds)
+    if reason is None:
+        return Step(None, None, _awake(seen, rule))
+    action = _action(seen, rule, reason)
+    why = _why(seen, rule, reason)
+    if action != "release":
+        return Step(reason, action, why)
+    release_at = now + rule.grace_seconds if seen.release_at is None else seen.release_at
+    return Step(reason, action, why, release_at, due=release_at <= now)
+
+
+def _reason(seen: Seen, rule: Rule, bounds: Bounds) -> Reason | None:
+    if rule.unused_seconds and seen.unused and all(peak.quiet(bounds) and peak.untouched() for peak in seen.unused):
+        return "unused"
+    if rule.action != "off" and seen.idle and all(peak.quiet(bounds) for peak in seen.idle):
+        return "idle"
+    return None
+
+
+def _action(seen: Seen, rule: Rule, reason: Reason) -> Action:
+    if seen.reserved:
+        return "report"
+    if reason == "unused":
+        return "release"
+    assert rule.action != "off"
+    if seen.opted_out or (rule.action == "shrink" and not seen.lends):
+        return "report"
+    return rule.action
+
+
+def _why(seen: Seen, rule: Rule, reason: Reason) -> str:
+    if reason == "unused":
+        return f"No program has used it in the last {rule.unused_seconds} s."
+    most = max(peak.core_percent for peak in seen.idle)
+    return f"It used at most {most:.1f} % of a GPU in any second of the last {rule.idle_seconds} s."
+
+
+def _awake(seen: Seen, rule: Rule) -> str:
+    if rule.action == "off" and rule.unused_seconds is None:
+        return "Its pool no longer looks for idle claims."
+    peaks = [*seen.idle, *seen.unused]
+    if not peaks or not all(peak.measured() for peak in peaks):
+        return "Too little of what it does was measured lately: that is not idleness."
+    return "It is used again."

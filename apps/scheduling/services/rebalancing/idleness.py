@@ -1,0 +1,211 @@
+"""Pools' rules for claims that do nothing: they are told of, lend, or are released after a notice.
+
+Level-triggered: each look reads what was measured, decides anew (`core.idleness`), and makes it so, each claim in a
+transaction of its own. So what a killed worker left undone is done by the next look, and a claim that works within its
+notice is kept. Who lends has its guarantee back by the arbiter and by `waking`, not by this.
+"""
+
+import hashlib
+from collections import defaultdict
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from django.db import connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from apps.nodes.models.node import FRESH
+from apps.nodes.services.telemetry.peaks import beginning, peaks
+from apps.nodes.services.telemetry.reading import Series
+from apps.quotas.models import EventKind, Pool
+from apps.quotas.models.pool import IdleRule
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import audit
+from apps.scheduling.core.idleness import Peak, Rule, Seen, Step, decide
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Proposal, ProposalState
+from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.services.claims import loans, states
+from apps.scheduling.services.claims.life import locked, release_claim
+from apps.scheduling.services.lending import guarantees
+from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.rebalancing.observing import bounds_of
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
+
+# So often within its shortest window a pool is looked at, and no more often than this: what is read grows with both.
+LOOKS, LEAST_BETWEEN = 30, timedelta(seconds=5)
+IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
+
+
+def drive() -> int:
+    """A look at every pool whose time has come; returns how many claims changed. Two at once are one."""
+    if not _alone("pg_try_advisory_lock"):
+        return 0
+    try:
+        now = timezone.now()
+        ruled = ~Q(idle_rule=IdleRule.OFF) | Q(unused_seconds__isnull=False) | Q(claims__idle_since__isnull=False)
+        pools = Pool.objects.filter(ruled).distinct().order_by("pk")
+        due = [pool for pool in pools if pool.idle_looked_at is None or pool.idle_looked_at + _between(pool) <= now]
+        return each(due, lambda pool: look(pool, now=now))
+    finally:
+        _alone("pg_advisory_unlock")
+
+
+def look(pool: Pool, *, now: datetime) -> int:
+    """Make so what the pool's rule says of each of its claims; returns how many changed."""
+    rule, bounds = rule_of(pool), bounds_of(pool)
+    seen = observe(pool, now=now)
+    if pool.idle_looked_at is not None and now - pool.idle_looked_at > _shortest(pool):
+        # Nobody looked for longer than a window: who worked in between and rests again has its notice anew.
+        seen = [(claim, replace(one, release_at=None)) for claim, one in seen]
+    found = [(claim, decide(one, rule, bounds, int(now.timestamp()))) for claim, one in seen]
+    news = [(claim, step) for claim, step in found if step.reason is not None or claim.idle_since is not None]
+    changed = each(news, lambda pair: _take(*pair, now=now))
+    # Last, so that the next look knows what one that was killed has left undone.
+    Pool.objects.filter(pk=pool.pk).update(idle_looked_at=now)
+    return changed
+
+
+def rule_of(pool: Pool) -> Rule:
+    """As the core takes it."""
+    action = cast(Any, pool.idle_rule)
+    return Rule(action, pool.idle_seconds, pool.idle_grace_seconds, pool.unused_seconds)
+
+
+def observe(pool: Pool, *, now: datetime) -> list[tuple[Claim, Seen]]:
+    """Every active claim of the pool, with what was measured of it: a few queries, whatever their number."""
+    rule = rule_of(pool)
+    claims = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE).select_related("tenant", "pool").order_by("pk")
+    windows = {"unused": rule.unused_seconds, "idle": None if rule.action == "off" else rule.idle_seconds}
+    if not any(windows.values()):
+        claims = claims.filter(idle_since__isnull=False)
+    rows = list(claims)
+    by_claim: dict[int, list[Assignment]] = defaultdict(list)
+    for row in Assignment.objects.filter(claim__in=[claim.pk for claim in rows]).select_related("gpu__node"):
+        if row.state != AssignmentState.RELEASED:
+            by_claim[row.claim_id].append(row)
+    found = {name: _peaks(by_claim, seconds, now) for name, seconds in windows.items() if seconds}
+    return [(claim, _seen(claim, found)) for claim in rows]
+
+
+def _peaks(by_claim: dict[int, list[Assignment]], seconds: int, now: datetime) -> dict[int, list[Peak]]:
+    """Of the claims that can be judged: wholly in force for the whole window, on nodes that are heard."""
+    begin = beginning(seconds, now=now)
+    known = {claim: rows for claim, rows in by_claim.items() if all(_known(row, begin, now) for row in rows)}
+    order = [(claim, row) for claim, rows in known.items() for row in rows]
+    series = [Series(row.gpu.node_id, row.gpu_id, row.uid) for _, row in order]
+    length = int((now - begin).total_seconds())
+    peaked: dict[int, list[Peak]] = defaultdict(list)
+    for (claim, _), peak in zip(order, peaks(series, begin=begin, now=now), strict=True):
+        peaked[claim].append(Peak(length, peak.samples, peak.core, peak.throttled, peak.memory, peak.processes))
+    return peaked
+
+
+def _known(row: Assignment, begin: datetime, now: datetime) -> bool:
+    in_force = row.state in IN_FORCE and row.in_force_at is not None and row.in_force_at <= begin
+    seen = row.gpu.node.last_seen_at
+    return in_force and seen is not None and seen >= now - FRESH
+
+
+def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> Seen:
+    release_at = claim.idle_release_at
+    return Seen(
+        idle=found.get("idle", {}).get(claim.pk, ()),
+        unused=found.get("unused", {}).get(claim.pk, ()),
+        opted_out=not claim.rebalance,
+        reserved=claim.reservation_id is not None,
+        lends=loans.lends(claim.pool) and not claim.borrowed_core,
+        release_at=None if release_at is None else int(release_at.timestamp()),
+    )
+
+
+@transaction.atomic
+def _take(seen: Claim, step: Step, *, now: datetime) -> bool:
+    """Make it so; whoever changed the claim meanwhile wins, and the next look sees what they made of it."""
+    claim = locked(seen)
+    if claim.version != seen.version or claim.state != ClaimState.ACTIVE:
+        return False
+    if step.reason is None:
+        return _over(claim, step)
+    changed = _tell(claim, step, now)
+    if step.action == "shrink":
+        changed |= _shrink(claim, step)
+    if step.due:
+        release_claim(principal=SYSTEM, claim=claim, why=f"its pool's rule for idle claims: {step.why}")
+    return changed or step.due
+
+
+def _tell(claim: Claim, step: Step, now: datetime) -> bool:
+    """Note that it is idle, and when it is released; once for each."""
+    release_at = None if step.release_at is None else datetime.fromtimestamp(step.release_at, tz=UTC)
+    said = (claim.idle_reason, claim.idle_release_at and int(claim.idle_release_at.timestamp()))
+    if said == (step.reason, step.release_at):
+        return False
+    rule = rule_of(claim.pool)
+    seconds = cast(int, rule.unused_seconds if step.reason == "unused" else rule.idle_seconds)
+    since = claim.idle_since or now - timedelta(seconds=seconds)
+    facts = {"reason": step.reason, "action": step.action, "why": step.why}
+    _note(claim, "idle", **facts, release_at=release_at and release_at.isoformat())
+    states.tell_of(claim, EventKind.CLAIM_IDLE, **facts, since=since, release_at=release_at)
+    states.move(claim, claim.state, idle_since=since, idle_reason=step.reason, idle_release_at=release_at)
+    return True
+
+
+def _over(claim: Claim, step: Step) -> bool:
+    """It is used again, or nobody can tell: what it lent is its own."""
+    if claim.idle_since is None:
+        return False
+    _note(claim, "awake", why=step.why)
+    states.tell_of(claim, EventKind.CLAIM_AWAKE, why=step.why)
+    states.move(claim, claim.state, **states.NOT_IDLE)
+    if claim.lent_core:
+        _lend(claim, 0, step.why, kind=ProposalKind.GIVE_BACK)
+    return True
+
+
+def _shrink(claim: Claim, step: Step) -> bool:
+    floor = bounds_of(claim.pool).floor_percent
+    core = claim.core_request - floor
+    if core <= claim.lent_core:
+        return False
+    what = f"{core} of its {claim.core_request} points of core"
+    why = f"{step.why} Best-effort claims may use {what} until it wants them."
+    _lend(claim, core, why, kind=ProposalKind.LEND)
+    return True
+
+
+def _lend(claim: Claim, core: int, why: str, *, kind: ProposalKind) -> None:
+    """As the rebalancer does, and in the list of what it has done."""
+    before, after = {"lent_core": claim.lent_core}, {"lent_core": core}
+    guarantees.lend(principal=REBALANCER, claim=claim, core=core, why=why)
+    done = Proposal(
+        pool=claim.pool, claim=claim, kind=kind, policy="idle", before=before, after=after, explanation=why, numbers={}
+    )
+    decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
+
+
+def _note(claim: Claim, what: str, **facts: object) -> None:
+    audit.record(
+        principal=SYSTEM,
+        action=f"claim.{what}",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        after=facts,
+    )
+
+
+def _shortest(pool: Pool) -> timedelta:
+    windows = [pool.idle_seconds, *([pool.unused_seconds] if pool.unused_seconds else [])]
+    return timedelta(seconds=min(windows))
+
+
+def _between(pool: Pool) -> timedelta:
+    return max(LEAST_BETWEEN, _shortest(pool) / LOOKS)
+
+
+def _alone(function: str) -> bool:
+    number = int.from_bytes(hashlib.sha256(b"gpucloud:idleness").digest()[:8], signed=True)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {function}(%s)", [number])
+        return bool(cursor.fetchone()[0])

@@ -1,0 +1,166 @@
+"""Claims that compute more than they may are found by NVML's account; those at their limit never are."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent import wire
+from agent.holding.claim import gpu_key
+from agent.holding.pages import Accounted, LimitsPage
+from agent.machine import processes, shares
+from agent.machine.audit import Audit
+from agent.machine.auditor import Auditor
+from agent.machine.gpus import Listed
+from agent.machine.shares import _Reading, bound, over
+from tests.agent.control import Connection
+from tests.agent.stage import GPULOAD, Stage, eventually
+from tests.agent.test_audit import told
+from tests.agent.test_limits import load
+
+SECONDS = shares.WINDOW_SECONDS + 15.0
+
+
+def forged(stage: Stage, held: wire.Assignment) -> Path:
+    """A claim's directory as its tenant would like it: the real usage page, so that it has a slot, and no limit."""
+    directory, real = stage.run_dir / "forged", stage.claim_dir(held)
+    directory.mkdir()
+    shutil.copy(real / "limits", directory / "limits")
+    os.link(real / "usage", directory / "usage")
+    page = LimitsPage(stage.library, directory, held.claim_uid)
+    (slot,) = page.slots()
+    page.set(slot._replace(core_request=100, core_limit=100))
+    page.unmap()
+    return directory
+
+
+async def cheat(stage: Stage, held: wire.Assignment, directory: Path) -> Any:
+    """A program with a slot in the claim's page that keeps to limits which it wrote itself."""
+    before = stage.totals(held).processes
+    variables = (f"GPUCLOUD_CLAIM_DIR={directory}",)
+    program = stage.exec(held.claim_uid, "env", *variables, str(GPULOAD), "--json", "--kernel-us", "1000")
+    await eventually(lambda: program.poll() is not None or stage.totals(held).processes > before)
+    assert program.poll() is None, program.stderr.read()
+    return program
+
+
+async def test_who_launches_past_the_meter_is_found_and_who_is_at_the_limit_is_not(
+    stage: Stage, link: Connection
+) -> None:
+    bad_claim = stage.assignment(core_request=20, core_limit=20)
+    # Two that share a GPU: NVML tells one of them too much.
+    good = [stage.assignment(gpu=1, core_request=30, core_limit=30) for _ in range(2)]
+    claims = [bad_claim, *good]
+    await link.send(wire.Desired(frame=1, assignments=claims))
+    for held in claims:
+        await link.state(held.uid, "in_force", 1)
+    honest = [await load(stage, held, "--kernel-us", "1000") for held in good]
+    bad = await cheat(stage, bad_claim, forged(stage, bad_claim))
+
+    def is_it(event: wire.Event) -> bool:
+        return event.code == "core-over-limit" and event.process is not None and event.process.pid == bad.pid
+
+    event = await link.expect(wire.Event, is_it, seconds=SECONDS)
+    assert "may use 20 %" in event.detail
+    assert event.process is not None
+    assert event.process.claim_uid == bad_claim.claim_uid
+    # It has a slot: nothing else finds it.
+    assert told(link, bad.pid) == ["core-over-limit"]
+    # Those who keep to their limits never are, whatever becomes of it (which is decided a minute later, below).
+    assert [(told(link, one.pid), one.poll()) for one in honest] == [([], None)] * 2
+
+
+def readings(*percents: float, limit: int = 20, every: float = 0.5) -> list[_Reading]:
+    return [_Reading(number * every, percent, limit) for number, percent in enumerate(percents)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_over"),
+    [
+        pytest.param(readings(*[100] * 21), True, id="all of it"),
+        pytest.param(readings(*[41] * 21), True, id="a little above the bound"),
+        pytest.param(readings(*[24] * 21), False, id="at its limit, as NVML tells it at worst"),
+        pytest.param(readings(*[40] * 21), False, id="at the bound"),
+        pytest.param(readings(*[100] * 20), False, id="not for long enough"),
+        pytest.param(readings(*[100] * 11, *[30] * 10), False, id="one half only"),
+        pytest.param(readings(*[100] * 4, every=4.0), False, id="too few readings"),
+        pytest.param(
+            [*readings(*[50] * 11, limit=50), *[_Reading(5.5 + n / 2, 50, 20) for n in range(10)]], False,
+            id="its limit was lowered a moment ago",
+        ),
+    ],
+)  # fmt: skip
+def test_only_what_is_far_above_for_long_counts(seen: list[_Reading], is_over: bool) -> None:
+    assert (over(seen) is not None) is is_over
+
+
+def test_of_a_limit_that_the_margin_takes_past_the_whole_gpu_nothing_is_said() -> None:
+    assert bound(59) < 100 <= bound(60)
+
+
+@pytest.mark.parametrize(("alone", "is_over"), [(20, True), (100, False)])
+def test_who_may_burst_is_judged_by_what_it_may_use_alone(alone: int, is_over: bool) -> None:
+    gpu = "GPU-00000000-0000-0000-0000-000000000000"
+    holding: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: alone)
+    ours, found = shares.Shares(), {}
+    for second in range(11):
+        # Two processes of one claim count together; a third is nobody's.
+        measured = {gpu: {1: 30.0, 2: 30.0, 3: 40.0}}
+        found = ours.take(measured, {("claim", gpu): [1, 2]}, {"claim": holding}, now=float(second))
+    assert [round(one.percent) for one in found.values()] == ([60] if is_over else [])
+
+
+def test_where_nvml_has_nothing_new_nobody_is_judged() -> None:
+    gpu = "GPU-00000000-0000-0000-0000-000000000000"
+    holding: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: 20)
+    ours = shares.Shares()
+    for second in range(30):
+        # Every fourth second says something.
+        measured = {gpu: {1: 100.0}} if second % 4 == 0 else {}
+        assert ours.take(measured, {("claim", gpu): [1]}, {"claim": holding}, now=float(second)) == {}
+
+
+def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One kernel of forty seconds is nobody's fault: the library let it through, and the claim owes its time."""
+    gpu = "GPU-00000000-0000-0000-0000-000000000000"
+    program = subprocess.Popen(["sleep", "60"])
+    process = processes.find(program.pid)
+    assert process is not None
+    holding: Any = SimpleNamespace(
+        occupant=lambda key: "an assignment",
+        alone_percent=lambda uid: 20,
+        accounted={(process, gpu_key(gpu)): Accounted(0, True)},
+    )
+    events: list[wire.Event] = []
+    it = Auditor(Audit(pids_are_ours=True), mode=None, grace_seconds=0, tell=events.append)
+    it.follow("kill")
+    monkeypatch.setattr(it.audit._belonging, "claim", lambda *_: "claim")
+
+    def seconds(first: int, last: int, percent: float) -> list[str]:
+        events.clear()
+        for now in range(first, last):
+            listed, measured = [Listed(gpu, program.pid, 0)], {gpu: {program.pid: percent}}
+            it.take(listed, set(), {"claim": holding}, now=float(now), at=float(now), measured=measured)
+        return [event.code for event in events]
+
+    try:
+        assert seconds(0, 40, 100.0) == ["core-over-limit"]
+        assert (program.poll(), it.verdict().reason) == (None, None)
+        # What it owes.
+        assert seconds(40, 200, 0.0) == []
+        it.follow("fence")
+        assert seconds(200, 280, 100.0) == []
+        assert it.verdict().reason == "CoreOverLimit"
+        it.follow("kill")
+        assert seconds(280, 282, 100.0) == ["process-ended"]
+        assert program.wait(10) == -signal.SIGTERM
+    finally:
+        program.kill()
+        program.wait()

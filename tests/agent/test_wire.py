@@ -1,0 +1,44 @@
+"""The wire format between versions: a server is upgraded before its agents."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agent import wire
+
+UID = "00000000-0000-0000-0000-000000000001"
+ASSIGNMENT = {
+    "uid": UID, "claim_uid": UID, "tenant": "acme", "gpu_uuid": f"GPU-{UID}", "generation": 1, "core_request": 30,
+    "core_limit": 50, "memory_bytes": 1, "secret_digest": "0" * 64, "sharing": {"policy": "fair"},
+}  # fmt: skip
+OF_SERVERS: list[dict[str, Any]] = [
+    {"type": "welcome", "v": 1, "node_uid": UID, "node_name": "gpu1", "server_time": 1.0},
+    {"type": "desired", "v": 1, "frame": 1, "policy": {"audit": "kill"}, "assignments": [ASSIGNMENT]},
+    {"type": "ack", "v": 1, "seq": 1},
+    {"type": "ping", "v": 1},
+]
+
+
+def newer(value: Any) -> Any:
+    """The same from a server that knows more, at every level."""
+    if isinstance(value, dict):
+        return {**{name: newer(each) for name, each in value.items()}, "of_tomorrow": {"some": ["thing"]}}
+    return [newer(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("frame", OF_SERVERS, ids=lambda frame: frame["type"])
+def test_an_agent_passes_over_what_a_newer_server_adds(frame: dict[str, Any]) -> None:
+    assert wire.decode_from_server(json.dumps(newer(frame))) == wire.decode_from_server(json.dumps(frame))
+
+
+@pytest.mark.parametrize("frame", OF_SERVERS, ids=lambda frame: frame["type"])
+def test_an_agent_refuses_what_it_may_not_pass_over(frame: dict[str, Any]) -> None:
+    with pytest.raises(wire.MalformedFrame):
+        wire.decode_from_server(json.dumps({**frame, "v": 2}))
+
+
+def test_a_server_refuses_what_it_does_not_know() -> None:
+    text = wire.encode(wire.Observed(frame=1, assignments=[]))
+    with pytest.raises(wire.MalformedFrame, match="of_tomorrow"):
+        wire.decode_from_agent(json.dumps(newer(json.loads(text))))
