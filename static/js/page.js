@@ -38,7 +38,15 @@ async function copy(button, text) {
   setTimeout(() => { label.textContent = "Copy"; }, 2000);
 }
 
+// A slider and the number that it stands for move each other; only the number is sent.
+function onInput(event) {
+  const { id, dataset } = event.target;
+  const other = dataset.slides ? document.getElementById(dataset.slides) : document.querySelector(`[data-slides="${CSS.escape(id)}"]`);
+  if (other) other.value = event.target.value;
+}
+
 document.addEventListener("click", onClick);
+document.addEventListener("input", onInput);
 document.addEventListener("change", (event) => event.target.closest("[data-submit-on-change]")?.requestSubmit());
 setInterval(tellAges, 1000);
 

@@ -16,6 +16,23 @@ pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
 GPULOAD = ROOT / "libvcuda" / "build" / "gpuload"
 PHONE = {"width": 390, "height": 844}
+# Pages that are there whatever runs.
+PATHS = [
+    "/",
+    "/claims/",
+    "/claims/new/",
+    "/queue/",
+    "/tenants/",
+    "/audit/",
+    "/rounds/",
+    "/pools/",
+    "/pools/default/",
+    "/proposals/",
+    "/proposals/?state=all",
+    "/nodes/",
+    "/reservations/",
+    "/reservations/new/",
+]
 # Legends say "79.9 %"; a chart's present numbers, by its lines' names.
 LEGEND = """figure => Object.fromEntries([...figure.querySelectorAll('.legend-item')]
     .map(item => [item.childNodes[1].textContent, parseFloat(item.querySelector('b').textContent)]))"""
@@ -148,15 +165,11 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light", reduced_motion="reduce")
     node = running["assignments"][0]["node"]
     paths = [
-        "/",
-        "/claims/",
-        "/claims/new/",
+        *PATHS,
         f"/claims/{running['uid']}/",
-        "/queue/",
-        "/nodes/",
+        f"/tenants/{running['tenant']}/",
         f"/nodes/{node}/",
-        "/reservations/",
-        "/reservations/new/",
+        f"/gpus/{running['assignments'][0]['gpu_uuid']}/",
         reserved,
     ]
     for path in paths:

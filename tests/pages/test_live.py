@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from asgiref.testing import ApplicationCommunicator
-from channels.layers import get_channel_layer
 from django.conf import settings
 from django.test import Client
 
 from apps.quotas.models import User
 from apps.scheduling import events, live
+from gpucloud import hub
 from gpucloud.asgi import application
 from tests.cast import Cast
 from tests.scheduling.asgi_client import in_database
@@ -20,11 +19,10 @@ CHANGED = {"type": "claim.changed", "uid": "a-claim"}
 
 
 @pytest.fixture(autouse=True)
-async def layer_is_closed() -> AsyncIterator[None]:
-    """The channel layer's connections are the event loop's, and each test has its own."""
+async def hub_is_closed() -> AsyncIterator[None]:
+    """The hub's connections are the event loop's, and each test has its own."""
     yield
-    layer: Any = get_channel_layer()
-    await layer.close_pools()
+    await hub.here().close()
 
 
 def signed_in() -> Client:
@@ -51,10 +49,10 @@ async def test_a_page_that_is_signed_out_is_told_of_no_more_claims(
     group = events.claims_group(real_cast.acme.pk)
     # Accepted comes before joined: the first may be said to nobody.
     while await page.receive_nothing(timeout=0.2):
-        await events.channel_layer().group_send(group, CHANGED)
+        await hub.here().say([(group, CHANGED)])
     assert json.loads((await page.receive_output(timeout=10))["text"]) == {"type": "changed", "uid": "a-claim"}
     await in_database(client.logout)
-    await events.channel_layer().group_send(group, CHANGED)
+    await hub.here().say([(group, CHANGED)])
     while (last := await page.receive_output(timeout=10))["type"] == "websocket.send":
         pass
     assert last["code"] == live.CLOSE_DENIED

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from asgiref.testing import ApplicationCommunicator
-from channels.layers import get_channel_layer
 from django.conf import settings
 from django.test import Client
 
@@ -16,17 +15,17 @@ from apps.nodes.services.telemetry.storing import Measured, source_of, store
 from apps.quotas.models import Tenant, User
 from apps.scheduling import events, live, watching
 from apps.scheduling.models import Claim
+from gpucloud import hub
 from gpucloud.asgi import application
 from tests.cast import Cast, Machine, give_plenty, gpu_uuid, placed
 from tests.scheduling.asgi_client import in_database
 
 
 @pytest.fixture(autouse=True)
-async def layer_is_closed() -> AsyncIterator[None]:
-    """The channel layer's connections are the event loop's, and each test has its own."""
+async def hub_is_closed() -> AsyncIterator[None]:
+    """The hub's connections are the event loop's, and each test has its own."""
     yield
-    layer: Any = get_channel_layer()
-    await layer.close_pools()
+    await hub.here().close()
 
 
 class Page:
@@ -44,7 +43,7 @@ class Page:
         await self.socket.send_input({"type": "websocket.connect"})
         assert (await self.socket.receive_output(timeout=10))["type"] == "websocket.accept"
         end = time.monotonic() + 10
-        while not set(groups) <= await watching.watched():
+        while not set(groups) <= (await watching.watched()).keys():
             assert time.monotonic() < end
             await self.socket.receive_nothing(timeout=0.1)
         return self
@@ -121,7 +120,7 @@ async def test_what_nobody_watches_is_sent_to_nobody(real_cast: Cast, monkeypatc
     machine, acmes, globexs = await in_database(lambda: stage(real_cast))
     batch = await in_database(lambda: second(machine, acmes, globexs))
     await watching.watch([events.claim_group(acmes.uid)])
-    assert [group for group, _ in watching._messages(batch, await watching.watched())] == [
+    assert [group for group, _ in watching._messages(batch, (await watching.watched()).keys())] == [
         events.claim_group(acmes.uid)
     ]
-    assert list(watching._messages(batch, frozenset())) == []
+    assert list(watching._messages(batch, set())) == []

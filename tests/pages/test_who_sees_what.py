@@ -17,7 +17,24 @@ HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/claims/", "/claims/new/", "/nodes/", "/nodes/gpu1/", "/reservations/", "/reservations/new/"]
+    "path",
+    [
+        "/",
+        "/tenants/",
+        "/tenants/acme/",
+        "/audit/",
+        "/reports/",
+        "/rounds/",
+        "/claims/",
+        "/claims/new/",
+        "/nodes/",
+        "/nodes/gpu1/",
+        "/pools/",
+        "/pools/default/",
+        "/proposals/",
+        "/reservations/",
+        "/reservations/new/",
+    ],
 )
 def test_every_page_needs_somebody_signed_in_and_comes_back_afterwards(cast: Cast, path: str) -> None:
     answer = Client().get(path)

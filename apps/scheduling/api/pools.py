@@ -5,7 +5,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api import serializers
+from apps.quotas.api import pool_serializers as serializers
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool
 from apps.scheduling.services.claims.sharing import change_pool

@@ -1,13 +1,16 @@
 """/rounds/ and /utilization/."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers as drf
 from rest_framework.exceptions import ValidationError
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -83,8 +86,23 @@ class WindowSerializer(Strict):
         return super().to_internal_value({**data, "step": int(step)} if is_number else data)
 
 
+class Curves(JSONRenderer):
+    """Tens of thousands of numbers: a tenth of what Django REST framework's own takes for them."""
+
+    def render(
+        self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """A refusal is written as everywhere."""
+        if "series" not in data:
+            refusal: bytes = super().render(data, accepted_media_type, renderer_context)
+            return refusal
+        return msgspec.json.encode(data)
+
+
 class Utilization(ApiView):
     """What was measured."""
+
+    renderer_classes = [Curves]
 
     serializer_class = serializers.UtilizationSerializer
     read_scope = "utilization:read"

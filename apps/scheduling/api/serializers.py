@@ -11,7 +11,7 @@ from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
-from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, OverQuota
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Idle, OverQuota
 from apps.scheduling.services.placing.replays import gpus_seen
 from gpucloud.api.serializers import Strict, StrictInteger
 
@@ -33,7 +33,10 @@ CLASS_HELP = (
     "A `best-effort` claim may be placed on core that others lend, without a guarantee. Where the pool's policy is "
     "`preempt` it always gets only what the guaranteed ones leave."
 )
-REBALANCE_HELP = "False: the rebalancer leaves this claim alone; what it lends is given back at once."
+REBALANCE_HELP = (
+    "False: the rebalancer and the pool's idle_rule leave this claim alone, but for telling of it; what it lends is "
+    "given back at once."
+)
 
 
 class ClassField(serializers.ChoiceField):
@@ -188,6 +191,18 @@ class ClaimSerializer(Strict):
         read_only=True,
         allow_null=True,
         help_text="Where the rebalancer has set another core_limit: what was set before.",
+    )
+    idle_since = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="It was measured to do nothing since then, at least; null: not idle."
+    )
+    idle_reason = serializers.ChoiceField(
+        choices=Idle.choices,
+        read_only=True,
+        allow_null=True,
+        help_text="`idle`: its programs compute nothing; `unused`: it has none.",
+    )
+    idle_release_at = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="It is released then, unless it is used before."
     )
     yields_at = serializers.DateTimeField(
         read_only=True, allow_null=True, help_text="It runs on room that is reserved from then on, and ends then."

@@ -12,6 +12,7 @@ from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import Idle
 from gpucloud.web.looks import Tone
 
 # A list that needs scrolling hides what it should show; the claims page has the rest.
@@ -35,7 +36,7 @@ class Notice:
 def notices(principal: Principal) -> list[Notice]:
     """Lost nodes, what is over its limit or failed, what is not in force, what waits and why: at most six of each."""
     found = _nodes() if principal.is_operator else []
-    return [*found, *_assignments(principal), *_queued(principal)]
+    return [*found, *_assignments(principal), *_idle(principal), *_queued(principal)]
 
 
 def _nodes() -> list[Notice]:
@@ -96,6 +97,25 @@ def _of_assignment(row: Assignment) -> Notice:
         return Notice("bad", "alert-triangle", f"{row.claim} is over its limit on {where}", detail, **common)
     detail = "The agent has not confirmed the last change; it is sent again until it does."
     return Notice("warn", "refresh", f"{row.claim} is not in force on {where}", detail, **common)
+
+
+def _idle(principal: Principal) -> list[Notice]:
+    idle = Claim.objects.visible_to(principal).filter(idle_since__isnull=False).select_related("tenant")
+    # Who is released first goes first.
+    rows = idle.order_by(F("idle_release_at").asc(nulls_last=True), "idle_since", "pk")
+    return [_of_idle(claim) for claim in rows[:MOST]]
+
+
+def _of_idle(claim: Claim) -> Notice:
+    what = "No program has used it." if claim.idle_reason == Idle.UNUSED else "Its programs compute nothing."
+    if claim.idle_release_at is not None:
+        end = f"It is released at {claim.idle_release_at:%Y-%m-%d %H:%M:%S} UTC unless it is used before."
+    elif claim.lent_core:
+        end = f"It lends {claim.lent_core} % of a GPU until it wants it."
+    else:
+        end = "Release it if it is needed no longer."
+    title = f"{claim} is {'unused' if claim.idle_reason == Idle.UNUSED else 'idle'}"
+    return Notice("warn", "player-pause", title, f"{what} {end}", reverse("claim", args=[claim.uid]), claim.idle_since)
 
 
 def _queued(principal: Principal) -> list[Notice]:

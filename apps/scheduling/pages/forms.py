@@ -179,8 +179,8 @@ class MoreForm(ServiceForm):
         return said
 
 
-class ClaimForm(MoreForm):
-    """A new claim: what most claims need, and, folded, what some do; the API has a few fields more."""
+class TenantForm(ServiceForm):
+    """What is asked for a tenant: who bears it, what it is called, where it may lie."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -195,12 +195,29 @@ class ClaimForm(MoreForm):
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "train-7"}),
     )
     pool = forms.ModelChoiceField(
-        Pool.objects.all(),
+        Pool.objects.order_by("name"),
         to_field_name="name",
         help_text="Which nodes may carry it.",
         empty_label=None,
         widget=forms.Select(attrs={"class": "form-select"}),
     )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        mine = Tenant.objects.visible_to(principal)
+        if not principal.is_operator:
+            mine = mine.filter(pk__in=principal.with_role(Role.MEMBER))
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = mine
+        if len(mine) == 1 and not self.initial.get("tenant"):
+            self.initial["tenant"] = mine[0].slug
+        self.fields["pool"].initial = DEFAULT
+
+
+class ClaimForm(MoreForm, TenantForm):
+    """A new claim: what most claims need, and, folded, what some do; the API has a few fields more."""
+
     gpu_count = number("GPUs", most=64, help_text="How many, each with the same share.", initial=1)
     core_request = number("Core request", most=100, help_text="Percent of each GPU, guaranteed.", initial=25)
     core_limit = number(
@@ -216,14 +233,7 @@ class ClaimForm(MoreForm):
     )
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        mine = Tenant.objects.visible_to(principal)
-        if not principal.is_operator:
-            mine = mine.filter(pk__in=principal.with_role(Role.MEMBER))
-        self._choose("tenant", mine)
-        if len(mine) == 1 and not self.initial.get("tenant"):
-            self.initial["tenant"] = mine[0].slug
-        self.fields["pool"].initial = DEFAULT
+        super().__init__(*args, principal=principal, **kwargs)
         self._keep_where_used("weight", SharingPolicy.WEIGHTED)
         self._keep_where_used("best_effort", SharingPolicy.PREEMPT)
 
@@ -234,11 +244,6 @@ class ClaimForm(MoreForm):
             self.fields[name].help_text = f"{self.fields[name].help_text} Used in pool {', '.join(pools)}."
         else:
             del self.fields[name]
-
-    def _choose(self, name: str, rows: Any) -> None:
-        field = self.fields[name]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = rows
 
     @property
     def asked(self) -> dict[str, Any]:

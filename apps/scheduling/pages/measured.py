@@ -52,6 +52,13 @@ def chart_of_claim(claim: Claim) -> dict[str, Any]:
     return {**_frame(now), "series": series, "marks": _marks(claim, now)}
 
 
+def chart_of_shares(assignments: Iterable[Assignment]) -> dict[str, Any]:
+    """What a GPU's charts show: a series per assignment on it."""
+    now = timezone.now()
+    rows = utilization.of_assignments(assignments, **_window(now))
+    return {**_frame(now), "series": [{"key": str(row["assignment"]), **_numbers(row)} for row in rows], "marks": []}
+
+
 def chart_of_gpus(gpus: Iterable[Gpu]) -> dict[str, Any]:
     """What a node's charts show: a series per GPU."""
     now = timezone.now()

@@ -6,11 +6,11 @@ from typing import Any
 from django import forms
 from django.utils import timezone
 
-from apps.quotas.models import Pool, Role, Tenant
+from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB
-from apps.scheduling.pages.forms import ServiceForm, moment, number
+from apps.scheduling.pages.forms import TenantForm, moment, number
 
 # What the API takes as its own where nothing is said.
 RULES: dict[str, Any] = {"grace_seconds": 900, "idle_percent": 5, "idle_seconds": 1800}
@@ -48,28 +48,9 @@ class WeekForm(forms.Form):
         return pool, moment, self.cleaned_data.get("node") or ""
 
 
-class BookingForm(ServiceForm):
+class BookingForm(TenantForm):
     """A new reservation."""
 
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        to_field_name="slug",
-        empty_label="Choose one",
-        help_text="Whose quota bears it while it lasts.",
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    name = forms.CharField(
-        max_length=200,
-        help_text="What you will recognise it by.",
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "exam"}),
-    )
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        to_field_name="name",
-        help_text="Which nodes may carry it.",
-        empty_label=None,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
     gpu_count = number("GPUs", most=64, help_text="How many, the same share of each.", initial=1)
     core_request = number("Core", most=100, help_text="Percent of each GPU; 100 is all of it.", initial=100)
     memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
@@ -80,16 +61,8 @@ class BookingForm(ServiceForm):
     )
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        mine = Tenant.objects.visible_to(principal)
-        if not principal.is_operator:
-            mine = mine.filter(pk__in=principal.with_role(Role.MEMBER))
-        field = self.fields["tenant"]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = mine
-        if len(mine) == 1 and not self.initial.get("tenant"):
-            self.initial["tenant"] = mine[0].slug
-        self.fields["pool"].initial = DEFAULT
+        super().__init__(*args, principal=principal, **kwargs)
+        self.fields["name"].widget.attrs["placeholder"] = "exam"
         hour = timezone.localtime().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
         self.fields["start_at"].initial, self.fields["end_at"].initial = hour, hour + timedelta(hours=2)
 

@@ -3,7 +3,24 @@
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from apps.scheduling.pages import claims, health, nodes, overview, queue, reallocation, reservations, sign_in
+from apps.scheduling.pages import (
+    audit,
+    claims,
+    gpus,
+    health,
+    nodes,
+    overview,
+    pools,
+    proposals,
+    queue,
+    quotas,
+    reallocation,
+    reports,
+    reservations,
+    rounds,
+    sign_in,
+    tenants,
+)
 
 urlpatterns = [
     path("sign-in/", sign_in.SignIn.as_view(), name="sign-in"),
@@ -17,7 +34,24 @@ urlpatterns = [
     path("nodes/<slug:name>/cordon/", nodes.cordon, name="cordon"),
     path("nodes/<slug:name>/repair/", nodes.repair, name="repair"),
     path("nodes/<slug:name>/unfence/", health.unfence, name="unfence"),
+    path("gpus/<slug:uuid>/", gpus.gpu_detail, name="gpu"),
+    path("gpus/<slug:uuid>/series/", gpus.gpu_series, name="gpu-series"),
+    path("gpus/<slug:uuid>/claims/<uuid:claim>/", gpus.reallocate, name="reallocate"),
     path("gpus/<slug:uuid>/clear/", health.clear, name="clear"),
+    path("pools/", pools.pool_list, name="pools"),
+    path("pools/<slug:name>/", pools.pool_detail, name="pool"),
+    path("proposals/", proposals.proposal_list, name="proposals"),
+    path("proposals/<uuid:uid>/accept/", proposals.accept, name="accept-proposal"),
+    path("proposals/<uuid:uid>/dismiss/", proposals.dismiss, name="dismiss-proposal"),
+    path("tenants/", tenants.tenant_list, name="tenants"),
+    path("new-tenant/", tenants.new_tenant, name="new-tenant"),
+    path("tenants/<slug:slug>/", tenants.tenant_detail, name="tenant"),
+    path("tenants/<slug:slug>/quotas/new/", quotas.new_quota, name="new-quota"),
+    path("quotas/<int:pk>/", quotas.quota_detail, name="quota"),
+    path("rounds/", rounds.round_list, name="rounds"),
+    path("rounds/<int:pk>/", rounds.round_detail, name="round"),
+    path("reports/", reports.usage, name="reports"),
+    path("audit/", audit.audit_log, name="audit"),
     path("queue/", queue.queue_page, name="queue"),
     path("reservations/", reservations.reservation_list, name="reservations"),
     path("reservations/new/", reservations.new_reservation, name="new-reservation"),

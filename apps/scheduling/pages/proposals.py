@@ -1,0 +1,98 @@
+"""Proposals of the rebalancer: what it would change and why, with a yes or a no; and what it has done."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Proposal, ProposalState
+from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.services.rebalancing import proposals
+from gpucloud.errors import GpucloudError, PreconditionFailed
+
+PER_PAGE = 50
+STATES = [
+    ("", "Waiting for a yes"),
+    *((one.value, one.label) for one in ProposalState if one != "proposed"),
+    ("all", "All"),
+]
+
+
+class FilterForm(forms.Form):
+    """What the list is narrowed by; it lives in the URL."""
+
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        to_field_name="name",
+        required=False,
+        empty_label="All",
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    state = forms.ChoiceField(choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"}))
+
+
+@require_GET
+@page
+def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Proposals that one may see, newest first; those that wait for somebody unless the URL says others."""
+    form = FilterForm(request.GET)
+    form.is_valid()
+    wanted = form.cleaned_data
+    rows = Proposal.objects.visible_to(principal).select_related("pool", "claim__tenant").order_by("-pk")
+    rows = rows.filter(pool=wanted["pool"]) if wanted.get("pool") else rows
+    state = wanted.get("state") or ProposalState.PROPOSED
+    rows = rows if state == "all" else rows.filter(state=state)
+    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    mine = principal.with_role("member")
+    shown = [(_worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.object_list]
+    template = "proposals/_rows.html" if wants_fragment(request) else "proposals/list.html"
+    return render(request, template, {"form": form, "proposals": shown, "part": part, "filtered": form.has_changed()})
+
+
+def _worded(row: Any) -> Any:
+    """The proposal with its numbers as people read them."""
+    row.differences = [(name.replace("_", " "), row.before.get(name), value) for name, value in row.after.items()]
+    row.measured = [(name.replace("_", " "), value) for name, value in row.numbers.items()]
+    return row
+
+
+@require_POST
+@page
+def accept(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Carry it out now."""
+    return _answered(request, principal, uid, proposals.accept, "The claim is changed as proposed.")
+
+
+@require_POST
+@page
+def dismiss(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Leave the claim as it is."""
+    return _answered(request, principal, uid, proposals.dismiss, "The claim is left as it is, for a while at least.")
+
+
+def _answered(
+    request: HttpRequest, principal: Principal, uid: uuid.UUID, answer: Callable[..., Any], done: str
+) -> HttpResponse:
+    proposal = Proposal.objects.visible_to(principal).select_related("pool", "claim__tenant").filter(uid=uid).first()
+    if proposal is None:
+        raise Http404("There is no such proposal that you may see.")
+    version = request.POST.get("version", "")
+    versions = frozenset({int(version)}) if version.isascii() and version.isdecimal() and len(version) < 10 else None
+    principal.require_role(proposal.claim.tenant, "member")
+    try:
+        answer(principal=principal, proposal=proposal, versions=versions)
+    except PreconditionFailed:
+        messages.error(request, "Somebody answered it, or a later run changed it, while you had this page open.")
+    except GpucloudError as error:
+        messages.error(request, f"{error.title}. {error.detail}")
+    else:
+        messages.success(request, done)
+    return redirect("proposals")

@@ -1,0 +1,182 @@
+"""One quota: what it is, what a change of it would do, and every change of its numbers so far."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from apps.quotas.models import AuditEvent, LedgerEntry, Pool, Resource, ResourceQuota, Tenant
+from apps.quotas.principals import Principal
+from apps.quotas.services import quotas
+from apps.scheduling.models import Claim
+from apps.scheduling.pages.access import page
+from apps.scheduling.pages.export import as_file, asked_as_file
+from apps.scheduling.pages.forms import ServiceForm
+from apps.scheduling.pages.tenants import find as find_tenant
+from apps.scheduling.services.accounting.preview import preview
+from gpucloud.errors import GpucloudError, PreconditionFailed
+
+PER_PAGE = 50
+MOST = (1 << 63) - 1
+LEDGER = ["at", "kind", "amount", "used", "hard", "claim_uid", "actor"]
+
+
+def amount(label: str, help_text: str) -> forms.IntegerField:
+    """A field for an amount, or for none."""
+    return forms.IntegerField(
+        label=label,
+        required=False,
+        min_value=0,
+        max_value=MOST,
+        help_text=help_text,
+        widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
+    )
+
+
+class QuotaForm(ServiceForm):
+    """The numbers that an operator sets."""
+
+    hard = amount("Quota", "What the tenant may hold. Empty: unlimited; 0: none.")
+    borrowing_limit = amount("May borrow", "Above the quota, while its cohort has it idle. Empty: all of it.")
+    lending_limit = amount("Lends", "Of the quota, to its cohort while idle. Empty: all of it.")
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+
+    @property
+    def numbers(self) -> dict[str, int | None]:
+        """For the service."""
+        return {name: self.cleaned_data[name] for name in quotas.SETTABLE}
+
+    @property
+    def shown(self) -> list[forms.BoundField]:
+        """The fields that are seen."""
+        return self.visible_fields()
+
+
+class NewQuotaForm(QuotaForm):
+    """A quota that is not there yet."""
+
+    resource = forms.ChoiceField(
+        choices=Resource.choices,
+        help_text="core_percent: 100 is one GPU's compute. memory_mib: MiB. vgpus: pieces. gpus: whole GPUs.",
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        to_field_name="name",
+        required=False,
+        empty_label="All pools together",
+        help_text="Where both are set, a claim is charged to both.",
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    field_order = ("resource", "pool")
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpResponseBase:
+    """The quota; for operators with its form. What is posted as `preview` changes nothing."""
+    quota = _find(principal, pk)
+    entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource).order_by("-pk")
+    if file := asked_as_file(request):
+        return as_file(file, f"ledger-{quota.pk}", LEDGER, entries.values(*LEDGER).iterator())
+    form = QuotaForm(request.POST or None, initial=_initial(quota))
+    shown: dict[str, Any] = {}
+    if request.method == "POST" and form.is_valid():
+        shown, done = _posted(request, principal, quota, form)
+        if done:
+            return redirect("quota", pk=quota.pk)
+    if principal.is_operator:
+        shown["form"] = form
+    quota = _find(principal, pk)
+    part = Paginator(entries, PER_PAGE).get_page(request.GET.get("page"))
+    uids = {entry.claim_uid for entry in part.object_list if entry.claim_uid}
+    names = dict(Claim.objects.filter(uid__in=uids).values_list("uid", "name"))
+    rows = [(entry, entry.claim_uid and names.get(entry.claim_uid)) for entry in part.object_list]
+    refused = form.is_bound and not form.is_valid()
+    return render(
+        request,
+        "tenants/quota.html",
+        {**shown, "quota": quota, "entries": rows, "part": part},
+        status=422 if refused else 200,
+    )
+
+
+def _posted(
+    request: HttpRequest, principal: Principal, quota: ResourceQuota, form: QuotaForm
+) -> tuple[dict[str, Any], bool]:
+    """What to show beside the form, and whether the change was made."""
+    principal.require_operator()
+    version = form.cleaned_data["version"]
+    versions = None if version is None else frozenset({version})
+
+    def act() -> ResourceQuota:
+        return quotas.change_quota(principal=principal, quota=quota, versions=versions, **form.numbers)
+
+    try:
+        if request.POST.get("act") == "preview":
+            return previewed(act, quota.tenant), False
+        act()
+    except PreconditionFailed:
+        return _changed_meanwhile(quota, form), False
+    except GpucloudError as error:
+        form.refuse(error)
+        return {}, False
+    messages.success(request, f"The quota of {quota.tenant} is changed.")
+    return {}, True
+
+
+def previewed(act: Callable[[], ResourceQuota], tenant: Tenant) -> dict[str, Any]:
+    """What the change would do, and whether it makes a difference to any waiting claim."""
+    effect = preview(act, tenant=tenant, show=lambda row: {"quota": row})
+    told = [*effect["runnable"], *effect["pending"]]
+    return {"preview": effect, "changes_queue": any(claim["changed"] for claim in told)}
+
+
+def _changed_meanwhile(quota: ResourceQuota, form: QuotaForm) -> dict[str, Any]:
+    """Who was faster, and with what. The form keeps what was typed; sent again, it counts against the new version."""
+    quota.refresh_from_db()
+    events = AuditEvent.objects.filter(object_type="quota", object_id=str(quota.pk)).order_by("-pk")
+    form.data = {**dict(form.data.items()), "version": str(quota.version)}
+    return {"conflict": events.first(), "now": {name: getattr(quota, name) for name in quotas.SETTABLE}}
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_quota(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
+    """Give a tenant a quota, or see first what that would do."""
+    principal.require_operator()
+    tenant = find_tenant(principal, slug)
+    form = NewQuotaForm(request.POST or None)
+    shown: dict[str, Any] = {}
+    if request.method == "POST" and form.is_valid():
+        values = form.numbers | {name: form.cleaned_data[name] for name in ("resource", "pool")}
+        try:
+            if request.POST.get("act") != "preview":
+                return redirect("quota", pk=_made(principal, tenant, values).pk)
+            shown = previewed(lambda: _made(principal, tenant, values), tenant)
+        except GpucloudError as error:
+            form.refuse(error)
+    refused = form.is_bound and not form.is_valid()
+    shown |= {"form": form, "tenant": tenant}
+    return render(request, "tenants/new_quota.html", shown, status=422 if refused else 200)
+
+
+def _made(principal: Principal, tenant: Tenant, values: dict[str, Any]) -> ResourceQuota:
+    return quotas.create_quota(principal=principal, tenant=tenant, **values)
+
+
+def _find(principal: Principal, pk: int) -> ResourceQuota:
+    rows = ResourceQuota.objects.visible_to(principal).select_related("tenant", "pool", "share")
+    quota = rows.filter(pk=pk).first()
+    if quota is None:
+        raise Http404("There is no such quota that you may see.")
+    return quota
+
+
+def _initial(quota: ResourceQuota) -> dict[str, Any]:
+    return {name: getattr(quota, name) for name in quotas.SETTABLE} | {"version": quota.version}

@@ -1,0 +1,31 @@
+"""A limit is moved on a GPU's page, and the running program and its chart follow."""
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Visitor
+from tests.browser.test_pages_in_a_browser import near, now, running
+from tests.platform import Platform, until
+
+__all__ = ["running"]
+pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
+
+
+def test_a_slider_moves_the_limit_of_a_running_program(
+    visitor: Visitor, running: dict[str, Any], platform: Platform
+) -> None:
+    page, claim = visitor.page, platform.granted("GET", f"claims/{running['uid']}/")
+    platform.granted("PATCH", f"claims/{running['uid']}/?wait=20", {"core_limit": 25})
+    page.goto(f"/gpus/{claim['assignments'][0]['gpu_uuid']}/")
+    expect(page.locator("#live")).to_have_attribute("data-mode", "live")
+    until(lambda: near(now(page), used=25, limit=25), seconds=20, what="the program to use its 25 %")
+    slider = page.get_by_role("slider").first
+    slider.focus()
+    for _ in range(35):
+        page.keyboard.press("ArrowRight")
+    expect(page.get_by_label("Core limit", exact=True)).to_have_value("60")
+    page.get_by_role("button", name="Apply").first.click()
+    expect(page.get_by_text("limit 25 → 60 %")).to_be_visible()
+    until(lambda: near(now(page), used=60, limit=60), seconds=10, what="chart and program to follow")

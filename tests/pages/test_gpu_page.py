@@ -1,0 +1,60 @@
+"""A GPU's page: whose pieces lie on it, and moving their limits."""
+
+import pytest
+
+from tests.cast import GIB, Cast, Machine, placed
+from tests.pages.conftest import SignIn
+
+HTMX = {"HX-Request": "true"}
+
+
+def posted(**changed: int) -> dict[str, int]:
+    """The form as a browser sends it: what is typed, and what it was."""
+    was = {"core_request": 30, "core_limit": 50, "memory_mib": GIB}
+    return was | changed | {f"initial-{name}": value for name, value in was.items()}
+
+
+def test_a_gpus_page_shows_every_piece_of_it(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, item = placed(cast, machine, core_request=30, core_limit=50, memory_mib=GIB)
+    page = browser("olga").get(f"/gpus/{item.gpu.uuid}/").content.decode()
+    for words in (f'data-key="{item.uid}"', f'/claims/{claim.uid}/"', 'type="range"', "70 %"):
+        assert words in page
+    living = browser("olga").get(f"/gpus/{item.gpu.uuid}/", headers=HTMX).content.decode()
+    assert "<html" not in living
+    series = browser("olga").get(f"/gpus/{item.gpu.uuid}/series/").json()
+    assert [one["key"] for one in series["series"]] == [str(item.uid)]
+
+
+def test_a_limit_is_moved_and_only_what_was_typed_is_sent(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, item = placed(cast, machine, core_request=30, core_limit=50, memory_mib=GIB)
+    path = f"/gpus/{item.gpu.uuid}/claims/{claim.uid}/"
+    answer = browser("olga").post(path, posted(core_limit=80), headers=HTMX)
+    assert answer.status_code == 200
+    assert "limit 50 → 80 %" in answer.content.decode()
+    claim.refresh_from_db()
+    assert (claim.core_request, claim.core_limit) == (30, 80)
+    assert browser("olga").post(path, posted(core_limit=60))["Location"] == f"/gpus/{item.gpu.uuid}/"
+
+
+def test_a_refusal_says_why_and_keeps_what_was_typed(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=60, core_limit=60)
+    claim, item = placed(cast, machine, core_request=30, core_limit=50, memory_mib=GIB)
+    path = f"/gpus/{item.gpu.uuid}/claims/{claim.uid}/"
+    for headers in (HTMX, {}):
+        answer = browser("olga").post(path, posted(core_request=95, core_limit=95), headers=headers)
+        assert answer.status_code == 422
+        assert 'value="95"' in answer.content.decode()
+    claim.refresh_from_db()
+    assert claim.core_request == 30
+
+
+@pytest.mark.parametrize("who", ["anna", "gus"])
+def test_gpus_are_the_operators(cast: Cast, machine: Machine, browser: SignIn, who: str) -> None:
+    claim, item = placed(cast, machine, core_request=30, core_limit=50, memory_mib=GIB)
+    page = f"/gpus/{item.gpu.uuid}/"
+    assert browser(who).get(page).status_code == 403
+    assert browser(who).get(f"{page}series/").status_code == 403
+    assert browser(who).post(f"{page}claims/{claim.uid}/", posted(core_limit=80)).status_code == 403
+    assert browser("olga").get("/gpus/GPU-none/").status_code == 404
+    claim.refresh_from_db()
+    assert claim.core_limit == 50

@@ -1,0 +1,228 @@
+"""Pools as operators see and change them; proposals as whoever may answer them does."""
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from apps.quotas.models import AuditEvent, Pool
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim, Proposal
+from apps.scheduling.pages.pool_forms import BOUNDS, GROUPS, SETTABLE
+from apps.scheduling.services.claims.sharing import change_pool
+from tests.cast import Cast, Machine, placed
+from tests.pages.conftest import SignIn
+from tests.scheduling.clock import Clock, clock
+from tests.scheduling.idling import measured
+
+__all__ = ["clock"]
+
+
+def text(answer: Any) -> str:
+    return " ".join(answer.content.decode().split())
+
+
+def typed(pool: Pool, **changes: Any) -> dict[str, Any]:
+    """The form as a browser sends it."""
+    values = {name: getattr(pool, name) for name in SETTABLE} | dict.fromkeys(BOUNDS, "") | pool.rebalance_bounds
+    sent = {**values, "version": pool.version, "act": "apply", **changes}
+    return {name: "" if value is None else value for name, value in sent.items() if value is not False}
+
+
+def test_pools_are_the_operators(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    for path in ("/pools/", "/pools/default/"):
+        assert browser("anna").get(path).status_code == 403, path
+        assert browser("olga").get(path).status_code == 200, path
+    assert browser("anna").post("/pools/default/", typed(cast.pool, audit_policy="kill")).status_code == 403
+    assert browser("olga").get("/pools/none/").status_code == 404
+    assert "/pools/" in text(browser("olga").get("/"))
+    assert "/pools/" not in text(browser("anna").get("/"))
+    cast.pool.refresh_from_db()
+    assert cast.pool.audit_policy == "warn"
+
+
+def test_the_page_says_what_the_api_says_of_each_field(cast: Cast, browser: SignIn) -> None:
+    page = text(browser("olga").get("/pools/default/"))
+    for _, names in GROUPS:
+        for name in names:
+            assert f'id="id_{name}"' in page, name
+    assert "What was not measured is never taken for idleness." in page
+    assert "Kill: it is ended" in page
+
+
+def test_what_is_applied_is_in_the_audit_log_and_nothing_else(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    answer = browser("olga").post(
+        "/pools/default/", typed(cast.pool, audit_policy="kill", idle_rule="release", idle_seconds=60, floor_percent=10)
+    )
+    assert (answer.status_code, answer["Location"]) == (302, "/pools/default/")
+    cast.pool.refresh_from_db()
+    assert (cast.pool.audit_policy, cast.pool.idle_rule, cast.pool.rebalance_bounds) == (
+        "kill",
+        "release",
+        {"floor_percent": 10},
+    )
+    row = AuditEvent.objects.get(action="pool.change")
+    assert row.after == {
+        "audit_policy": "kill",
+        "idle_rule": "release",
+        "idle_seconds": 60,
+        "rebalance_bounds": {"floor_percent": 10},
+    }
+
+
+def test_a_calendar_stays_though_the_form_has_none(cast: Cast, browser: SignIn) -> None:
+    calendar = [{"days": [0], "from": "20:00", "to": "06:00", "share_percent": 10}]
+    change_pool(principal=SYSTEM, pool=cast.pool, rebalance_bounds={"calendar": calendar, "step_percent": 5})
+    cast.pool.refresh_from_db()
+    sent = typed(cast.pool, step_percent=7)
+    del sent["calendar"]
+    browser("olga").post("/pools/default/", sent)
+    cast.pool.refresh_from_db()
+    assert cast.pool.rebalance_bounds == {"calendar": calendar, "step_percent": 7}
+
+
+def test_a_preview_says_what_would_be_and_changes_nothing(
+    clock: Clock, cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    claim, _ = placed(cast, machine, name="sleeper", core_request=40)
+    measured(claim, clock, seconds=90)
+    machine.node.refresh_from_db()
+    frame = machine.node.frame
+    page = text(
+        browser("olga").post(
+            "/pools/default/",
+            typed(
+                cast.pool,
+                act="preview",
+                idle_rule="release",
+                idle_seconds=60,
+                audit_policy="fence",
+                rebalance_mode="propose",
+                window_seconds=60,
+            ),
+        )
+    )
+    assert "idle rule: off → release" in page
+    assert "sleeper</a>" in page
+    assert "would be idle, and released after its notice" in page
+    assert "1 node would be told" in page
+    assert "lend: It used at most 0.0 % of a GPU" in page
+    cast.pool.refresh_from_db()
+    machine.node.refresh_from_db()
+    assert (cast.pool.idle_rule, cast.pool.version, machine.node.frame) == ("off", 1, frame)
+    assert not Proposal.objects.exists()
+    assert not AuditEvent.objects.filter(action="pool.change").exists()
+
+
+def test_who_was_faster_is_named_and_what_was_typed_is_kept(cast: Cast, browser: SignIn) -> None:
+    sent = typed(cast.pool, idle_seconds=77)
+    olga = browser("olga")
+    change_pool(principal=SYSTEM, pool=cast.pool, audit_policy="kill")
+    page = text(olga.post("/pools/default/", sent))
+    assert "Changed by system" in page
+    assert "audit policy kill" in page
+    assert 'value="77"' in page
+    version = re.search(r'name="version" value="(\d+)"', page)
+    assert version is not None
+    assert olga.post("/pools/default/", {**sent, "version": version[1]}).status_code == 302
+    cast.pool.refresh_from_db()
+    assert (cast.pool.idle_seconds, cast.pool.audit_policy) == (77, "warn")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"idle_seconds": 5}, "greater than or equal to 10"),
+        ({"sharing_policy": "average"}, "from 2 to 16"),
+        ({"idle_rule": "shrink", "sharing_policy": "fixed"}, "idle_rule shrink lends what is idle"),
+        ({"idle_percent": 9}, "Must be above idle_percent"),
+        ({"audit_policy": "nonsense"}, "not one of the available choices"),
+    ],
+)
+def test_a_refusal_is_said_in_the_form(cast: Cast, browser: SignIn, wrong: dict[str, Any], words: str) -> None:
+    answer = browser("olga").post("/pools/default/", typed(cast.pool, **wrong))
+    assert (answer.status_code, words in text(answer)) == (422, True)
+    cast.pool.refresh_from_db()
+    assert cast.pool.version == 1
+
+
+@pytest.fixture
+def proposed(cast: Cast, machine: Machine) -> Proposal:
+    """A change of a claim of acme's."""
+    claim, _ = placed(cast, machine, name="hungry", core_request=20, core_limit=40)
+    return Proposal.objects.create(
+        pool=cast.pool,
+        claim=claim,
+        kind="limit",
+        policy="feedback",
+        before={"core_limit": 40},
+        after={"core_limit": 60},
+        explanation="Its launches waited 50 % of the last 300 s.",
+        numbers={"throttled_percent": 50.0},
+    )
+
+
+def answered(client: Client, proposal: Proposal, what: str, **more: Any) -> str:
+    sent = {"version": proposal.version, **more}
+    answer = client.post(f"/proposals/{proposal.uid}/{what}/", sent, follow=True)
+    return text(answer) if answer.status_code == 200 else str(answer.status_code)
+
+
+def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(proposed: Proposal, browser: SignIn) -> None:
+    for who in ("max", "olga"):
+        page = text(browser(who).get("/proposals/"))
+        assert "Its launches waited 50 %" in page
+        assert 'throttled percent <span class="num">50.0' in page
+        assert 'core limit <span class="num">40 → 60' in page
+        assert "Accept the change of hungry" in page
+    assert "hungry" not in text(browser("gus").get("/proposals/"))
+    assert answered(browser("gus"), proposed, "accept") == "404"
+    assert "Nothing waits for a yes" in text(browser("gus").get("/proposals/"))
+
+
+def test_a_yes_changes_the_claim_and_a_no_leaves_it(proposed: Proposal, browser: SignIn) -> None:
+    other = Proposal.objects.create(
+        pool=proposed.pool, claim=placed_again(proposed), kind="limit", policy="feedback", before={"core_limit": 40},
+        after={"core_limit": 60}, explanation="It waited.",
+    )  # fmt: skip
+    assert "The claim is changed as proposed." in answered(browser("max"), proposed, "accept")
+    assert Claim.objects.get(pk=proposed.claim_id).core_limit == 60
+    assert "left as it is" in answered(browser("max"), other, "dismiss")
+    assert Claim.objects.get(pk=other.claim_id).core_limit == 40
+    page = text(browser("max").get("/proposals/?state=all"))
+    assert 'data-state="applied"' in page
+    assert 'data-state="dismissed"' in page
+    assert "is applied: nothing is left to decide" in answered(browser("max"), proposed, "dismiss", version="")
+
+
+def placed_again(proposal: Proposal) -> Claim:
+    """Another claim beside it."""
+    claim: Claim = Claim.objects.get(pk=proposal.claim_id)
+    return Claim.objects.create(
+        tenant=claim.tenant, pool=claim.pool, name="other", core_request=20, core_limit=40, memory_mib=1, created_by="x"
+    )
+
+
+def test_an_answer_to_what_is_no_longer_so_is_refused(proposed: Proposal, browser: SignIn) -> None:
+    assert "Somebody answered it" in answered(browser("max"), proposed, "accept", version=99)
+    Claim.objects.filter(pk=proposed.claim_id).update(core_limit=50)
+    assert "The claim has changed since" in answered(browser("max"), proposed, "accept")
+    assert Claim.objects.get(pk=proposed.claim_id).core_limit == 50
+
+
+def test_who_may_only_look_gets_no_buttons(proposed: Proposal, browser: SignIn, cast: Cast) -> None:
+    page = text(browser("vera").get("/proposals/"))
+    assert "hungry" in page
+    assert "Accept the change" not in page
+    assert answered(browser("vera"), proposed, "accept") == "403"
+
+
+def test_filters_of_proposals_live_in_the_url(proposed: Proposal, browser: SignIn) -> None:
+    assert "hungry" in text(browser("max").get("/proposals/?pool=default"))
+    assert "No proposal matches" in text(browser("max").get("/proposals/?state=applied"))
+    assert "hungry" in text(browser("max").get("/proposals/?state=nonsense"))
+
+
+def test_the_list_of_pools_says_what_waits(proposed: Proposal, browser: SignIn) -> None:
+    assert "1 to decide" in text(browser("olga").get("/pools/"))
