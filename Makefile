@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization clean
+.PHONY: help demo test test-shim test-long check format openapi roles protos bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ openapi: ## write docs/openapi.yaml anew from the views
 
 roles: ## write docs/roles.md anew: what each route answers to each role, by asking
 	@$(BOOTSTRAP) --dev && WRITE_ROLES=1 exec $(RUN) -m pytest tests/scheduling/test_role_table.py -q
+
+protos: ## write agent/kubelet/proto/*_pb2.py anew from the .proto files
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/kubelet/proto/*.proto
 
 bench-resize: ## the time from PATCH to in force in the running process, p50 and p99
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.resize
@@ -75,6 +78,9 @@ bench-shim: ## what libvcuda costs and how its limits hold, on a real GPU (OUT=.
 
 bench-telemetry: ## what a fleet's telemetry costs one server process on this machine (ARGS="--nodes 100,300,1000 --seconds 60 --last 600")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.telemetry $(ARGS)
+
+bench-extender: ## how long kube-scheduler waits for the filter: 1,000 nodes in the body, 5,000 by name (ARGS="--requests 300 --runs 3")
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.extender $(ARGS)
 
 bench-utilization: ## answers of GET /utilization/ over thirty days of a thousand GPUs (ARGS="--gpus 1000 --days 30")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.utilization $(ARGS)

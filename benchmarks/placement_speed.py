@@ -93,8 +93,7 @@ class Churn:
         """Seconds of giving back so many and placing as many."""
         requests, leaving = self.asked(count), self.leaving(count)
         begun = CLOCK.seconds()
-        for gpus, gone in leaving:
-            self.fleet.give_back(gpus, gone)
+        self.fleet.give_back_many(leaving)
         answers = self.fleet.place_many(requests)
         seconds = CLOCK.seconds() - begun
         for request, answer in zip(requests, answers, strict=True):

@@ -5,6 +5,7 @@ seconds for two hours. Requests go through the whole of Django, in this process:
 """
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -12,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks.api.cpu import seconds_below
 from benchmarks.report import Row, print_report, quantile
 from deploy import embedded
 from deploy.demo.programs import Commands
@@ -19,15 +21,23 @@ from deploy.demo.state import State
 
 GPUS_PER_NODE = 8
 TENS_HOURS = 2
+# In the order of the key, so that its index grows at its end only.
+SERIES = """
+CREATE TEMP TABLE series AS
+SELECT gpu.node_id, named.* FROM nodes_gpu AS gpu
+JOIN (SELECT gpu_id, uid FROM scheduling_assignment
+      UNION ALL SELECT id, '00000000-0000-0000-0000-000000000000' FROM nodes_gpu) AS named ON named.gpu_id = gpu.id
+ORDER BY gpu.node_id, gpu.id, named.uid
+"""
+# Rows of one statement: the disk has a word between them.
+AT_ONCE = 500_000
 FILL = """
 INSERT INTO {table}
-SELECT at, gpu.node_id, gpu.id, series.uid, {samples}, 40 + 30 * sin(gpu.id + extract(epoch FROM at) / 7000),
-    90, 50, 3, 20000000000 + gpu.id, 30000000000, 40000000000, 400.0 * {samples}, 240, 65
+SELECT at, series.node_id, series.gpu_id, series.uid, {samples},
+    40 + 30 * sin(series.gpu_id + extract(epoch FROM at) / 7000), 90, 50, 3, 20000000000 + series.gpu_id, 30000000000,
+    40000000000, 400.0 * {samples}, 240, 65
 FROM generate_series(%(begin)s::timestamptz, %(end)s::timestamptz - %(span)s::interval, %(span)s::interval) AS at
-CROSS JOIN nodes_gpu AS gpu
-JOIN (SELECT gpu_id, uid FROM scheduling_assignment
-      UNION ALL SELECT id, '00000000-0000-0000-0000-000000000000' FROM nodes_gpu) AS series ON series.gpu_id = gpu.id
-ORDER BY at, gpu.node_id, gpu.id, series.uid
+CROSS JOIN series
 """
 
 
@@ -49,13 +59,12 @@ def main() -> None:
             import django  # noqa: PLC0415 - the settings read the environment that was just made
 
             django.setup()
-            print_report("utilization", measure(arguments))
+            print_report("utilization", measure(arguments, running.pids["postgres"]))
 
 
-def measure(arguments: argparse.Namespace) -> list[Row]:
+def measure(arguments: argparse.Namespace, database: int) -> list[Row]:
     """A row for each question."""
     from benchmarks.telemetry.filling import fill  # noqa: PLC0415 - models, once apps are loaded
-    from tests.cast import Api  # noqa: PLC0415 - likewise
 
     filled = fill(-(-arguments.gpus // GPUS_PER_NODE))
     now = fill_levels(days=arguments.days, minute_days=arguments.minute_days)
@@ -68,13 +77,15 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     }
     windows = {
         "2 hours": 1 / 12,
+        "12 hours": 0.5,
         "1 day": 1,
+        "6 hours": 0.25,
         "7 days": 7,
         f"{arguments.days} days": arguments.days,
         "10 days in the middle": -10,
     }
     return [
-        ask(Api(filled.token), name, query, window, now, times=arguments.times)
+        ask(filled.token, name, query, window, now, times=arguments.times, database=database)
         for name, query in whom.items()
         for window in windows.items()
     ]
@@ -93,35 +104,62 @@ def fill_levels(*, days: int, minute_days: int) -> datetime:
     kept = {levels.TENS: evening, levels.MINUTE: week, levels.HOUR: month, levels.DAY: month}
     tables = {table.name: table for table in partitions.tables()}
     with connection.cursor() as cursor:
+        cursor.execute(SERIES)
         for level, reach in kept.items():
             begin, end = (levels.floor(moment, level.span) for moment in (now - reach, now))
             for day in range(reach.days + 2):
                 partitions.make(tables[level.table], begin + timedelta(days=day))
-            statement = FILL.format(table=level.table, samples=int(level.span.total_seconds()))
-            asked: dict[str, Any] = {"begin": begin, "end": end, "span": level.span}
-            cursor.execute(statement, asked)
-            print(f"{level.table}: {cursor.rowcount:,} rows", flush=True)
+            _fill(level.table, begin, end, level.span)
         TelemetryMark.objects.update_or_create(name="rolled", defaults={"at": now})
         cursor.execute("VACUUM ANALYZE")
     return now
 
 
-def ask(api: Any, name: str, query: str, window: tuple[str, float], now: datetime, *, times: int) -> Row:
+def _fill(table: str, begin: datetime, end: datetime, span: timedelta) -> None:
+    from django.db import connection  # noqa: PLC0415 - likewise
+
+    statement = FILL.format(table=table, samples=int(span.total_seconds()))
+    started, rows = time.monotonic(), 0
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM series")
+        (series,) = cursor.fetchone() or (1,)
+        moments = max(1, AT_ONCE // series)
+        while begin < end:
+            until = min(end, begin + moments * span)
+            asked: dict[str, Any] = {"begin": begin, "end": until, "span": span}
+            cursor.execute(statement, asked)
+            rows += cursor.rowcount
+            begin = until
+    print(f"{table}: {rows:,} rows in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def ask(
+    token: str, name: str, query: str, window: tuple[str, float], now: datetime, *, times: int, database: int
+) -> Row:
     """Ask so often; milliseconds. Each question moves its window a little, so that none is the same."""
-    (words, days), found, points = window, [], 0
+    from django.test import Client  # noqa: PLC0415 - likewise
+
+    client = Client(headers={"authorization": f"Bearer {token}"})
+    (words, days), found, own = window, [], 0.0
+    before, text = seconds_below(database), b""
     for number in range(times + 1):
         end = now - timedelta(minutes=7 * number) - (timedelta(days=5) if days < 0 else timedelta())
         begin = end - timedelta(days=abs(days))
-        started = time.perf_counter()
-        answer = api.get(f"utilization/?{query}&from={begin:%Y-%m-%dT%H:%M:%SZ}&to={end:%Y-%m-%dT%H:%M:%SZ}")
+        url = f"/api/v1/utilization/?{query}&from={begin:%Y-%m-%dT%H:%M:%SZ}&to={end:%Y-%m-%dT%H:%M:%SZ}"
+        started, spent = time.perf_counter(), time.process_time()
+        answer = client.get(url)
+        text = answer.content
         found.append((time.perf_counter() - started) * 1000)
-        assert answer.status == 200, answer.body
-        points = sum(len(series["times"]) for series in answer.body["series"])
+        own += time.process_time() - spent
+        assert answer.status_code == 200, text
+    points = sum(len(series["times"]) for series in json.loads(text)["series"])
     # The first finds nothing in memory.
     first, *rest = found
     return {
-        "of": name, "window": words, "points": points, "first ms": first, "p50 ms": quantile(rest, 0.5),
-        "p95 ms": quantile(rest, 0.95), "max ms": max(rest),
+        "of": name, "window": words, "points": points, "kB": len(text) / 1000, "first ms": first,
+        "p50 ms": quantile(rest, 0.5), "p95 ms": quantile(rest, 0.95), "max ms": max(rest),
+        "Django CPU ms": own * 1000 / (times + 1),
+        "database CPU ms": (seconds_below(database) - before) * 1000 / (times + 1),
     }  # fmt: skip
 
 

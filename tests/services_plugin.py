@@ -1,7 +1,7 @@
 """PostgreSQL and Valkey for the tests, started before pytest-django reads the settings (hence a ``-p`` plugin).
 
 Under xdist the controller starts them once and the workers inherit the environment; each worker has a database of its
-own (pytest-django names them) and, here, a prefix of its own for channels and Celery. ``DATABASE_URL`` and
+own (pytest-django names them) and, here, a prefix of its own for hints and Celery. ``DATABASE_URL`` and
 ``REDIS_URL`` win when set: the suite then runs against those servers.
 """
 

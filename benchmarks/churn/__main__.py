@@ -1,8 +1,9 @@
 """`python -m benchmarks.churn`: a production trace by its own clock, at one, two and three times its load.
 
 `gpucloud` is the product's rounds: its order of tenants, backfill and score; `limits` the same where claims bear a time
-limit. `fifo` is first come, first served with best fit (the fullest node that fits, its fullest GPUs), where who
-does not fit makes all wait; `passing` lets later ones that fit go first; `passing-fgd` places by FGD.
+limit; `shares` the same without the pool's patience. `fifo` is first come, first served with best fit (the fullest
+node that fits, its fullest GPUs), where who does not fit makes all wait; `passing` lets later ones that fit go first;
+`passing-fgd` places by FGD.
 """
 
 import argparse
@@ -26,6 +27,7 @@ BEST_FIT = "gpu-admission"
 SCHEDULERS: dict[str, Callable[[Iterable[GpuState]], Scheduler]] = {
     "gpucloud": Rounds,
     "limits": Rounds,
+    "shares": lambda gpus: Rounds(gpus, patience_seconds=None),
     "fifo": lambda gpus: Fifo(gpus, BEST_FIT, passing=False),
     "passing": lambda gpus: Fifo(gpus, BEST_FIT, passing=True),
     "passing-fgd": lambda gpus: Fifo(gpus, "fgd", passing=True),

@@ -21,6 +21,8 @@ from benchmarks.churn.load import Arrival
 
 # Of claims alike so many of a tenant are asked in a walk: the first that is refused speaks for those behind it.
 ALIKE = 32
+# As a pool has it unless told otherwise.
+PATIENCE_SECONDS = 14_400.0
 
 Started = list[tuple[Arrival, tuple[str, ...]]]
 
@@ -41,8 +43,9 @@ class Scheduler(Protocol):
 class Rounds:
     """The product's rounds."""
 
-    def __init__(self, gpus: Iterable[GpuState], policy: str = "gpucloud") -> None:
-        self._fleet = Fleet(gpus, policy=policy)
+    def __init__(self, gpus: Iterable[GpuState], *, patience_seconds: float | None = PATIENCE_SECONDS) -> None:
+        self._patience_seconds = patience_seconds
+        self._fleet = Fleet(gpus)
         self._states = {gpu.uuid: gpu for gpu in self._fleet.gpus()}
         self._capacity = Amounts(100 * len(self._states), 0, len(self._states))
         self._held: dict[str, Amounts] = defaultdict(Amounts)
@@ -58,7 +61,7 @@ class Rounds:
         self._fleet.learn(claim.request)
         waiting = Waiting(
             f"{claim.number:08}", claim.tenant, claim.request, claim.number,
-            time_limit_seconds=claim.time_limit_seconds,
+            time_limit_seconds=claim.time_limit_seconds, waits_since=claim.at,
         )  # fmt: skip
         self._claims[claim.number] = claim
         self._lines[claim.request, claim.tenant][claim.number] = Ask((waiting,))
@@ -69,8 +72,8 @@ class Rounds:
         self._running.pop(f"{claim.number:08}", None)
         self._held[claim.tenant] -= Amounts.of(claim.request)
         for uuid in gpus:
-            self._front.changed(uuid)
             state = self._carries(uuid, claim.request, -1)
+            self._front.changed(state)
             self._no_room = {kind for kind in self._no_room if not could_help(state, kind)}
 
     def round(self, now: float) -> Started:
@@ -89,12 +92,13 @@ class Rounds:
 
     def _walk(self, now: float) -> Started:
         started: Started = []
-        kept_out = self._front.kept_out
+        kept_out = self._front.kept_out()
         asks: list[Ask] = []
         for (kind, _), line in self._lines.items():
             if line and kind not in self._no_room:
                 asks += islice((ask for number, ask in line.items() if number not in kept_out), ALIKE)
-        queue = Queue(asks, capacity=self._capacity, held=self._held, weights={})
+        long_before = None if self._patience_seconds is None else now - self._patience_seconds
+        queue = Queue(asks, capacity=self._capacity, held=self._held, weights={}, long_before=long_before)
         while (ask := queue.next()) is not None:
             if ask.members[0].request in self._no_room:
                 continue
@@ -110,8 +114,8 @@ class Rounds:
         guard = front.held_from(ask, now=now)
         answer = gangs.place_all(self._fleet, ask, held=guard)
         if isinstance(answer, Refused):
-            if guard and (why := front.why_not(self._fleet, ask, held=gangs.NOTHING)):
-                front.kept_out[waiting.since] = why
+            if guard and front.why_not(self._fleet, ask, held=gangs.NOTHING):
+                front.keep_out(ask)
                 return None
             front.refused(ask)
             self._no_room.add(waiting.request)

@@ -18,7 +18,19 @@ from types import FrameType
 
 from benchmarks.shim.nvml import NvmlFailed
 from benchmarks.shim.part import Part
-from benchmarks.shim.parts import calls, change, gaia, memory, nccl, overhead, pytorch, share, share_torch, tenants
+from benchmarks.shim.parts import (
+    calls,
+    change,
+    gaia,
+    memory,
+    nccl,
+    observed,
+    overhead,
+    pytorch,
+    share,
+    share_torch,
+    tenants,
+)
 from benchmarks.shim.report import Report
 from benchmarks.shim.stage import ROOT, Stage, set_timer_slack
 
@@ -29,6 +41,7 @@ PARTS = [
     share_torch.PART,
     tenants.PART,
     overhead.PART,
+    observed.PART,
     change.PART,
     pytorch.PART,
     nccl.PART,

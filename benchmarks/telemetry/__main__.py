@@ -2,62 +2,119 @@
 
 Simulated agents of 8 GPUs and 16 assignments each send one frame a second over real websockets; pages watch some of
 them; a claim is resized every second, and at the end a change goes to every node. PostgreSQL (durable), Valkey, server,
-worker, beat and this generator share the machine; CPU is told by process.
+worker, beat and this generator share the machine, or have processors of their own (`--cpus`); CPU is told by process.
 """
 
 import argparse
 import asyncio
 import http.client
 import json
-import subprocess
-import sys
+import os
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from benchmarks.api.cpu import seconds_below
-from benchmarks.report import Row, print_report, quantile
+from benchmarks.report import Row, description, print_report, quantile
+from benchmarks.telemetry import spying
+from benchmarks.telemetry.costs import memory, spent
 from benchmarks.telemetry.filled import Filled
 from benchmarks.telemetry.fleet import Agent, Browser, beat
-from benchmarks.telemetry.memory import mib_below
+from benchmarks.telemetry.returning import come_back
 from benchmarks.telemetry.stage import Stage, stage
 
 WARM_UP_SECONDS = 10.0
 CONNECTED_AT_ONCE = 20
 BROWSERS = 40
 IN_FORCE_SECONDS = 30.0
-SPIED = "gpucloud-bench-telemetry.spied"
+# What a size takes besides its seconds: connecting, warming up, the push to all, counting what is lost.
+AROUND_SECONDS = 60.0
+
+
+class Kept:
+    """The rows so far: on the screen, and in the file, which is whole after each of them."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._tables: dict[str, list[Row]] = {}
+
+    def add(self, table: str, *rows: Row) -> None:
+        """Say and keep them."""
+        self._tables.setdefault(table, []).extend(rows)
+        for row in rows:
+            print(table, json.dumps(row, default=str), flush=True)
+        if self._file is not None:
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps({"machine": description(), **self._tables}, indent=1))
+            new.replace(self._file)
+
+    def print(self) -> None:
+        """All of them as tables."""
+        print_report("telemetry", *self._tables.values())
 
 
 def main() -> None:
     """Measure and print."""
+    arguments = _arguments()
+    end = time.monotonic() + arguments.within
+    sizes = [int(size) for size in arguments.nodes.split(",")]
+    kept = Kept(arguments.out)
+    if arguments.cpus:
+        os.sched_setaffinity(0, _processors(arguments.cpus))
+    with tempfile.TemporaryDirectory(prefix="gpucloud-bench-", dir=arguments.directory) as directory:
+        print(f"filling the database for {max(sizes):,} nodes …", flush=True)
+        with stage(Path(directory), nodes=max(sizes)) as ready:
+            if arguments.agents_cpus:
+                os.sched_setaffinity(0, _processors(arguments.agents_cpus))
+            print("filled", flush=True)
+            kept.add("returning", uvloop.run(returning(ready, max(sizes))))
+            for size in () if arguments.connect_only else sizes:
+                wanted = arguments.last if size == sizes[-1] else arguments.seconds
+                seconds = min(wanted, end - time.monotonic() - AROUND_SECONDS)
+                if seconds < min(wanted, 10):
+                    print(f"no time is left for {size:,} nodes", flush=True)
+                    break
+                uvloop.run(measure(ready, size, seconds, arguments.profile, kept))
+    kept.print()
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-telemetry", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", default="100,300,1000", help="sizes of the fleet, one after the other")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each size but the last (60)")
     parser.add_argument("--last", type=float, default=600.0, help="of the last size (600)")
+    parser.add_argument("--within", type=float, default=3600.0, help="seconds for all: sizes are cut short (3600)")
+    parser.add_argument("--connect-only", action="store_true", help="only how all agents come back at once")
+    parser.add_argument("--cpus", help="processors of server, worker, beat, PostgreSQL and Valkey: 0,1")
+    parser.add_argument("--agents-cpus", help="processors of the simulated agents and pages: 2-15")
+    parser.add_argument("--out", type=Path, help="a file for the rows, written after each")
+    parser.add_argument("--directory", type=Path, help="where the database lies (the system's temporary directory)")
     parser.add_argument("--profile", action="store_true", help="say where the server's time goes (py-spy)")
-    arguments = parser.parse_args()
-    sizes = [int(size) for size in arguments.nodes.split(",")]
-    with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
-        print(f"filling the database for {max(sizes):,} nodes …", flush=True)
-        with stage(Path(directory), nodes=max(sizes)) as ready:
-            measured = [
-                uvloop.run(
-                    measure(ready, size, arguments.last if size == sizes[-1] else arguments.seconds, arguments.profile)
-                )
-                for size in sizes
-            ]
-    print_report(
-        "telemetry",
-        *([row for row, *_ in measured], [row for _, row, _ in measured], *(rest for *_, rest in measured if rest)),
-    )
+    return parser.parse_args()
 
 
-async def measure(ready: Stage, size: int, seconds: float, profile: bool) -> tuple[Row, Row, list[Row]]:
+def _processors(text: str) -> set[int]:
+    """`0,2-4` is 0, 2, 3, 4; those that this machine does not lend us are left out."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return (found & os.sched_getaffinity(0)) or found
+
+
+async def returning(ready: Stage, size: int) -> Row:
+    """All agents of the largest fleet come at once, and go."""
+    agents = [Agent(node) for node in ready.filled.nodes[:size]]
+    row = await come_back(ready, agents)
+    for agent in agents:
+        agent.hang_up()
+    await asyncio.sleep(2)
+    return row
+
+
+async def measure(ready: Stage, size: int, seconds: float, profile: bool, kept: Kept) -> None:
     """One size: what it cost, how long things took, and the memory over time."""
     agents = [Agent(node) for node in ready.filled.nodes[:size]]
     for first in range(0, size, CONNECTED_AT_ONCE):
@@ -65,34 +122,37 @@ async def measure(ready: Stage, size: int, seconds: float, profile: bool) -> tup
     print(f"{size:,} agents are connected", flush=True)
     browsers = await _warmed_up(ready, agents)
     before, sent, begun = spent(ready), sum(agent.seq for agent in agents), time.monotonic()
-    spy = _spy(ready) if profile else None
+    spy = spying.spy_on(ready.pids["server"]) if profile else None
     until = begun + seconds
-    late, resizes, memory = await asyncio.gather(
-        beat(agents, until), _resize_on(ready, agents[0], until), _memory(ready, until)
+    late, resizes, grown = await asyncio.gather(
+        beat(agents, until), _resize_on(ready, agents[0], until), memory(ready, until)
     )
     after, wall = spent(ready), time.monotonic() - begun
     frames = sum(agent.seq for agent in agents) - sent
+    kept.add("memory", *({"nodes": size, **row} for row in grown))
+    acks = [value * 1000 for agent in agents for value in agent.ack_seconds]
+    lags = [lag * 1000 for browser in browsers for lag in browser.lags]
+    times = {
+        "nodes": size, "ack p50 ms": quantile(acks, 0.5), "ack p95 ms": quantile(acks, 0.95),
+        "browser lag p50 ms": quantile(lags, 0.5), "browser lag p95 ms": quantile(lags, 0.95),
+        "foreign frames": sum(browser.foreign for browser in browsers), "resizes": len(resizes),
+        "resize p50 ms": quantile(resizes, 0.5), "resize p99 ms": quantile(resizes, 0.99),
+    }  # fmt: skip
     pushed = await _push_to_all(ready, agents)
     lost, unsaid = await _lost(agents)
-    _print_profile(spy)
+    if spy is not None:
+        spying.print_profile(spy)
     for socket in (*(agent.socket for agent in agents), *(browser.socket for browser in browsers)):
         assert socket is not None
         socket.close()
-    acks = [value * 1000 for agent in agents for value in agent.ack_seconds]
-    lags = [lag * 1000 for browser in browsers for lag in browser.lags]
     cost = {
         "nodes": size, "seconds": round(wall), "frames": frames, "acknowledged but lost": lost,
         "not acknowledged": unsaid, "generator late ms": late * 1000,
         **{f"{who} CPU %": (after[who] - before[who]) * 100 / wall for who in after},
         "all but generator, CPU ms a frame": sum(after[who] - before[who] for who in ready.pids) * 1000 / frames,
     }  # fmt: skip
-    times = {
-        "nodes": size, "ack p50 ms": quantile(acks, 0.5), "ack p95 ms": quantile(acks, 0.95),
-        "browser lag p50 ms": quantile(lags, 0.5), "browser lag p95 ms": quantile(lags, 0.95),
-        "foreign frames": sum(browser.foreign for browser in browsers),
-        "resize p50 ms": quantile(resizes, 0.5), "resize p99 ms": quantile(resizes, 0.99), **pushed,
-    }  # fmt: skip
-    return cost, times, [{"nodes": size, **row} for row in memory]
+    kept.add("cost", cost)
+    kept.add("times", times | pushed)
 
 
 async def _warmed_up(ready: Stage, agents: list[Agent]) -> list[Browser]:
@@ -117,11 +177,6 @@ def _browsers(filled: Filled, agents: list[Agent]) -> list[Browser]:
         at = number % len(node.claims)
         found.append(Browser(f"claim={node.claims[at]}", filled.cookies[at % len(filled.cookies)], node.claims[at]))
     return found
-
-
-def spent(ready: Stage) -> dict[str, float]:
-    """CPU seconds of everybody so far."""
-    return {who: seconds_below(pid) for who, pid in ready.pids.items()} | {"generator": time.process_time()}
 
 
 def _call(ready: Stage, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -150,21 +205,6 @@ async def _resize_on(ready: Stage, agent: Agent, until: float) -> list[float]:
         found.append((agent.heard_at.get(key, sent + IN_FORCE_SECONDS) - sent) * 1000)
         await asyncio.sleep(0.9)
     return found
-
-
-async def _memory(ready: Stage, until: float) -> list[Row]:
-    """MiB of each process at the beginning, in ten steps, and at the end."""
-    rows, begun = [], time.monotonic()
-    step = max(5.0, (until - begun) / 10)
-    while time.monotonic() <= until:
-        rows.append(
-            {
-                "second": round(time.monotonic() - begun),
-                **{f"{who} MiB": mib_below(pid) for who, pid in ready.pids.items()},
-            }
-        )
-        await asyncio.sleep(min(step, max(0.1, until - time.monotonic())))
-    return rows
 
 
 async def _push_to_all(ready: Stage, agents: list[Agent]) -> dict[str, float]:
@@ -198,35 +238,6 @@ async def _lost(agents: list[Agent]) -> tuple[int, int]:
     told = [(agent.node.uid, agent.first_seq, agent.acknowledged) for agent in agents]
     unsaid = sum(agent.seq - agent.acknowledged for agent in agents)
     return await asyncio.to_thread(lost, told), unsaid
-
-
-def _spy(ready: Stage) -> "subprocess.Popen[bytes]":
-    """Samples of who holds the interpreter, for twenty seconds; the file is beside the database."""
-    program = Path(sys.executable).with_name("py-spy")
-    options = ("--gil", "--format", "raw", "--duration", "20", "--output", SPIED, "--pid", str(ready.pids["server"]))
-    return subprocess.Popen(
-        [program, "record", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tempfile.gettempdir()
-    )
-
-
-def _print_profile(spy: "subprocess.Popen[bytes] | None") -> None:
-    """Where the server's interpreter was busy: by function, with all that it calls, and without."""
-    if spy is None:
-        return
-    spy.wait(60)
-    own, whole = Counter[str](), Counter[str]()
-    file = Path(tempfile.gettempdir()) / SPIED
-    for line in file.read_text().splitlines():
-        stack, _, count = line.rpartition(" ")
-        frames = stack.split(";")
-        own[frames[-1]] += int(count)
-        whole.update(dict.fromkeys(frames, int(count)))
-    file.unlink()
-    total = sum(own.values()) or 1
-    for title, counted in (("with what it calls", whole), ("itself", own)):
-        print(f"server, {title}:")
-        for name, samples in counted.most_common(40):
-            print(f"{100 * samples / total:6.1f} %  {name}")
 
 
 if __name__ == "__main__":

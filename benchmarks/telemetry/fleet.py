@@ -1,6 +1,7 @@
 """Simulated agents and browsers: what they say, and what they saw."""
 
 import asyncio
+import contextlib
 import re
 import time
 from dataclasses import dataclass, field
@@ -30,18 +31,38 @@ class Agent:
         self.heard_at: dict[tuple[str, int], float] = {}
         self.frames: dict[int, float] = {}
         self._sent_at: dict[int, float] = {}
-        self._ready = asyncio.Event()
+        self.welcome = asyncio.Event()
+        self.ready = asyncio.Event()
         text = wire.encode(usage(node))
         self._head, self._middle, self._tail = (
             part.encode() for part in re.split(r"1111111111111|1111111111\.5", text)
         )
 
-    async def connect(self, port: int) -> None:
-        """Until the desired state is there."""
+    async def open(self, port: int) -> None:
+        """Connect and say hello. Raises OSError."""
+        self.welcome.clear()
+        self.ready.clear()
         credential = f"Bearer gpn_{self.node.uid}.{SECRET}"
         self.socket = await open_socket(port, "/ws/agent/", self._hear, Authorization=credential)
         self.socket.send(framed(wire.encode(hello(self.node)).encode()))
-        await asyncio.wait_for(self._ready.wait(), 120)
+
+    async def connect(self, port: int) -> None:
+        """Until the desired state is there."""
+        await self.open(port)
+        await asyncio.wait_for(self.ready.wait(), 120)
+
+    async def until(self, event: asyncio.Event) -> None:
+        """Until it is set. Raises ConnectionError where the server hangs up before."""
+        while not event.is_set():
+            if self.socket.closed:
+                raise ConnectionError(self.socket.closed)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), 0.25)
+
+    def hang_up(self) -> None:
+        """Whether it is connected or not."""
+        if hasattr(self, "socket"):
+            self.socket.close()
 
     def measure(self) -> None:
         """This second's frame."""
@@ -60,6 +81,8 @@ class Agent:
             self.acknowledged = seq
             return
         frame = wire.decode_from_server(text)
+        if isinstance(frame, wire.Welcome):
+            self.welcome.set()
         if isinstance(frame, wire.Desired):
             now = time.time()
             self.frames.setdefault(frame.frame, now)
@@ -69,7 +92,7 @@ class Agent:
                 wire.Observation(uid=one.uid, generation=one.generation, state="in_force") for one in frame.assignments
             ]
             self.socket.send(framed(wire.encode(wire.Observed(frame=frame.frame, assignments=said)).encode()))
-            self._ready.set()
+            self.ready.set()
 
 
 def hello(node: FilledNode) -> wire.Hello:

@@ -35,6 +35,7 @@ LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count",
 ROLES = click.Choice(["admin", "member", "viewer"])
 PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
 AUDIT = click.Choice(["warn", "kill", "fence"])
+IDLE_RULES = click.Choice(["off", "report", "shrink", "release"])
 REBALANCING = click.Choice(["off", "propose", "apply"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
 
@@ -203,6 +204,7 @@ TABLE = (
             Field("core_overcommit_percent", OrNull(click.INT), "of its core that quotas may promise; or none"),
             Field("memory_overcommit_percent", OrNull(click.INT), "of its memory that quotas may promise; or none"),
             Field("audit_policy", AUDIT, "what becomes of GPU processes past their limits", flag="--audit"),
+            Field("repair_drift", click.BOOL, "put right at once what somebody changes on its machines"),
             Field("lend_reserved", click.BOOL, "best-effort claims may use reserved room until it is needed"),
             Field("reclaim_idle", click.BOOL, "give idle reservations back, not only report them"),
             Field(
@@ -211,6 +213,11 @@ TABLE = (
             Field(
                 "preempt_by_priority", click.BOOL, "of one tenant's claims a higher priority may end a lower one's turn"
             ),
+            Field("patience_seconds", OrNull(click.INT), "who has waited longer goes by age, before shares; or none"),
+            Field("idle_rule", IDLE_RULES, "what becomes of claims that do nothing"),
+            Field("idle_seconds", click.INT, "so long a claim must have done nothing"),
+            Field("unused_seconds", OrNull(click.INT), "claims without any program for so long are released; or none"),
+            Field("idle_grace_seconds", click.INT, "so long before it is released a claim's owner is told"),
             Field("rebalance_mode", REBALANCING, "what the rebalancer may do by itself"),
             Field("rebalance_policy", click.Choice(["feedback", "percentile", "cron"]), "how it judges"),
         ),

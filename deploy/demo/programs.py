@@ -17,6 +17,13 @@ LARGEST_FRAME_BYTES = 1 << 20
 # What `gpucloud/settings.py`, Django, Compose and libpq read, and an operator's own token: a shell may have them set.
 CONTROL_PLANE = frozenset(
     {
+        "ADMISSION_CDI_DEVICE",
+        "ADMISSION_DEFAULT_CORE",
+        "ADMISSION_DEFAULT_MEMORY_MIB",
+        "ADMISSION_LIBRARY_DIRECTORY",
+        "ADMISSION_SCHEDULER_NAME",
+        "ADMISSION_TRANSLATE",
+        "ADMISSION_TRUSTED",
         "ALLOWED_HOSTS",
         "CSRF_TRUSTED_ORIGINS",
         "CURRENCY",
@@ -24,6 +31,12 @@ CONTROL_PLANE = frozenset(
         "DATABASE_URL",
         "DEBUG",
         "DJANGO_SETTINGS_MODULE",
+        "EXTENDER_CERTIFICATE",
+        "EXTENDER_CIDRS",
+        "EXTENDER_CLIENT_CA",
+        "EXTENDER_HOST",
+        "EXTENDER_KEY",
+        "EXTENDER_PORT",
         "GPUCLOUD_TOKEN",
         "GPUCLOUD_TOKEN_FILE",
         "HTTPS_ONLY",

@@ -9,7 +9,7 @@ on Unix sockets in a directory of mode 0700, so no password is needed and no oth
 The forms of the two addresses, each tried with the pinned clients (``tests/embedded/test_addresses.py``):
 
     DATABASE_URL   postgresql://gpucloud@/gpucloud?host=/dir            libpq's own form: psycopg takes it as it is
-    REDIS_URL      unix:///dir/valkey.sock                              redis-py, Django's cache, channels_redis
+    REDIS_URL      unix:///dir/valkey.sock                              redis-py, Django's cache
       database 3   unix:///dir/valkey.sock?db=3                         the same; ``/3`` would be a part of the path
     for Celery     redis+socket:///dir/valkey.sock?virtual_host=3       broker (kombu) and result backend
 

