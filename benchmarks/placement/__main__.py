@@ -9,7 +9,7 @@ from statistics import mean, stdev
 
 from benchmarks.placement.bound import Bound
 from benchmarks.placement.runs import POLICIES, allocated
-from benchmarks.placement.trace import Ask, Machine, Trace, drawn
+from benchmarks.placement.trace import Draw, Machine, Trace, drawn
 from benchmarks.report import Row, description
 
 ARRIVED = (95, 98, 100, 130)
@@ -23,20 +23,24 @@ def main() -> None:
     if unknown := set(lists) - set(trace.lists()):
         raise SystemExit(f"No such list in {trace.at}: {', '.join(sorted(unknown))}; there are {trace.lists()}")
     machines, published = trace.machines(), trace.published()
+    recorded = trace.recorded(Path(asked.arrivals)) if asked.arrivals else {}
+    if recorded and (lacking := {(name, seed) for name in lists for seed in asked.seeds} - recorded.keys()):
+        raise SystemExit(f"{asked.arrivals} has no draw of {min(lacking)}; it has {sorted(recorded)}")
     out = Path(asked.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     print(f"{description()}\n{'list':12} {'policy':9} " + " ".join(f"{arrived:>15}" for arrived in ARRIVED), flush=True)
     with out.open("w") as file:
         for name in lists:
             asks = trace.asks(name)
-            bounds = _bounds(machines, asks, asked.seeds)
+            draws = [recorded[name, seed] if recorded else drawn(machines, asks, seed) for seed in asked.seeds]
+            bounds = _bounds(machines, draws)
             print(
                 f"{name:12} {'no more':9} " + " ".join(f"{bounds[at]:15.2f}" for at in ARRIVED if at in bounds),
                 flush=True,
             )
             for policy in asked.policies.split(","):
                 began = time.monotonic()
-                runs = [allocated(machines, asks, policy, seed) for seed in asked.seeds]
+                runs = [allocated(draw, asks, policy) for draw in draws]
                 rows = _rows(name, policy, runs, asked.seeds, bounds)
                 file.writelines(json.dumps(row) + "\n" for row in rows)
                 file.flush()
@@ -48,10 +52,10 @@ def main() -> None:
     )
 
 
-def _bounds(machines: Sequence[Machine], asks: Sequence[Ask], chosen: Sequence[int]) -> dict[int, float]:
+def _bounds(machines: Sequence[Machine], draws: Sequence[Draw]) -> dict[int, float]:
     """By percent arrived what no scheduler can pass, mean of the seeds."""
     bound = Bound(machines)
-    runs = [bound.by_arrived(drawn(machines, asks, seed)[1], ARRIVED) for seed in chosen]
+    runs = [bound.by_arrived(draw.arriving, ARRIVED) for draw in draws]
     return {arrived: mean(run[arrived] for run in runs) for arrived in ARRIVED if all(arrived in run for run in runs)}
 
 
@@ -92,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lists", default="", help="names joined by commas; all that are there unless given")
     parser.add_argument("--seeds", type=seeds, default=seeds("0-9"), help="1,2,3 or 100-109; 0-9 unless given")
     parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--arrivals", default="", help="a file of draws made elsewhere, in place of the seeds' own")
     parser.add_argument("--out", default=".bench/placement.jsonl")
     return parser.parse_args()
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
 from benchmarks.placement.room import Room
-from benchmarks.placement.trace import WHOLE, Ask, Machine, drawn
+from benchmarks.placement.trace import WHOLE, Ask, Draw, Machine
 
 POLICIES = ("random", "best-fit", "fgd", "gpucloud")
 
 Place = tuple[int, Sequence[int]] | None
 
 
-def allocated(machines: Sequence[Machine], asks: Sequence[Ask], policy: str, seed: int) -> dict[int, float]:
+def allocated(draw: Draw, asks: Sequence[Ask], policy: str) -> dict[int, float]:
     """Percent of all GPUs given out, by percent of all GPUs asked for: the mean of the arrivals that round to it."""
-    order, arriving = drawn(machines, asks, seed)
+    order, arriving = draw
     room = Room(order)
     place = room.best_fit if policy == "best-fit" else _engine(order, asks, policy)
     everything = sum(machine.gpus for machine in order) * WHOLE

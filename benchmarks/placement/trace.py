@@ -5,6 +5,7 @@ as published in hkust-adsl/kubernetes-scheduler-simulator for Weng et al., USENI
 """
 
 import csv
+import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,13 @@ class Timed(NamedTuple):
     ends: int
 
 
+class Draw(NamedTuple):
+    """What one seed draws: the nodes in the order to which ties fall, and the requests as they arrive."""
+
+    order: list[Machine]
+    arriving: list[Ask]
+
+
 @dataclass(frozen=True)
 class Trace:
     """The directory with the data."""
@@ -76,10 +84,7 @@ class Trace:
 
     def machines(self) -> list[Machine]:
         """The nodes with GPUs."""
-        return [
-            Machine(int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
-            for row in self._rows(NODES)
-        ]
+        return list(self._machines().values())
 
     def asks(self, name: str) -> list[Ask]:
         """The requests of a list, in one order whatever the file's."""
@@ -108,6 +113,22 @@ class Trace:
                     seen.setdefault(name, []).append(float(value))
         return {key: sum(values) / len(values) for key, values in seen.items()}
 
+    def recorded(self, path: Path) -> dict[tuple[str, int], Draw]:
+        """Draws made elsewhere, by (list, seed): JSON lines of `list`, `seed`, `nodes` and `requests`, by name."""
+        machines, found = self._machines(), {}
+        for line in path.read_text().splitlines():
+            one = json.loads(line)
+            named = {row["name"]: _ask(row) for row in self._rows(f"{LIST}{one['list']}.csv")}
+            order, arriving = [machines[sn] for sn in one["nodes"]], [named[name] for name in one["requests"]]
+            found[one["list"], one["seed"]] = Draw(order, arriving)
+        return found
+
+    def _machines(self) -> dict[str, Machine]:
+        return {
+            row["sn"]: Machine(int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
+            for row in self._rows(NODES)
+        }
+
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
         with (self.at / name).open(newline="") as file:
             yield from csv.DictReader(file)
@@ -118,7 +139,7 @@ def _ask(row: Mapping[str, str]) -> Ask:
     return Ask(cpu, ram, gpus, milli, row.get("gpu_spec") or "")
 
 
-def drawn(machines: Sequence[Machine], asks: Sequence[Ask], seed: int) -> tuple[list[Machine], list[Ask]]:
+def drawn(machines: Sequence[Machine], asks: Sequence[Ask], seed: int) -> Draw:
     """The nodes in the run's order and what arrives: the list once, shuffled, then drawn from it with replacement.
 
     As the authors do, the test of when to stop adds one GPU of the next request, not all of its GPUs.
@@ -135,6 +156,6 @@ def drawn(machines: Sequence[Machine], asks: Sequence[Ask], seed: int) -> tuple[
     while True:
         ask = asks[chance.randrange(len(asks))]
         if milli + ask.gpu_milli > most:
-            return order, arriving
+            return Draw(order, arriving)
         milli += ask.milli
         arriving.append(ask)

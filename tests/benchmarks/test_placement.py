@@ -43,7 +43,7 @@ def test_without_data_it_says_which_and_whose(monkeypatch: pytest.MonkeyPatch) -
 def test_every_policy_fills_what_can_be_filled(policy: str) -> None:
     # The checker looks at each answer; requests for six and a half GPUs arrive at five.
     for seed in range(5):
-        given = allocated(MACHINES, ASKS, policy, seed)
+        given = allocated(drawn(MACHINES, ASKS, seed), ASKS, policy)
         assert 40 <= given[max(given)] <= 100
 
 
@@ -62,6 +62,18 @@ def test_the_checker_sees_what_is_given_twice_and_what_is_refused_though_it_fits
     with pytest.raises(Wrong, match="fits on node 0"):
         room.refuse(Ask(1000, 1, 1, 1000, "T4"))
     room.refuse(Ask(1000, 1, 2, 1000, "A10"))
+
+
+def test_draws_made_elsewhere_take_the_place_of_the_seeds(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, out = traces / "draws.jsonl", traces / "rows.jsonl"
+    one = {"list": "tiny", "seed": 42, "nodes": ["n2", "n0", "n1"], "requests": ["p2", "p3", "p3", "p2"]}
+    draws.write_text(json.dumps(one) + "\n")
+    recorded = Trace.found().recorded(draws)["tiny", 42]
+    assert recorded.order == [MACHINES[2], MACHINES[0], MACHINES[1]]
+    assert recorded.arriving == [ASKS[2], ASKS[3], ASKS[3], ASKS[2]]
+    monkeypatch.setattr(sys, "argv", ["placement", "--seeds", "43", "--arrivals", str(draws), "--out", str(out)])
+    with pytest.raises(SystemExit, match=r"no draw of \('tiny', 43\)"):
+        main()
 
 
 def test_rows_name_list_policy_arrivals_and_seeds(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
