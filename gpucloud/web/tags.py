@@ -1,6 +1,7 @@
 """Template tags and filters of every page; built in, so that no template loads them."""
 
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 from django import template
@@ -9,12 +10,16 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from gpucloud.web.glossary import FIELDS, WORDS
 from gpucloud.web.looks import look
+from gpucloud.web.navigation import sections, whereabouts
 
 register = template.Library()
 
 SPRITE = "vendor/icons-3.51.0.svg"
 GIB = 1024
+# A popover's id, which a page has once; pages are put together of parts that are asked for again one by one.
+NUMBERS = count(1)
 # The largest unit that leaves at least one whole: (seconds, letter).
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -95,6 +100,31 @@ def amount(value: int | None, resource: str) -> str:
     if value is None:
         return "unlimited"
     return {"core_percent": f"{value} %", "memory_mib": mib(value)}.get(resource, str(value))
+
+
+@register.inclusion_tag("parts/navigation.html", takes_context=True)
+def navigation(context: Any) -> dict[str, Any]:
+    """The top bar's sections, and the places of the one that this page is in."""
+    request = context["request"]
+    open_to = sections(operator=getattr(request.user, "is_operator", False))
+    section, place = whereabouts(open_to, request.path)
+    return {"sections": open_to, "here": section, "at": place, "path": request.path}
+
+
+@register.inclusion_tag("parts/word.html")
+def word(key: str, text: str = "") -> dict[str, Any]:
+    """`text`, as a button that says what the glossary's word means; without a text a question mark.
+
+    Raises KeyError where the glossary has no such word.
+    """
+    return {"key": key, "word": WORDS[key], "text": text, "number": next(NUMBERS)}
+
+
+@register.inclusion_tag("parts/word.html")
+def what(field: str) -> dict[str, Any]:
+    """A question mark beside a form's field of this name; nothing where its label is no word of the glossary."""
+    key = FIELDS.get(field)
+    return word(key) if key else {}
 
 
 @register.inclusion_tag("parts/bar.html")

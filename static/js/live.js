@@ -108,7 +108,7 @@ export class Watch {
       return;
     }
     this.refreshed = performance.now();
-    if (document.querySelector("dialog[open]")) return; // what is being read and confirmed stays; the next tick asks
+    if (document.querySelector("dialog[open], :popover-open")) return; // what is being read and confirmed stays; the next tick asks
     window.htmx.trigger("#living", "refresh");
     const form = document.querySelector("#resize form");
     if (form && !form.contains(document.activeElement) && !dirty(form) && !form.querySelector("[role=alert]")) {

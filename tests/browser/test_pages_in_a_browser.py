@@ -29,6 +29,8 @@ PATHS = [
     "/pools/default/",
     "/proposals/",
     "/proposals/?state=all",
+    "/search/?q=a",
+    "/help/",
     "/nodes/",
     "/reservations/",
     "/reservations/new/",

@@ -34,6 +34,8 @@ HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state
         "/proposals/",
         "/reservations/",
         "/reservations/new/",
+        "/search/",
+        "/help/",
     ],
 )
 def test_every_page_needs_somebody_signed_in_and_comes_back_afterwards(cast: Cast, path: str) -> None:

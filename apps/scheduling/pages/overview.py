@@ -12,6 +12,7 @@ from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.attention import notices
+from apps.scheduling.pages.first_steps import first_steps
 from apps.scheduling.pages.fleet import read_fleet_map
 from apps.scheduling.pages.measured import NOTHING, use_of_assignments
 
@@ -37,6 +38,7 @@ def _shown(principal: Principal) -> dict[str, Any]:
         memory_mib=Sum("charged_memory_mib", default=0),
     )
     return {
+        "steps": first_steps(principal),
         "notices": notices(principal),
         "fleet": read_fleet_map(principal) if principal.is_operator else None,
         "counts": counts,

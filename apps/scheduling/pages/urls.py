@@ -6,6 +6,7 @@ from django.urls import path
 from apps.scheduling.pages import (
     audit,
     claims,
+    glossary,
     gpus,
     health,
     nodes,
@@ -18,6 +19,7 @@ from apps.scheduling.pages import (
     reports,
     reservations,
     rounds,
+    search,
     sign_in,
     tenants,
 )
@@ -51,6 +53,8 @@ urlpatterns = [
     path("rounds/", rounds.round_list, name="rounds"),
     path("rounds/<int:pk>/", rounds.round_detail, name="round"),
     path("reports/", reports.usage, name="reports"),
+    path("search/", search.search, name="search"),
+    path("help/", glossary.glossary, name="help"),
     path("audit/", audit.audit_log, name="audit"),
     path("queue/", queue.queue_page, name="queue"),
     path("reservations/", reservations.reservation_list, name="reservations"),

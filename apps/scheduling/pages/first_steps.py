@@ -1,0 +1,50 @@
+"""What an empty installation needs first: a node, a tenant that may hold something, a claim."""
+
+from dataclasses import dataclass
+
+from django.db.models import Q
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+from apps.nodes.models import Node
+from apps.quotas.models import ResourceQuota
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of them: whether it is done, and what one types."""
+
+    done: bool
+    title: Promise
+    detail: Promise
+    commands: str
+
+
+NODE = "gpucloud node add gpu1 --pool default"
+TENANT = """gpucloud tenant create physics --name Physics
+gpucloud quota create --tenant physics --resource core_percent --hard 400
+gpucloud quota create --tenant physics --resource memory_mib --hard 64GiB"""
+CLAIM = "gpucloud claim create --tenant physics --core 25 --memory 8GiB"
+
+
+def first_steps(principal: Principal) -> list[Step]:
+    """The three, until the first claim was made; then none, by one query. They are an operator's."""
+    if not principal.is_operator or Claim.objects.exists():
+        return []
+    return [
+        Step(
+            Node.objects.filter(last_seen_at__isnull=False).exists(),
+            _("A node"),
+            _("It prints one line: run it on the machine with the GPUs, as root. Ticked when its agent reports."),
+            NODE,
+        ),
+        Step(
+            ResourceQuota.objects.filter(Q(hard=None) | Q(hard__gt=0)).exists(),
+            _("A tenant with a quota"),
+            _("Who is charged, and what it may hold: here four GPUs’ worth of compute, and 64 GiB of their memory."),
+            TENANT,
+        ),
+        Step(False, _("A claim"), _("A quarter of a GPU and 8 GiB. This list goes when it is made."), CLAIM),
+    ]

@@ -1,0 +1,150 @@
+"""What search finds in the database: a query a kind, each asked with who is asking."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.db.models import Case, QuerySet, TextField, Value, When
+from django.db.models.functions import Cast, Concat
+from django.urls import reverse
+
+from apps.nodes.models import Gpu, Node
+from apps.quotas.models import Pool, ResourceQuota, Role, Tenant
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Claim, ClaimState, Reservation
+from gpucloud.web.tags import amount
+
+# Of a kind; who sees more than this types one more letter.
+MOST: Final = 6
+RESOURCES: Final = {"core_percent": "core", "memory_mib": "memory", "vgpus": "vGPUs", "gpus": "whole GPUs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One thing found. `state`: of a claim, a node or a reservation; `words`: what else it is found by."""
+
+    title: str
+    detail: str
+    url: str
+    icon: str
+    state: str = ""
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Hits of one kind."""
+
+    kind: str
+    title: str
+    hits: list[Hit]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Tenants that were found, and what the reader may do for them."""
+
+    hits: list[Hit] = field(default_factory=list)
+    actions: list[Hit] = field(default_factory=list)
+
+
+def narrowed(rows: QuerySet[Any], kind: str, columns: list[str], words: list[str], *, name: str) -> Any:
+    """Rows whose text (the kind's word, then the columns) holds every word; whose name begins with the first, first."""
+    parts = [part for column in columns for part in (Value(" "), Cast(column, TextField()))]
+    rows = rows.annotate(searched=Concat(Value(kind), *parts, output_field=TextField()))
+    for word in words:
+        rows = rows.filter(searched__icontains=word)
+    begins = Case(When(**{f"{name}__istartswith": words[0]}, then=Value(0)), default=Value(1))
+    return rows.annotate(begins=begins).order_by("begins", "-pk")
+
+
+def claims(principal: Principal, words: list[str]) -> tuple[list[Hit], Claim | None]:
+    """Live ones first; with the first live one."""
+    rows = Claim.objects.visible_to(principal).select_related("tenant")
+    rows = narrowed(rows, "claim", ["tenant__slug", "name", "group", "uid"], words, name="name")
+    live = list(rows.live()[:MOST])
+    # Those that are over only where there is room: they are the many.
+    over = list(rows.filter(state=ClaimState.RELEASED)[: MOST - len(live)]) if len(live) < MOST else []
+    hits = [
+        Hit(row.name, f"{row.tenant} · {row.uid}", reverse("claim", args=[row.uid]), "stack-2", state=row.state)
+        for row in [*live, *over]
+    ]
+    return hits, live[0] if live else None
+
+
+def tenants(principal: Principal, words: list[str]) -> Tenants:
+    """By slug and name; with what may be done for the first."""
+    rows = narrowed(Tenant.objects.visible_to(principal), "tenant", ["slug", "name"], words, name="slug")
+    found = Tenants()
+    for row in rows[:MOST]:
+        found.hits.append(Hit(row.slug, row.name, reverse("tenant", args=[row.slug]), "building"))
+        if len(found.hits) == 1:
+            found.actions.extend(_for_tenant(principal, row))
+    return found
+
+
+def _for_tenant(principal: Principal, tenant: Tenant) -> list[Hit]:
+    offered = []
+    if principal.is_operator or tenant.pk in principal.with_role(Role.MEMBER):
+        offered.append(Hit(f"New claim for {tenant}", tenant.name, f"{reverse('new-claim')}?tenant={tenant}", "plus"))
+    if principal.is_operator:
+        url = reverse("new-quota", args=[tenant.slug])
+        offered.append(Hit(f"Give {tenant} a quota", tenant.name, url, "gauge"))
+    return offered
+
+
+def fleet(principal: Principal, words: list[str]) -> list[Group]:
+    """Nodes, GPUs and pools, which are the operators'."""
+    if not principal.is_operator:
+        return []
+    nodes = narrowed(Node.objects.select_related("pool"), "node", ["name", "pool__name"], words, name="name")
+    gpus = narrowed(
+        Gpu.objects.select_related("node"), "gpu", ["index", "node__name", "model", "uuid"], words, name="uuid"
+    )
+    pools = narrowed(Pool.objects.all(), "pool", ["name"], words, name="name")
+    return [
+        Group("nodes", "Nodes", [_of_node(row) for row in nodes[:MOST]]),
+        Group("gpus", "GPUs", [_of_gpu(row) for row in gpus.order_by("node__name", "index")[:MOST]]),
+        Group(
+            "pools",
+            "Pools",
+            [Hit(row.name, row.sharing_policy, reverse("pool", args=[row.name]), "cpu") for row in pools[:MOST]],
+        ),
+    ]
+
+
+def _of_node(row: Node) -> Hit:
+    return Hit(row.name, f"pool {row.pool}", reverse("node", args=[row.name]), "server-2", state=row.state)
+
+
+def _of_gpu(row: Gpu) -> Hit:
+    title = f"GPU {row.index} of {row.node.name}"
+    return Hit(title, f"{row.model} · {row.uuid}", reverse("gpu", args=[row.uuid]), "cpu")
+
+
+def quotas(principal: Principal, words: list[str]) -> list[Hit]:
+    """By tenant, resource and pool."""
+    rows = ResourceQuota.objects.visible_to(principal).select_related("tenant", "pool")
+    rows = narrowed(rows, "quota", ["tenant__slug", "resource", "pool__name"], words, name="tenant__slug")
+    return [_of_quota(row) for row in rows[:MOST]]
+
+
+def _of_quota(row: ResourceQuota) -> Hit:
+    where = f" in {row.pool}" if row.pool else ""
+    detail = f"{amount(row.used, row.resource)} of {amount(row.hard, row.resource)}"
+    return Hit(f"{row.tenant}, {RESOURCES[row.resource]}{where}", detail, reverse("quota", args=[row.pk]), "gauge")
+
+
+def reservations(principal: Principal, words: list[str]) -> list[Hit]:
+    """Those that hold room or will: by tenant, name and pool."""
+    rows: Any = Reservation.objects.visible_to(principal).open().select_related("tenant")
+    rows = narrowed(rows, "reservation", ["tenant__slug", "name", "pool__name", "uid"], words, name="name")
+    return [
+        Hit(
+            row.name,
+            f"{row.tenant}, {row.start_at:%Y-%m-%d %H:%M} UTC",
+            reverse("reservation", args=[row.uid]),
+            "calendar",
+            state=row.state,
+        )
+        for row in rows[:MOST]
+    ]

@@ -1,0 +1,85 @@
+"""Where one can go: the pages of the top bar, in sections, and what search offers as places and actions.
+
+One list for both, so that what the bar shows and what search finds cannot differ. A new page is one line here.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from django.urls import reverse
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A page of the bar. `within`: beginnings of other paths that belong to it; `words`: what else one calls it."""
+
+    route: str
+    title: str
+    icon: str
+    operators: bool = False
+    within: tuple[str, ...] = ()
+    words: str = ""
+
+    @property
+    def path(self) -> str:
+        """Its address."""
+        return reverse(self.route)
+
+    def holds(self, path: str) -> bool:
+        """Whether a page at `path` is this one or belongs to it."""
+        if self.path == "/":
+            return path == "/"
+        return path.startswith((self.path, *self.within))
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Places that are used together; named in the bar's first row."""
+
+    title: str
+    places: tuple[Place, ...]
+
+
+SECTIONS: Final = (
+    Section(
+        "Work",
+        (
+            Place("overview", "Overview", "layout-dashboard", words="home start attention"),
+            Place("claims", "Claims", "stack-2", words="vgpu assignments shares"),
+            Place("queue", "Queue", "clock", words="waiting pending why"),
+            Place("reservations", "Reservations", "calendar", words="booking week"),
+            Place("proposals", "Proposals", "adjustments-horizontal", words="rebalancing idle"),
+        ),
+    ),
+    Section(
+        "Teams",
+        (
+            Place("tenants", "Tenants", "building", within=("/quotas/", "/new-tenant/"), words="quotas members tokens"),
+            Place("reports", "Reports", "gauge", words="gpu-hours cost usage billing"),
+            Place("audit", "Audit", "history", words="log who changed what events"),
+        ),
+    ),
+    Section(
+        "Fleet",
+        (
+            Place("nodes", "Nodes", "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
+            Place("pools", "Pools", "cpu", operators=True, words="sharing policy idle rebalancing"),
+            Place("rounds", "Rounds", "refresh", operators=True, words="scheduler decisions"),
+        ),
+    ),
+)
+
+
+def sections(*, operator: bool) -> list[Section]:
+    """What this reader may open; a section of which nothing is left is left out."""
+    own = [
+        Section(section.title, tuple(place for place in section.places if operator or not place.operators))
+        for section in SECTIONS
+    ]
+    return [section for section in own if section.places]
+
+
+def whereabouts(open_to: list[Section], path: str) -> tuple[Section, Place | None]:
+    """The section and the place that `path` belongs to; the first section where it belongs to none."""
+    found = ((section, place) for section in open_to for place in section.places if place.holds(path))
+    return next(found, (open_to[0], None))
