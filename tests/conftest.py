@@ -1,5 +1,6 @@
 """What every test shares, with or without Django."""
 
+import os
 import shutil
 import signal
 import tempfile
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.platform import Platform
+from tests.platform import Platform, until
+from tests.services_plugin import TEMPLATE
 
 # The names under which distributions install it.
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -45,10 +47,25 @@ def chromium_path() -> str:
 
 
 @pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
+    """pytest-django's hook: each worker's database is a copy of the one that has every migration applied already."""
+    if name := os.environ.get(TEMPLATE):
+        from django.db import connection
+
+        connection.settings_dict["TEST"]["TEMPLATE"] = name
+
+
+@pytest.fixture(scope="session")
 def platform() -> Iterator[Platform]:
     """A whole platform, as `make demo` starts it; for tests marked ``serial``, which share it."""
     with (
         tempfile.TemporaryDirectory(prefix="gpucloud-platform-") as directory,
         Platform(Path(directory) / "demo") as it,
     ):
+        # What the seed asked for is in place: nothing moves but what a test moves.
+        until(
+            lambda: {claim["state"] for claim in it.granted("GET", "claims/")["results"]} == {"active"},
+            seconds=60,
+            what="the seeded claims to be active",
+        )
         yield it

@@ -1,13 +1,14 @@
 """PostgreSQL and Valkey for the tests, started before pytest-django reads the settings (hence a ``-p`` plugin).
 
 Under xdist the controller starts them once and the workers inherit the environment; each worker has a database of its
-own (pytest-django names them) and, here, a prefix of its own for hints and Celery. ``DATABASE_URL`` and
-``REDIS_URL`` win when set: the suite then runs against those servers.
+own (pytest-django names them), copied from one with every migration applied, and, here, a prefix of its own for hints
+and Celery. ``DATABASE_URL`` and ``REDIS_URL`` win when set: the suite then runs against those servers.
 """
 
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from deploy import embedded
+from deploy.embedded import postgres, prepared
 
 # What the settings insist on; the values are for tests only.
 ENVIRONMENT = {
@@ -22,11 +24,14 @@ ENVIRONMENT = {
     "ALLOWED_HOSTS": "127.0.0.1,localhost,testserver",
     "LOG_LEVEL": "WARNING",
 }
+# Names the database to copy for each worker, where the server has it.
+TEMPLATE = "TESTS_DATABASE_TEMPLATE"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """A wrapper runs before every plain hook, so before pytest-django's, whatever the order of registration."""
+    _keep_bytecode()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -36,9 +41,19 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     return (yield)
 
 
+def _keep_bytecode() -> None:
+    """The tests start hundreds of Python programs: without bytecode each would compile the whole project again."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 def _start() -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
     state = Path(tempfile.mkdtemp(prefix="gpucloud-tests-"))
     stack.callback(shutil.rmtree, state, ignore_errors=True)
-    os.environ.update(stack.enter_context(embedded.services(state, durable=False)).environment())
+    template = None if os.environ.get("DATABASE_URL") else prepared.make()
+    if template is not None:
+        os.environ[TEMPLATE] = postgres.DATABASE
+    running = stack.enter_context(embedded.services(state, durable=False, template=template))
+    os.environ.update(running.environment())
     return stack

@@ -13,7 +13,7 @@ from deploy.demo.nodes import Node, nodes
 from deploy.demo.programs import HOST, Commands, Workload
 from deploy.demo.state import State
 from deploy.demo.supervisor import Supervisor
-from deploy.embedded import postgres, valkey
+from deploy.embedded import postgres, prepared, valkey
 from deploy.embedded.processes import StartFailed
 
 # Stopped from the last to the first.
@@ -33,10 +33,11 @@ class PortInUse(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """Where the state lies, and where the server listens."""
+    """Where the state lies, where the server listens, and whether the seeded claims get their programs."""
 
     state: Path
     port: int
+    programs: bool = True
 
 
 class Launch:
@@ -44,7 +45,7 @@ class Launch:
 
     def __init__(self, options: Options, *, say: Callable[[str], None]) -> None:
         self.state = State.at(options.state)
-        self.port = options.port
+        self.port, self._with_programs = options.port, options.programs
         self._say = say
         self._lock = self.state.lock()
         self.supervisor = Supervisor(pids=self.state.pids, say=say)
@@ -66,8 +67,9 @@ class Launch:
         self._control_plane()
         self._step(4, "agents: " + ", ".join(f"{node.name} (pool {node.pool})" for node in self.nodes))
         self._agents()
-        self._step(5, "programs under the seeded claims")
-        self._programs()
+        self._step(5, "programs under the seeded claims" if self._with_programs else "no programs, as asked")
+        if self._with_programs:
+            self._programs()
         self._step(6, "ready")
 
     def down(self) -> None:
@@ -81,7 +83,8 @@ class Launch:
     def _services(self) -> None:
         started = []
         if not os.environ.get("DATABASE_URL"):
-            self.supervisor.start(postgres.server(self.state.root, durable=True), tier=POSTGRES)
+            server = postgres.server(self.state.root, durable=True, template=prepared.template())
+            self.supervisor.start(server, tier=POSTGRES)
             started.append("postgres")
         if not os.environ.get("REDIS_URL"):
             self.supervisor.start(valkey.server(self.state.root), tier=VALKEY)

