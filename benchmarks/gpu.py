@@ -30,7 +30,7 @@ def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
         print("starting the platform …", flush=True)
-        with Platform(Path(directory) / "demo") as platform:
+        with Platform(Path(directory) / "demo", programs=True) as platform:
             platform.new_tenant("bench")
             gpu = platform.granted("GET", "gpus/?pool=default")["results"][-1]
             node = platform.granted("GET", f"nodes/{gpu['node']}/")

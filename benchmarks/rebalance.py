@@ -35,7 +35,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
         print("starting the platform …", flush=True)
-        with Platform(Path(directory) / "demo") as platform:
+        with Platform(Path(directory) / "demo", programs=True) as platform:
             for claim in platform.granted("GET", "claims/?state=active&limit=200")["results"]:
                 platform.granted("PATCH", f"claims/{claim['uid']}/", {"rebalance": False})
             wakes = waking(platform, Path(directory), asked.wakes)

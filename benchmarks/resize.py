@@ -29,7 +29,7 @@ def main() -> None:
     count = parser.parse_args().resizes
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
         print("starting the platform …", flush=True)
-        with Platform(Path(directory) / "demo") as platform:
+        with Platform(Path(directory) / "demo", programs=True) as platform:
             print_report("resize", measure(platform, Path(directory), count))
 
 

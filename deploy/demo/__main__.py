@@ -28,11 +28,12 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="deploy.demo", description="The whole platform on this machine.")
     parser.add_argument("--with-parent", action="store_true", help="stop when the process that started this one ends")
+    parser.add_argument("--without-programs", action="store_true", help="start nothing under the seeded claims")
     arguments = parser.parse_args()
     if arguments.with_parent:
         tether_to(os.getppid(), signal.SIGTERM)
     try:
-        launch = Launch(options(), say=say)
+        launch = Launch(options(programs=not arguments.without_programs), say=say)
     except FATAL as error:
         return fail(error)
     stop_on_signal(launch.supervisor.request_stop)
@@ -51,12 +52,12 @@ def main() -> int:
     return 0
 
 
-def options() -> Options:
+def options(*, programs: bool) -> Options:
     """From $DEMO_DIR and $PORT."""
     port = os.environ.get("PORT", "8000")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         sys.exit(f"PORT={port!r} is not a port: use 1 to 65535")
-    return Options(state=Path(os.environ.get("DEMO_DIR", ".demo")), port=int(port))
+    return Options(state=Path(os.environ.get("DEMO_DIR", ".demo")), port=int(port), programs=programs)
 
 
 def stop_on_signal(stop: Callable[[], None]) -> None:

@@ -7,6 +7,16 @@ import pytest
 from tests.cli.commands import Shell, new_name
 from tests.platform import Platform
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever needs the platform runs where platforms run: anywhere else each process would start one more."""
+    for item in items:
+        if item.path.parent == HERE and "platform" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.serial)
+            item.add_marker(pytest.mark.timeout(180))
+
 
 @pytest.fixture
 def olga(platform: Platform, tmp_path: Path) -> Shell:

@@ -17,7 +17,9 @@ def test_a_webhook_is_made_tried_and_removed(olga: Shell, tenant: str) -> None:
     tried = olga.run("webhook", "test", made["uid"])
     assert (tried.code, "not an address of the public internet" in tried.err) == (1, True)
     (row,) = olga.data("webhook", "deliveries", made["uid"])
-    assert (row["kind"], row["attempts"], row["state"]) == ("webhook.test", 1, "pending")
+    assert (row["kind"], row["state"]) == ("webhook.test", "pending")
+    # The worker tries again five seconds later, and a busy machine may take as long to ask.
+    assert row["attempts"] >= 1
     assert olga.run("webhook", "redeliver", made["uid"], row["uid"]).code == 3
     assert olga.data("webhook", "rotate", made["uid"])["secret"] != made["secret"]
     assert olga.run("webhook", "delete", made["uid"]).code == 0

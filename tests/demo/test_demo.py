@@ -24,13 +24,14 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """One for the tests that only look."""
-    with Platform(tmp_path_factory.mktemp("running") / "demo") as platform:
+    with Platform(tmp_path_factory.mktemp("running") / "demo", programs=True) as platform:
         yield platform
 
 
-@pytest.fixture
-def platform(tmp_path: Path) -> Platform:
-    return Platform(tmp_path / "demo")
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Platform:
+    """One for the tests that start and end it, which begin where the one before left off; not started."""
+    return Platform(tmp_path_factory.mktemp("lives") / "demo", programs=True)
 
 
 def pids(platform: Platform) -> dict[str, int]:
