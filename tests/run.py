@@ -2,8 +2,9 @@
 
     python -m tests.run [--long] [pytest's arguments…]
 
-The sanitizers' builds and the Python tests run beside each other: they wait more than they compute. Tests that measure
-time or start a whole platform are marked ``serial`` and come after them, two files at a time.
+The C chapters that measure shares by the clock come first, alone. The other chapters, the sanitizers' builds and the
+Python tests run beside each other: they wait more than they compute. Tests that start a whole platform are marked
+``serial`` and come last, a few at a time.
 """
 
 import argparse
@@ -19,8 +20,10 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's status when a selection is empty
-# More than the cores that there are at least: many tests wait for agents more than they compute. Platforms do compute.
-PROCESSES, PLATFORMS = "3", "2"
+# More than the two cores that there are at least: many tests wait, for agents or for what was killed.
+PROCESSES, PLATFORMS = "4", "3"
+# A module's tests stay together, with what they share, until a process has nothing left to do.
+STEALING = ("--dist", "worksteal")
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,14 @@ def c_suite(suite: str, target: str) -> Row:
     return Row(suite, None, None, None, time.monotonic() - begun, status == 0)
 
 
-def beside(*suites: Callable[[], Row]) -> list[Row]:
-    """All at once; their rows in the order given."""
-    with ThreadPoolExecutor(len(suites)) as threads:
-        return [one.result() for one in [threads.submit(suite) for suite in suites]]
+def beside(*lanes: list[Callable[[], Row]]) -> list[Row]:
+    """All lanes at once, what is in a lane one after the other; the rows in the order given."""
+
+    def driven(lane: list[Callable[[], Row]]) -> list[Row]:
+        return [suite() for suite in lane]
+
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        return [row for rows in threads.map(driven, lanes) for row in rows]
 
 
 def table(rows: list[Row]) -> str:
@@ -93,10 +100,10 @@ def main() -> int:
         ]
     else:
         rows = [
-            c_suite("C, simulated driver", "test"),
+            c_suite("C, by the clock", "test-timed"),
             *beside(
-                lambda: c_suite("C, sanitizers", "sanitize"),
-                lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *extra),
+                [lambda: c_suite("C, the rest", "test-untimed"), lambda: c_suite("C, sanitizers", "sanitize")],
+                [lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *STEALING, *extra)],
             ),
             pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, "--dist", "loadfile", *extra),
         ]

@@ -5,36 +5,37 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: suite [--real] [--list] [CHAPTER...]\n\n"
+    "usage: suite [--real] [--list] [--timed | --untimed] [CHAPTER...]\n\n"
     "Runs the chapters named, or all but the long ones. --real: on the machine's first GPU instead of the simulated\n"
-    "driver. VCUDA_TEST_COUNT: how often the chapters that repeat something do it; VCUDA_TEST_SEED: where their dice\n"
+    "driver. --timed, --untimed: of all, those that measure by the clock and want the machine to themselves, or the\n"
+    "others. VCUDA_TEST_COUNT: how often the chapters that repeat something do it; VCUDA_TEST_SEED: where their dice\n"
     "begin. VCUDA_TEST_KERNEL: memory is accounted at the simulated kernel's boundary in every chapter.\n";
 
-enum { SHORT, LONG };
+enum kind { SHORT, TIMED, LONG };
 
 static const struct chapter {
     const char *name;
     void (*run)(void);
-    int length;
+    enum kind kind;
     const char *about;
 } chapters[] = {
     {"pages", test_pages, SHORT, "the pages and the helper library"},
     {"lookup", test_lookup, SHORT, "however a program finds the driver, it finds the limit"},
     {"memory", test_memory, SHORT, "each way to allocate, racing processes, limits that move"},
-    {"legacy", test_legacy, SHORT, "old and rare entries: first versions, contexts for graphics, stacks, old launches"},
+    {"legacy", test_legacy, TIMED, "old and rare entries: first versions, contexts for graphics, stacks, old launches"},
     {"views", test_views, SHORT, "what CUDA and NVML show"},
     {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
-    {"compat", test_compat, SHORT, "limits by other programs' environment variables; a page that is required"},
+    {"compat", test_compat, TIMED, "limits by other programs' environment variables; a page that is required"},
     {"drift", test_drift, LONG, "NVML's figure beside the kernel's: a look every ten seconds"},
-    {"compute", test_compute, SHORT, "shares, sharing within a claim, graphs and captures"},
+    {"compute", test_compute, TIMED, "shares, sharing within a claim, graphs and captures"},
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
     {"bugs", test_bugs, SHORT, "what once broke"},
     {"fork", test_forks, SHORT, "children, however they are made"},
     {"faults", test_faults, SHORT, "calls into the driver that fail, a GPU that is lost, no NVML"},
     {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
-    {"arbiter", test_arbiter, SHORT, "the arbiter as a process: deaths, lies, live changes"},
-    {"turns", test_turns, SHORT, "tenants under libvcuda that share a GPU by turns"},
-    {"sweep", test_sweep, SHORT, "limits by lengths of kernels by ways to launch; moved limits"},
+    {"arbiter", test_arbiter, TIMED, "the arbiter as a process: deaths, lies, live changes"},
+    {"turns", test_turns, TIMED, "tenants under libvcuda that share a GPU by turns"},
+    {"sweep", test_sweep, TIMED, "limits by lengths of kernels by ways to launch; moved limits"},
     {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
@@ -42,10 +43,14 @@ static const struct chapter {
 
 static int list(void)
 {
+    static const char *const notes[] = {"", " (by the clock)", " (long)"};
     for (size_t i = 0; i < CHAPTERS; i++)
-        printf("%-12s%s%s\n", chapters[i].name, chapters[i].about, chapters[i].length == LONG ? " (long)" : "");
+        printf("%-12s%s%s\n", chapters[i].name, chapters[i].about, notes[chapters[i].kind]);
     return 0;
 }
+
+/* What --timed and --untimed choose; LONG: neither was given. */
+static enum kind wanted = LONG;
 
 static const struct chapter *find(const char *name)
 {
@@ -61,6 +66,8 @@ static int read_arguments(int argc, char **argv, int *status)
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--real")) {
             on_real_gpu = 1;
+        } else if (!strcmp(argv[i], "--timed") || !strcmp(argv[i], "--untimed")) {
+            wanted = argv[i][2] == 't' ? TIMED : SHORT;
         } else if (!strcmp(argv[i], "--list")) {
             *status = list();
             return 0;
@@ -84,7 +91,7 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
             return 1;
         named += find(argv[i]) != NULL;
     }
-    return !named && chapter->length == SHORT;
+    return !named && chapter->kind != LONG && (wanted == LONG || chapter->kind == wanted);
 }
 
 static int play_role(int argc, char **argv)
