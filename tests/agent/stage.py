@@ -17,7 +17,7 @@ from agent import wire
 from agent.holding.abi import PagesLibrary
 from agent.holding.pages import LimitSlot, LimitsPage, Totals, UsagePage
 from agent.machine import cgroups
-from tests.agent.control import Control
+from tests.agent.control import PATIENCE_SECONDS, Control
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "libvcuda" / "build"
@@ -27,7 +27,7 @@ SECRET = "the secret of every claim in these tests"
 TETHER = ROOT / "agent" / "machine" / "tether.py"
 
 
-async def eventually(holds: Callable[[], Any], *, seconds: float = 10.0) -> Any:
+async def eventually(holds: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
     """What the call returns as soon as it is true."""
     end = time.monotonic() + seconds
     while not (result := holds()):
@@ -110,7 +110,7 @@ class Stage:
     def log_text(self) -> str:
         return self.log.read_text()
 
-    async def ended(self, seconds: float = 10.0) -> int:
+    async def ended(self, seconds: float = PATIENCE_SECONDS) -> int:
         """The agent's exit code, once it has ended."""
         agent = self.agent
         assert agent is not None

@@ -18,7 +18,7 @@ from tests.agent.test_limits import load
 from tests.agent.test_reconcile import put
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
-PATIENCE = 20.0
+PATIENCE = 30.0
 
 
 async def started(stage: Stage, **more: Any) -> Connection:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from tests.platform import Platform
+from tests.platform import PATIENCE_SECONDS, Platform
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -18,8 +18,7 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 
-# Other platforms are started and killed beside this one, on the same two cores.
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 
 
 class Visitor:
@@ -65,7 +64,7 @@ def theme(request: pytest.FixtureRequest) -> str:
 def visitor(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
     """Signed in; at the end nothing may have been complained about."""
     context = chrome.new_context(base_url=platform.url, viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(1000 * PATIENCE_SECONDS)
     visitor = Visitor(context.new_page())
     visitor.sign_in(platform)
     yield visitor

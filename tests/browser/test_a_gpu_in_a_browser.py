@@ -20,7 +20,7 @@ def test_a_slider_moves_the_limit_of_a_running_program(
     platform.granted("PATCH", f"claims/{running['uid']}/?wait=20", {"core_limit": 25})
     page.goto(f"/gpus/{claim['assignments'][0]['gpu_uuid']}/")
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
-    until(lambda: near(now(page), used=25, limit=25), seconds=20, what="the program to use its 25 %")
+    until(lambda: near(now(page), used=25, limit=25), what="the program to use its 25 %")
     slider = page.get_by_role("slider").first
     slider.focus()
     for _ in range(35):
@@ -28,4 +28,4 @@ def test_a_slider_moves_the_limit_of_a_running_program(
     expect(page.get_by_label("Core limit", exact=True)).to_have_value("60")
     page.get_by_role("button", name="Apply").first.click()
     expect(page.get_by_text("limit 25 → 60 %")).to_be_visible()
-    until(lambda: near(now(page), used=60, limit=60), seconds=10, what="chart and program to follow")
+    until(lambda: near(now(page), used=60, limit=60), what="chart and program to follow")

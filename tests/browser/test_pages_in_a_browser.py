@@ -76,18 +76,18 @@ def test_a_resize_is_seen_in_the_chart_of_the_running_program(visitor: Visitor, 
     page = visitor.page
     page.goto(f"/claims/{running['uid']}/")
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
-    until(lambda: near(now(page), used=25, limit=25), seconds=20, what="the program to use its 25 %")
+    until(lambda: near(now(page), used=25, limit=25), what="the program to use its 25 %")
 
     page.get_by_label("Core limit").fill("75")
     page.get_by_role("button", name="Apply").click()
     expect(page.locator("#change")).to_contain_text("In force after")
     expect(page.locator("#change")).to_contain_text("limit 25 → 75 %")
-    until(lambda: near(now(page), used=75, limit=75), seconds=10, what="chart and program to follow")
+    until(lambda: near(now(page), used=75, limit=75), what="chart and program to follow")
 
     page.get_by_text("The same as a table").first.click()
     table = page.locator("[data-chart=core] [data-rows] tr")
     # The page fills it when it is opened.
-    until(lambda: table.count() >= 3, seconds=5, what="the table's rows")
+    until(lambda: table.count() >= 3, what="the table's rows")
     rows = table.all_inner_texts()
     limits = [row.split("\t")[2] for row in rows]
     assert set(limits) == {"25.00", "75.00"}, rows
@@ -138,7 +138,7 @@ def test_without_a_socket_the_page_polls_and_says_so(visitor: Visitor, running: 
     page.goto(f"/claims/{running['uid']}/")
     expect(page.locator("#live")).to_have_attribute("data-mode", "polling")
     expect(page.locator("#live")).to_contain_text("polling")
-    until(lambda: near(now(page), used=25, limit=25), seconds=20, what="the chart to be polled")
+    until(lambda: near(now(page), used=25, limit=25), what="the chart to be polled")
 
 
 def test_the_chosen_theme_is_kept(visitor: Visitor) -> None:
@@ -182,7 +182,6 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
         # Charts are drawn anew after the window has changed.
         until(
             lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"),
-            seconds=3,
             what=f"{path} to be no wider than a phone",
         )
         page.set_viewport_size({"width": 1280, "height": 900})

@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, expect
 from tests.browser.conftest import Visitor
 from tests.cast import make_cast
 from tests.identity_provider import CLIENT_ID, CLIENT_SECRET, running
+from tests.platform import PATIENCE_SECONDS
 
 pytestmark = [
     pytest.mark.browser,
@@ -26,7 +27,7 @@ def test_a_person_goes_to_the_provider_and_comes_back_signed_in(
         settings.OIDC_GROUP_ROLES = [("ml", "acme", "member")]
         provider.person("s-1", preferred_username="nora", groups=["ml"])
         context = chrome.new_context(base_url=live_server.url, viewport={"width": 1280, "height": 900})
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(1000 * PATIENCE_SECONDS)
         visitor = Visitor(context.new_page())
         page = visitor.page
         page.goto("/claims/")

@@ -140,11 +140,11 @@ def test_a_killed_clients_claim_ends_with_its_lease(max_: Shell, tenant: str, pl
     child = int(process.stdout.readline())
     # The control: while the client lives, the lease is renewed.
     (claim,) = live_claims(platform, tenant)
-    until(lambda: live_claims(platform, tenant)[0]["lease_until"] > claim["lease_until"], seconds=20, what="a renewal")
+    until(lambda: live_claims(platform, tenant)[0]["lease_until"] > claim["lease_until"], what="a renewal")
     process.kill()
     assert process.wait(10) == -signal.SIGKILL
     assert alive(child)
-    until(lambda: released(platform, tenant), seconds=40, what="the lease to run out")
+    until(lambda: released(platform, tenant), what="the lease to run out")
     assert not alive(child)
     for pipe in (process.stdout, process.stderr):
         assert pipe is not None
@@ -185,7 +185,7 @@ def test_an_interrupted_wait_releases(
     max_: Shell, tenant: str, platform: Platform, number: signal.Signals, code: int
 ) -> None:
     process = max_.start(*RUN, "--wait", "5m", "--", "true")
-    until(lambda: live_claims(platform, tenant), seconds=20, what="the claim")
+    until(lambda: live_claims(platform, tenant), what="the claim")
     process.send_signal(number)
     assert finished(process).code == code
     assert released(platform, tenant)
@@ -202,7 +202,7 @@ def test_a_lost_server_leaves_the_program_alone_and_is_told(max_: Shell, tenant:
     assert ended.code == 9
     assert "the lease could not be renewed" in ended.err
     assert re.search(r"claim (\S+) could not be released: .*\n`gpucloud claim release \1` does it by hand", ended.err)
-    until(lambda: released(platform, tenant), seconds=40, what="the lease to run out")
+    until(lambda: released(platform, tenant), what="the lease to run out")
 
 
 def test_a_server_that_comes_back_gets_the_release(max_: Shell, tenant: str, platform: Platform) -> None:
@@ -240,7 +240,7 @@ def test_a_claim_that_somebody_else_releases_ends_the_program(max_: Shell, tenan
     ended = finished(process)
     assert ended.code == 143
     assert f"claim {claim['uid']} was ended: " in ended.err or f"claim {claim['uid']} is no longer held: " in ended.err
-    until(lambda: released(platform, tenant), seconds=20, what="the release")
+    until(lambda: released(platform, tenant), what="the release")
 
 
 @pytest.mark.long
@@ -360,4 +360,4 @@ def test_ctrl_c_in_a_pipeline_reaches_the_program_once(max_: Shell, tenant: str,
     (claim,) = live_claims(platform, tenant)
     platform.granted("DELETE", f"claims/{claim['uid']}/")
     terminal.code()
-    until(lambda: released(platform, tenant), seconds=20, what="the release")
+    until(lambda: released(platform, tenant), what="the release")

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 
 GPULOAD = str(ROOT / "libvcuda" / "build" / "gpuload")
 # Restart with its back-off, reconnect with its back-off, and the repair of a lost push (5 s, looked at every 2 s).
-HEALED_SECONDS = 45.0
+HEALED_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -127,20 +127,21 @@ def test_a_running_program_keeps_running_under_its_limits_while_a_part_is_away(
     uid = platform.granted("POST", "claims/?wait=30", body)["uid"]
     program = platform.run(uid, GPULOAD, "--memory", "1GiB", "--kernel-us", "1000", log=tmp_path / "program.log")
     programs.append(program)
-    until(lambda: share(tmp_path) == pytest.approx(30, abs=3), seconds=20, what="the program to have its share")
+    until(lambda: share(tmp_path) == pytest.approx(30, abs=3), what="the program to have its share")
     killed = platform.kill(part)
     for _ in range(4):
         time.sleep(0.5)
         assert program.poll() is None, (tmp_path / "program.log").read_text()
-        assert share(tmp_path) == pytest.approx(30, abs=4)
+        # Never more; how much less is this machine's business.
+        assert 10 < share(tmp_path) <= 34
     assert not alive(killed)
     # The platform heals around it, and the same process is resized.
     insist(platform, "PATCH", f"claims/{uid}/", {"core_limit": 60})
     settled(platform, uid, "active")
-    until(lambda: share(tmp_path) == pytest.approx(60, abs=4), seconds=20, what="the program to follow its new limit")
+    until(lambda: share(tmp_path) == pytest.approx(60, abs=4), what="the program to follow its new limit")
     insist(platform, "DELETE", f"claims/{uid}/")
     settled(platform, uid, "released")
-    until(lambda: program.poll() is not None, seconds=15, what="the program to have ended")
+    until(lambda: program.poll() is not None, what="the program to have ended")
     nothing_is_lost_or_promised_twice(platform, tenant)
 
 

@@ -33,4 +33,4 @@ def test_a_quota_that_holds_ten_grants_exactly_ten_of_sixty_four(platform: Platf
 
     for answer in granted:
         platform.granted("DELETE", f"claims/{answer.body['uid']}/")
-    until(lambda: not any(platform.used(tenant).values()), seconds=30, what="everything to be given back")
+    until(lambda: not any(platform.used(tenant).values()), what="everything to be given back")

@@ -33,12 +33,12 @@ def test_a_borrowers_program_ends_and_its_claim_comes_back(both: tuple[Claims, C
     lender, borrower = both
 
     def becomes(claims: Claims, uid: str, state: str) -> Any:
-        return until(lambda: claims.read(uid)["state"] == state, seconds=40, what=f"{uid} to be {state}")
+        return until(lambda: claims.read(uid)["state"] == state, what=f"{uid} to be {state}")
 
     uid = borrower.ask(core_request=30)["uid"]
     program, _ = borrower.run(uid)
     wanted = lender.ask(wait=0, core_request=20, when_over_quota="wait")["uid"]
-    until(lambda: borrower.read(uid)["preempt_at"], seconds=20, what="the notice")
+    until(lambda: borrower.read(uid)["preempt_at"], what="the notice")
     becomes(borrower, uid, "queued")
     program.wait(5)  # it was told to end, and did
     becomes(lender, wanted, "active")

@@ -47,10 +47,8 @@ def test_an_idle_guarantee_is_lent_used_and_back_when_it_is_wanted(platform: Pla
         platform.granted("POST", "pools/default/rebalance/")
         return bool(claims.read(lender)["lent_core"] == GUARANTEE - 5)
 
-    until(lent, seconds=40, what="the idle claim to lend", every=1.0)
-    until(
-        lambda: claims.read(taker["uid"])["state"] == "active", seconds=20, what="the waiting claim to be placed on it"
-    )
+    until(lent, what="the idle claim to lend", every=1.0)
+    until(lambda: claims.read(taker["uid"])["state"] == "active", what="the waiting claim to be placed on it")
     taker = claims.read(taker["uid"])
     assert (taker["borrowed_core"], taker["assignments"][0]["gpu_uuid"]) == (
         BORROWED,
@@ -58,9 +56,9 @@ def test_an_idle_guarantee_is_lent_used_and_back_when_it_is_wanted(platform: Pla
     )
     _, other = claims.run(taker["uid"])
     begun = other.gpu_time_ns()
-    until(lambda: other.gpu_time_ns() - begun > 5e8, seconds=20, what="the borrower to use what is lent")
+    until(lambda: other.gpu_time_ns() - begun > 5e8, what="the borrower to use what is lent")
 
     assert wake(echo, program.pid, guarantee_percent=GUARANTEE).seconds < BACK_SECONDS
-    until(lambda: claims.read(lender)["lent_core"] == 0, seconds=10, what="the books to follow")
+    until(lambda: claims.read(lender)["lent_core"] == 0, what="the books to follow")
     (back,) = platform.granted("GET", f"proposals/?claim={lender}&kind=give-back")["results"]
     assert (back["state"], back["policy"]) == ("applied", "waking")

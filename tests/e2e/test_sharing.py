@@ -65,7 +65,6 @@ def settle(pair: tuple[Program, Program], expected: tuple[float, float]) -> None
             lambda begun=begun: all(
                 len(one.shares) >= had + WINDOW_SECONDS for one, had in zip(pair, begun, strict=True)
             ),
-            seconds=30,
             what="both programs to tell what they got",
         )
         means = [sum(one.shares[-WINDOW_SECONDS:]) / WINDOW_SECONDS for one in pair]
@@ -95,4 +94,4 @@ def test_two_programs_that_want_all_get_their_shares_and_follow_the_pool(
     # What one leaves is the other's.
     pair[0].process.terminate()
     pair[0].process.wait()
-    until(lambda: pair[1].shares[-1] > 100 - 2 * POINTS, seconds=30, what="the one that is left to get the whole GPU")
+    until(lambda: pair[1].shares[-1] > 100 - 2 * POINTS, what="the one that is left to get the whole GPU")
