@@ -47,12 +47,21 @@ def chromium_path() -> str:
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
-    """pytest-django's hook: each worker's database is a copy of the one that has every migration applied already."""
-    if name := os.environ.get(TEMPLATE):
-        from django.db import connection
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> Iterator[None]:
+    """pytest-django's hook: each process' database is a copy of one with every migration applied already.
 
+    It is emptied where Django would truncate every table.
+    """
+    from django.db import connection
+    from django.test import TransactionTestCase
+
+    from tests.emptying import empty
+
+    if name := os.environ.get(TEMPLATE):
         connection.settings_dict["TEST"]["TEMPLATE"] = name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", lambda _: empty(connection))
+        yield
 
 
 @pytest.fixture(scope="session")

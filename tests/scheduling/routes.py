@@ -32,7 +32,6 @@ from apps.quotas.models import (
     ResourceQuota,
     Tenant,
     Token,
-    User,
     Webhook,
     WebhookDelivery,
 )
@@ -44,6 +43,7 @@ from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.reserving.reservations import create_reservation
 from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
 from tests.clusters.kubeconfigs import kubeconfig
+from tests.emptying import empty
 
 # Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.
 SHARED = {
@@ -303,10 +303,9 @@ def module_platform(django_db_setup: None, django_db_blocker: Any) -> Iterator[P
         platform = make_platform(make_cast())
         connection.close()
     yield platform
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        tables = ", ".join(model._meta.db_table for model in (*STORED, User))
-        cursor.execute(f"TRUNCATE {tables} CASCADE")
-    connection.close()
+    with django_db_blocker.unblock():
+        empty(connection)
+        connection.close()
 
 
 @pytest.fixture
