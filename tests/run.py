@@ -24,6 +24,8 @@ NO_TESTS = 5  # pytest's status when a selection is empty
 PROCESSES, PLATFORMS = "4", "3"
 # A module's tests stay together, with what they share, until a process has nothing left to do.
 STEALING = ("--dist", "worksteal")
+# In the order of tests/conftest.py: the longest first.
+BY_FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def main() -> int:
                 [lambda: c_suite("C, the rest", "test-untimed"), lambda: c_suite("C, sanitizers", "sanitize")],
                 [lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *STEALING, *extra)],
             ),
-            pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, "--dist", "loadfile", *extra),
+            pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra),
         ]
     print(f"\n{table(rows)}")
     return 0 if all(row.good for row in rows) else 1
