@@ -31,6 +31,8 @@ environment:
   GPUCLOUD_KUBELET_DIR   directory of kubelet.sock, like /var/lib/kubelet/device-plugins: be its device plugin (off)
   GPUCLOUD_POD_RESOURCES the kubelet's pod-resources socket (else ../pod-resources/kubelet.sock from there)
   GPUCLOUD_KUBERNETES_NODE  what the cluster calls this machine (else its host name)
+  GPUCLOUD_CLUSTER       enrol by the word of this cluster (its name at the server), without a one-time token
+  GPUCLOUD_CLUSTER_TOKEN file of the pod's token for that (else /var/run/secrets/gpucloud/token)
   GPUCLOUD_CGROUPS       off: a claim's programs stay in the control groups that they came from (on)
   GPUCLOUD_DRIFT_SECONDS between two looks for pages that somebody changed (5)
   GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)

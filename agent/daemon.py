@@ -227,6 +227,7 @@ class Daemon:
             server=self._settings.server,
             state_dir=self._settings.state_dir,
             token=self._token,
+            cluster=self._settings.cluster,
             backoff=Backoff(self._settings.backoff_cap_seconds),
         )
         self._node_name = me.node_name or ""

@@ -74,7 +74,9 @@ def enrol(*, server: str | None, state_dir: str | None, anew: bool) -> int:
 async def _enrol(chosen: Settings, token: str | None) -> Identity:
     backoff = Backoff(chosen.backoff_cap_seconds)
     async with asyncio.timeout(ENROL_SECONDS):
-        return await enrolment.enrol(server=chosen.server, state_dir=chosen.state_dir, token=token, backoff=backoff)
+        return await enrolment.enrol(
+            server=chosen.server, state_dir=chosen.state_dir, token=token, cluster=chosen.cluster, backoff=backoff
+        )
 
 
 def _fail(words: object, code: int) -> int:

@@ -25,6 +25,8 @@ _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
 SYSTEM_CDI_DIR = Path("/var/run/cdi")
 # Where gpu-manager answers. Prometheus asks the pod, from another machine: not on loopback.
 POD_METRICS = ("0.0.0.0", 5678)  # noqa: S104 - which of the pod's addresses is the cluster's to say
+# Where the DaemonSet's pods have it.
+CLUSTER_TOKEN = "/var/run/secrets/gpucloud/token"  # noqa: S105 - a path
 LIBRARY_DIRECTORIES = (_BUILT, Path("/usr/local/lib/gpucloud"), Path("/usr/lib/gpucloud"))
 
 
@@ -53,6 +55,15 @@ class Kubelet(NamedTuple):
     node: str
 
 
+class Cluster(NamedTuple):
+    """The cluster by whose word the agent becomes a node."""
+
+    # As the control plane calls it.
+    name: str
+    # Where the pod's token is; the kubelet writes it anew before it expires.
+    token_file: Path
+
+
 class Settings(NamedTuple):
     """A valid set."""
 
@@ -74,6 +85,8 @@ class Settings(NamedTuple):
     metrics: tuple[str, int] | None
     # None: the agent is no kubelet's device plugin.
     kubelet: Kubelet | None
+    # None: the agent enrols with a one-time token.
+    cluster: Cluster | None
     # Whether a claim's programs get a control group of their own, where it can be made.
     cgroups: bool
     # Between two looks for what somebody changed behind the agent's back.
@@ -108,6 +121,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         audit=_audit(environment.get("GPUCLOUD_AUDIT")),
         metrics=_address(environment, "GPUCLOUD_METRICS", otherwise=POD_METRICS if kubelet else None),
         kubelet=kubelet,
+        cluster=_cluster(environment),
         cgroups=_on(environment, "GPUCLOUD_CGROUPS"),
         drift_seconds=max(_seconds(environment, "GPUCLOUD_DRIFT_SECONDS", DRIFT_SECONDS), LEAST_DRIFT_SECONDS),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
@@ -142,6 +156,12 @@ def _kubelet(environment: Mapping[str, str]) -> Kubelet | None:
         ).absolute(),
         node=environment.get("GPUCLOUD_KUBERNETES_NODE") or socket.gethostname(),
     )
+
+
+def _cluster(environment: Mapping[str, str]) -> Cluster | None:
+    name = environment.get("GPUCLOUD_CLUSTER")
+    token_file = Path(environment.get("GPUCLOUD_CLUSTER_TOKEN") or CLUSTER_TOKEN).absolute()
+    return Cluster(name, token_file) if name else None
 
 
 def _server(url: str | None) -> str:

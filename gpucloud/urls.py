@@ -23,6 +23,7 @@ urlpatterns = [
     path("api/v1/", include("apps.clusters.api.urls")),
     path("", include("apps.scheduling.metrics.views")),
     path("", include("apps.scheduling.pages.urls")),
+    path("", include("apps.clusters.pages.urls")),
 ]
 
 

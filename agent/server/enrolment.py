@@ -1,4 +1,4 @@
-"""The first words with the server: a one-time token becomes a node of its own."""
+"""The first words with the server: a one-time token, or the word of the machine's cluster, makes a node of its own."""
 
 import asyncio
 import os
@@ -10,6 +10,7 @@ import structlog
 from agent.server import identity, rest
 from agent.server.backoff import Backoff
 from agent.server.identity import Identity
+from agent.settings import Cluster
 from agent.wire import Uid, Word
 
 log = structlog.get_logger()
@@ -26,12 +27,17 @@ class Answer(msgspec.Struct, frozen=True):
     node_name: Word
 
 
-async def enrol(*, server: str, state_dir: Path, token: str | None, backoff: Backoff) -> Identity:
-    """The enrolled identity: from the disk, or by asking the server until it answers. Raises EnrolmentFailed."""
+async def enrol(
+    *, server: str, state_dir: Path, token: str | None, cluster: Cluster | None = None, backoff: Backoff
+) -> Identity:
+    """The enrolled identity: from the disk, or by asking the server until it answers. Raises EnrolmentFailed.
+
+    A one-time token counts before the cluster's word.
+    """
     me = identity.load(state_dir)
     if me is not None and me.node_uid is not None:
         return me
-    if not token:
+    if not token and cluster is None:
         raise EnrolmentFailed(
             f"{state_dir} holds no node's identity. Make a node in the control plane (POST /api/v1/nodes/) "
             "and start the agent with its one-time token in GPUCLOUD_ENROL_TOKEN."
@@ -41,7 +47,8 @@ async def enrol(*, server: str, state_dir: Path, token: str | None, backoff: Bac
     answer = None
     while answer is None:
         try:
-            answer = await asyncio.to_thread(_ask, server, token, me.key_digest)
+            path, body = ("nodes/enrol", {"token": token}) if token else ("clusters/join", _shown(cluster))
+            answer = await asyncio.to_thread(_ask, f"{server}/api/v1/{path}/", {**body, "key_digest": me.key_digest})
         except rest.Refused as error:
             raise EnrolmentFailed(f"The server refused the enrolment: {error}") from error
         except rest.Unreachable as error:
@@ -60,8 +67,20 @@ def take_token() -> str | None:
     return os.environ.pop("GPUCLOUD_ENROL_TOKEN", None)
 
 
-def _ask(server: str, token: str, key_digest: str) -> Answer:
-    answer = rest.request(f"{server}/api/v1/nodes/enrol/", body={"token": token, "key_digest": key_digest})
+def _shown(cluster: Cluster | None) -> dict[str, str | None]:
+    """What the pod shows, read anew each time. Raises EnrolmentFailed."""
+    assert cluster is not None
+    try:
+        return {"cluster": cluster.name, "token": cluster.token_file.read_text().strip()}
+    except OSError as error:
+        raise EnrolmentFailed(
+            f"GPUCLOUD_CLUSTER={cluster.name}, and {cluster.token_file} cannot be read ({error.strerror}): project a "
+            "service account's token into the pod, for the audience gpucloud."
+        ) from error
+
+
+def _ask(url: str, body: dict[str, str | None]) -> Answer:
+    answer = rest.request(url, body=body)
     try:
         return msgspec.convert(answer, Answer)
     except msgspec.ValidationError as error:

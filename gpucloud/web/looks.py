@@ -44,6 +44,18 @@ LOOKS: Final = {
     "unhealthy": Look("Unhealthy", "alert-triangle", "bad"),
     "lost": Look("Lost", "plug-connected-x", "bad"),
     "awaiting-agent": Look("Awaiting its agent", "hourglass", "warn"),
+    # Of clusters.
+    "connected": Look("Connected", "circle-check", "good"),
+    "unreachable": Look("Unreachable", "plug-connected-x", "bad"),
+    "waiting": Look("Not looked at yet", "hourglass", "warn"),
+    "disabled": Look("Not watched", "player-pause", "quiet"),
+    "in-step": Look("In step", "circle-check", "good"),
+    "drifted": Look("Differs", "alert-triangle", "warn"),
+    # Of what an import finds.
+    "would-be-made": Look("Would be made", "hourglass", "busy"),
+    "made": Look("Made", "circle-check", "good"),
+    "there": Look("There already", "circle-dashed", "quiet"),
+    "left": Look("Left", "alert-triangle", "warn"),
     # Of conditions.
     "True": Look("True", "circle-check", "good"),
     "False": Look("False", "alert-triangle", "bad"),

@@ -65,6 +65,21 @@ SECTIONS: Final = (
             Place("nodes", "Nodes", "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
             Place("pools", "Pools", "cpu", operators=True, words="sharing policy idle rebalancing"),
             Place("rounds", "Rounds", "refresh", operators=True, words="scheduler decisions"),
+            Place(
+                "clusters",
+                "Clusters",
+                "stack-2",
+                operators=True,
+                within=("/new-cluster/",),
+                words="kubernetes namespaces pods import",
+            ),
+            Place(
+                "integrations",
+                "Integrations",
+                "terminal-2",
+                operators=True,
+                words="kube-scheduler extender webhooks configuration",
+            ),
         ),
     ),
 )

@@ -174,7 +174,7 @@ class Control:
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         path = lines[0].split()[1]
-        if path == "/api/v1/nodes/enrol/":
+        if path in ("/api/v1/nodes/enrol/", "/api/v1/clusters/join/"):
             status, answer = self._enrol(json.loads(body))
         else:
             self.tokens_seen.append(headers.get("authorization", ""))

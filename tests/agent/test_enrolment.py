@@ -73,6 +73,29 @@ async def test_without_a_token_the_agent_says_what_to_do(stage: Stage) -> None:
     assert "GPUCLOUD_ENROL_TOKEN" in stage.log_text()
 
 
+async def test_a_pod_of_a_cluster_shows_its_token_as_it_is_at_that_moment(
+    stage: Stage, control: Control, tmp_path: Path
+) -> None:
+    shown = tmp_path / "token"
+    shown.write_text("first\n")
+    control.enrol_faults = [(503, {"title": "Busy"})] * 1000
+    stage.start(GPUCLOUD_ENROL_TOKEN="", GPUCLOUD_CLUSTER="kube", GPUCLOUD_CLUSTER_TOKEN=str(shown))
+    await eventually(lambda: control.enrolments)
+    shown.write_text("second")
+    control.enrol_faults = []
+    await control.connection()
+    asked = {"cluster": "kube", "key_digest": hashlib.sha256(identity(stage)["secret"].encode()).hexdigest()}
+    assert control.enrolments[0] == asked | {"token": "first"}
+    assert control.enrolments[-1] == asked | {"token": "second"}
+
+
+async def test_a_pod_without_its_token_says_what_to_do(stage: Stage, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    stage.start(GPUCLOUD_ENROL_TOKEN="", GPUCLOUD_CLUSTER="kube", GPUCLOUD_CLUSTER_TOKEN=missing)
+    assert await stage.ended() == 3
+    assert "for the audience gpucloud" in stage.log_text()
+
+
 async def test_a_second_start_needs_no_token(stage: Stage, link: Connection, control: Control) -> None:
     await stage.kill()
     stage.start(GPUCLOUD_ENROL_TOKEN="")

@@ -11,7 +11,7 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.desired import desired_state
-from tests.cast import Cast, Machine, give_plenty, placed
+from tests.cast import Cast, Machine, give_plenty, placed, used
 from tests.clusters.kubeconfigs import kubeconfig
 
 UID = "0b1f6a4e-6c1f-4c9e-9d0e-6a0c1a2b3c4d"
@@ -77,10 +77,28 @@ def test_what_cannot_be_done_is_refused_in_words_and_changes_nothing(container: 
         assert shares(container) == (25, 25, 4096)
 
 
-def test_whole_gpus_stay_whole(container: PodClaim) -> None:
-    container.change(core=100)
-    state, facts = resizing.of_container(follow(container, memory="4"))
-    assert (state, facts["reason"][:10]) == ("refused", "Whole GPUs")
+def test_whole_gpus_give_a_part_away_and_take_it_back_while_it_is_free(
+    cast: Cast, cluster: Cluster, machine: Machine
+) -> None:
+    gpu = machine.gpu()
+    claim, _ = placed(cast, machine, gpu_count=2, core_request=100, core_limit=100, memory_mib=gpu.memory_mib)
+    whole = PodClaim.objects.create(
+        cluster=cluster, namespace="vision", pod="big-0", pod_uid=UID, container="cuda", container_index=0,
+        node_name="gpu1", node=machine.node, core=200, memory_mib=2 * gpu.memory_mib, gpu_indexes=[0, 1], claim=claim,
+    )  # fmt: skip
+    follow(whole, core="60", memory="8")
+    machine.obey()
+    assert shares(whole) == (60, 60, 2048)
+    assert used(cast.acme)["core_percent"] == 120
+    assert [(one.core_free, one.memory_free_mib) for one in machine.node.gpus.order_by("index")[:2]] == [
+        (40, gpu.memory_mib - 2048)
+    ] * 2
+    placed(cast, machine, name="between", core_request=30, core_limit=30, memory_mib=256)
+    state, facts = resizing.of_container(follow(whole, core="100"))
+    assert state == "refused"
+    assert "percent of core" in facts["reason"]
+    follow(whole, core="70")
+    assert shares(whole)[0] == 70
 
 
 def test_whoever_spoke_last_is_followed(container: PodClaim, cast: Cast) -> None:

@@ -61,9 +61,10 @@ SHARED = {
     "prices/<int:pk>/",
 }
 OPERATORS = {"nodes/<slug:name>/drift/", "rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
-# Its token is its idempotency: the same token with the same key may come again.
-NOT_IDEMPOTENT = {"nodes/enrol/"}
-WITHOUT_TOKEN = {"nodes/enrol/"}
+# Enrolment: its token is its idempotency, the same with the same key may come again. An import: what is there stays,
+# and what it makes is made pod by pod, in no one transaction.
+NOT_IDEMPOTENT = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"}
+WITHOUT_TOKEN = {"nodes/enrol/", "clusters/join/"}
 MORE: dict[str, Any] = {
     "tenant": "acme",
     "pool": "default",
@@ -97,6 +98,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "proposals/<uuid:uid>/dismiss/"): {"words": "It starts on Monday."},
     ("PATCH", "nodes/<slug:name>/"): {"cordoned": True},
     ("POST", "nodes/enrol/"): {"token": "gpe_wrong", "key_digest": "0" * 64},
+    ("POST", "clusters/join/"): {"cluster": "gpu-k8s", "token": "a.b.c", "key_digest": "0" * 64},
     ("POST", "claims/"): {"tenant": "acme", "core_request": 10, "memory_mib": 100},
     ("PATCH", "claims/<uuid:uid>/"): {"core_limit": 90},
     ("POST", "reservations/"): {"tenant": "acme", "core_request": 5, "memory_mib": 100, "end_at": END},
@@ -107,6 +109,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "clusters/<slug:name>/"): {"enabled": False},
     ("POST", "clusters/<slug:name>/namespaces/"): {"namespace": "research", "tenant": "acme"},
     ("PATCH", "clusters/<slug:name>/namespaces/<int:pk>/"): {"tenant": "acme"},
+    ("POST", "scheduler-configuration/"): {"configuration": {"kind": "Policy", "apiVersion": "v1", "extenders": []}},
 }
 
 
@@ -240,11 +243,12 @@ def make_cluster(cast: Cast, claim: Claim) -> dict[str, str]:
     names = {"namespace": "ml", "pod": "train", "pod_uid": "u1", "container": "main"}
     PodClaim.objects.create(cluster=cluster, claim=claim, **names, **facts)
     return {
-        **{f"clusters/<slug:name>/{verb}": f"clusters/gpu-k8s/{verb}" for verb in ("", "pods/", "namespaces/")},
+        **{f"clusters/<slug:name>/{verb}": f"clusters/gpu-k8s/{verb}" for verb in CLUSTER_VERBS},
         "clusters/<slug:name>/namespaces/<int:pk>/": f"clusters/gpu-k8s/namespaces/{binding.pk}/",
     }
 
 
+CLUSTER_VERBS = ("", "pods/", "namespaces/", "connection/", "quotas/", "import/")
 NODE_VERBS = ("", "enrolment/", "drift/", "repair/", "lift-fence/")
 
 

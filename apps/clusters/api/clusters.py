@@ -19,6 +19,9 @@ from gpucloud.api import etags
 from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict
 
+# NAMESPACE/NAME of a service account, or nothing.
+ACCOUNT = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
+
 
 class ClusterSerializer(Strict):
     """A cluster, without its credentials."""
@@ -48,6 +51,13 @@ class ClusterSerializer(Strict):
     )
     sync_quotas = serializers.BooleanField(
         default=False, help_text="Write tenants' quotas into their namespaces as ResourceQuotas."
+    )
+    agent_account = serializers.RegexField(
+        ACCOUNT,
+        max_length=127,
+        default="",
+        allow_blank=True,
+        help_text="`NAMESPACE/NAME` of the service account whose pods join as agents of their nodes; empty: none do.",
     )
     state = serializers.ChoiceField(choices=ClusterState.choices, read_only=True)
     state_reason = serializers.CharField(read_only=True, help_text="What was wrong at the last attempt.")

@@ -101,7 +101,8 @@ def _nanoseconds(text: object) -> int:
     """Of a number of them, or of a duration as Go writes it: `1m30s`, `500ms`."""
     if isinstance(text, int) and not isinstance(text, bool):
         return text
-    parts = re.findall(r"([0-9.]+)(ns|us|µs|ms|s|m|h)", str(text))
+    # Of more digits no duration is made, there or here.
+    parts = re.findall(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ns|us|µs|ms|s|m|h)", str(text))
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise NotASchedulerConfiguration(f"Its timeout {text!r} is no duration, like `10s`.")
     return round(sum(float(number) * NANOSECONDS[unit] for number, unit in parts))

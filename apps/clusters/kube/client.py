@@ -10,7 +10,7 @@ import urllib3
 from kubernetes import client, config
 
 from apps.clusters.kube.objects import Event, Page, Status
-from gpucloud.errors import Busy, GpucloudError
+from gpucloud.errors import Busy, Conflict
 
 # An answer that takes longer than this is none: the extender's caller waits for it.
 ANSWER_SECONDS = 10.0
@@ -25,7 +25,7 @@ class Unreachable(Busy):
     title = "The cluster does not answer"
 
 
-class Refused(GpucloudError):
+class Refused(Conflict):
     """The API server said no; `status` is its code."""
 
     code = "cluster-refused"

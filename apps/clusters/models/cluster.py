@@ -58,6 +58,8 @@ class Cluster(Row):
     strict = models.BooleanField(default=False)
     # Whether quotas of tenants are written into their namespaces.
     sync_quotas = models.BooleanField(default=False)
+    # `NAMESPACE/NAME` of the service account whose pods join as agents of their nodes; empty: none do.
+    agent_account = models.CharField(max_length=127, blank=True, default="", db_default="")
     # Of the watch: these change without a new version.
     state = models.CharField(max_length=12, choices=ClusterState, default=ClusterState.WAITING)
     state_reason = models.CharField(max_length=2000, blank=True, default="")

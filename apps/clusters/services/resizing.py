@@ -16,7 +16,6 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from apps.clusters.formats import pods
-from apps.clusters.formats.asks import Unreadable
 from apps.clusters.formats.gpu_manager import CORE_LIMIT, UNIT_MIB
 from apps.clusters.models import Cluster, PodClaim, PodResize
 from apps.clusters.models.resize import TellState
@@ -72,8 +71,6 @@ def _act(row: PodClaim, words: dict[str, str]) -> None:
     now = before
     try:
         values: dict[str, Any] = asked(words, row.container)
-        if row.core >= 100 and values.keys() - {"core_limit"}:
-            raise Unreadable("Whole GPUs stay whole: their core and memory cannot be changed in a running pod.")
         with transaction.atomic():
             if values:
                 now = resize_claim(principal=_principal(row), claim=row.claim, **values).generation

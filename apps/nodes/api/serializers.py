@@ -158,12 +158,15 @@ class NodeChangeSerializer(NodeSerializer):
     repair_drift = serializers.BooleanField()
 
 
+KEY_DIGEST = r"^[0-9a-f]{64}$"
+
+
 class EnrolSerializer(Strict):
     """An agent's enrolment."""
 
     token = serializers.CharField(max_length=200, write_only=True, help_text="The one-time token, `gpe_…`.")
     key_digest = serializers.RegexField(
-        r"^[0-9a-f]{64}$", write_only=True, help_text="SHA-256 of the secret that the agent made for itself."
+        KEY_DIGEST, write_only=True, help_text="SHA-256 of the secret that the agent made for itself."
     )
     node_uid = serializers.UUIDField(source="uid", read_only=True)
     node_name = serializers.CharField(source="name", read_only=True)

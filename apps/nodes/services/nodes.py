@@ -100,6 +100,23 @@ def enrol(*, token: str, key_digest: str, source_ip: str | None = None) -> Node:
     return node
 
 
+@transaction.atomic
+def adopt(*, principal: Principal, node: Node, key_digest: str, **facts: Any) -> Node:
+    """Give the node this key, where somebody else vouches for its agent. The same key may come again.
+
+    Raises EnrolmentRefused while an agent with another key is connected: of two machines one is not this node.
+    """
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    if node.key_digest is not None:
+        if is_digest_of(node.key_digest, key_digest):
+            return node
+        if node.online:
+            raise EnrolmentRefused(f"Node {node.name} is connected with another key.")
+    node.change(key_digest=keyed_digest(key_digest), enrolled_at=timezone.now(), **facts)
+    audit.record(principal=principal, action="node.enrol", object_type="node", object_id=node.name)
+    return node
+
+
 @kept
 def _by_uid(uid: Any) -> QuerySet[Node]:
     return Node.objects.filter(uid=uid)

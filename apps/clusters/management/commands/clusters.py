@@ -4,7 +4,6 @@ Start as many as you like: a session advisory lock makes one of them the leader,
 where its session is gone, and then its next statement fails, and everything begins anew.
 """
 
-import hashlib
 import logging
 import queue
 import signal
@@ -15,6 +14,7 @@ from django.core.management.base import BaseCommand
 from django.db import InterfaceError, OperationalError, connection
 
 from apps.clusters.models import Cluster
+from apps.clusters.services import watchers
 from apps.clusters.watching import Heard, Watched
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
 # How long Kubernetes may believe an old quota. Each look is one list, and a few queries for each bound namespace.
 QUOTA_SECONDS = 5.0
-LOCK = int.from_bytes(hashlib.sha256(b"gpucloud:clusters").digest()[:8], signed=True)
 
 
 class Command(BaseCommand):
@@ -41,7 +40,7 @@ class Command(BaseCommand):
         while not self.stopping:
             watches = Watches()
             try:
-                if not _leads():
+                if not watchers.lead():
                     time.sleep(LOOK_SECONDS)
                     continue
                 logger.info("watching clusters")
@@ -56,12 +55,6 @@ class Command(BaseCommand):
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
-
-
-def _leads() -> bool:
-    with connection.cursor() as cursor:
-        row = cursor.execute("SELECT pg_try_advisory_lock(%s)", [LOCK]).fetchone()
-    return bool(row and row[0])
 
 
 class Watches:

@@ -7,11 +7,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.clusters.formats import gpushare
-from apps.clusters.importing import reading, taking
-from apps.clusters.importing.plan import plan
-from apps.clusters.kube.client import Client
+from apps.clusters.importing.taking_over import take_over
 from apps.clusters.models import Cluster
-from apps.clusters.services.clusters import kubeconfig_of
 from apps.quotas.principals import SYSTEM
 from gpucloud.errors import GpucloudError
 
@@ -40,12 +37,14 @@ class Command(BaseCommand):
         if cluster is None:
             raise CommandError(f"No cluster is called {options['cluster']}: connect it first.")
         try:
-            found = reading.snapshot(Client(kubeconfig_of(cluster)))
+            report = take_over(
+                principal=SYSTEM,
+                cluster=cluster,
+                rehearsal=not options["take"],
+                gpushare_unit_mib=options["gpushare_unit_mib"],
+            )
         except GpucloudError as error:
             raise CommandError(error.detail) from error
-        wanted = plan(found, gpushare_unit_mib=options["gpushare_unit_mib"])
-        do = taking.take if options["take"] else taking.rehearse
-        report = do(principal=SYSTEM, cluster=cluster, plan=wanted)
         if options["json"]:
             self.stdout.write(json.dumps({"taken": options["take"], **asdict(report)}, indent=2))
             return

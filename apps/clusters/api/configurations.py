@@ -1,0 +1,162 @@
+"""/scheduler-configuration/ and /webhook-configuration/: what others are to be told of this installation."""
+
+from typing import Any
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.clusters.models import Cluster
+from apps.clusters.services import configurations
+from apps.quotas.api.views import ApiView
+from apps.quotas.idempotency import idempotent
+from gpucloud.api.serializers import Strict
+
+TLS_FILES = {"ca_file": "caFile", "cert_file": "certFile", "key_file": "keyFile"}
+ADDRESS = r"^https?://[^\s/?#]+$"
+
+
+class ClusterByName(serializers.SlugRelatedField[Cluster]):
+    """A cluster by its name."""
+
+    default_error_messages = {"does_not_exist": "There is no cluster {value}."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(slug_field="name", queryset=Cluster.objects.order_by("name"), **kwargs)
+
+
+class SchedulerQuestion(Strict):
+    """How kube-scheduler is to ask."""
+
+    form = serializers.ChoiceField(
+        choices=("configuration", "policy"), default="configuration", help_text="`policy`: before Kubernetes 1.23."
+    )
+    url = serializers.RegexField(
+        ADDRESS, default="", allow_blank=True, max_length=500, help_text="Where kube-scheduler reaches the extender."
+    )
+    cluster = ClusterByName(
+        required=False, default=None, help_text="For one of several clusters: its name becomes part of the path."
+    )
+    by_name = serializers.BooleanField(default=False, help_text="Nodes are sent by name: much less, from 1.25 on.")
+    everything = serializers.BooleanField(default=False, help_text="Also prioritize, bind and preempt.")
+    scheduler_name = serializers.RegexField(
+        r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$", default="", allow_blank=True, help_text="Of a second kube-scheduler."
+    )
+    ca_file = serializers.CharField(
+        default="", allow_blank=True, max_length=500, help_text="On kube-scheduler's machine: who the extender is."
+    )
+    cert_file = serializers.CharField(
+        default="", allow_blank=True, max_length=500, help_text="Its own certificate, where the extender asks for one."
+    )
+    key_file = serializers.CharField(default="", allow_blank=True, max_length=500, help_text="And its key.")
+
+    def asked(self) -> dict[str, Any]:
+        """For the service."""
+        values = {**self.validated_data, "at": self.validated_data["url"]}
+        files = {theirs: values.pop(ours) for ours, theirs in TLS_FILES.items()}
+        del values["url"]
+        return {**values, "tls": {name: file for name, file in files.items() if file}}
+
+
+class WebhookQuestion(Strict):
+    """How API servers reach the webhooks."""
+
+    service = serializers.RegexField(
+        r"^[-a-z0-9]+/[-a-z0-9]+$", default="", allow_blank=True, help_text="NAMESPACE/NAME of their Service."
+    )
+    url = serializers.RegexField(
+        ADDRESS, default="", allow_blank=True, max_length=500, help_text="Or their address, `https://…`."
+    )
+    before_1_28 = serializers.BooleanField(default=False, help_text="Without matchConditions: asked for every pod.")
+
+
+class ConfigurationSerializer(Strict):
+    """A configuration, for a file."""
+
+    configuration = serializers.JSONField(help_text="As the file has it.")
+
+
+class ConvertedSerializer(Strict):
+    """A configuration in its other form."""
+
+    configuration = serializers.JSONField(read_only=True)
+    left_out = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="What has no place in the other form."
+    )
+
+
+class WebhooksSerializer(Strict):
+    """The two webhook configurations."""
+
+    configurations = serializers.ListField(child=serializers.JSONField(), read_only=True)
+    reason = serializers.CharField(read_only=True, help_text="Why there are none; empty: there are.")
+
+
+def _parameters(kind: type[Strict]) -> list[OpenApiParameter]:
+    types: dict[type, Any] = {serializers.BooleanField: OpenApiTypes.BOOL}
+    return [
+        OpenApiParameter(name, types.get(type(field), OpenApiTypes.STR), description=str(field.help_text))
+        for name, field in kind().fields.items()
+    ]
+
+
+class ConfigurationView(ApiView):
+    """What these views share."""
+
+    read_scope, write_scope = "nodes:read", "nodes:write"
+    tagged = False
+
+    def question(self, request: Request, kind: type[Any]) -> Any:
+        """The query, checked. Raises ValidationError."""
+        switches = {name for name, field in kind().fields.items() if isinstance(field, serializers.BooleanField)}
+        words = {"true": True, "false": False}
+        said = request.query_params.dict()
+        question = kind(
+            data={n: words.get(value.lower(), value) if n in switches else value for n, value in said.items()}
+        )
+        question.is_valid(raise_exception=True)
+        return question
+
+
+class SchedulerConfiguration(ConfigurationView):
+    """kube-scheduler's configuration."""
+
+    serializer_class: Any = ConfigurationSerializer
+
+    @extend_schema(parameters=_parameters(SchedulerQuestion))
+    def get(self, request: Request) -> Response:
+        """Show what kube-scheduler is to be told of the extender (operators)."""
+        self.principal.require_operator()
+        asked = self.question(request, SchedulerQuestion).asked()
+        return Response({"configuration": configurations.scheduler(principal=self.principal, **asked)})
+
+    @extend_schema(responses={200: ConvertedSerializer})
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Convert a Policy of before 1.23 into a KubeSchedulerConfiguration, or back (operators)."""
+        self.principal.require_operator()
+        document = self.parsed(request)["configuration"]
+        if not isinstance(document, dict):
+            raise serializers.ValidationError({"configuration": ["It must be an object."]})
+        made, left_out = configurations.converted(principal=self.principal, document=document)
+        return Response({"configuration": made, "left_out": left_out})
+
+
+class WebhookConfiguration(ConfigurationView):
+    """The API servers' webhook configurations."""
+
+    serializer_class: Any = WebhooksSerializer
+
+    @extend_schema(parameters=_parameters(WebhookQuestion))
+    def get(self, request: Request) -> Response:
+        """Show both webhook configurations with the authority that they are to trust (operators)."""
+        self.principal.require_operator()
+        values = self.question(request, WebhookQuestion).validated_data
+        asked = {"service": values["service"], "at": values["url"], "before_1_28": values["before_1_28"]}
+        try:
+            made = configurations.webhooks(principal=self.principal, **asked)
+        except configurations.NoAuthority as error:
+            return Response({"configurations": [], "reason": error.detail})
+        return Response({"configurations": made, "reason": ""})

@@ -1,0 +1,61 @@
+"""/clusters/{name}/import/: taking over what runs in a cluster that others shared."""
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.clusters.api.clusters import ClusterView
+from apps.clusters.formats import gpushare
+from apps.clusters.importing.taking_over import take_over
+from apps.scheduling.api.claims import DRY_RUN, dry_run
+from gpucloud.api.serializers import Strict
+
+
+class ImportSerializer(Strict):
+    """How to read what is there."""
+
+    gpushare_unit_mib = serializers.IntegerField(
+        min_value=1,
+        max_value=gpushare.GIB,
+        default=gpushare.GIB,
+        help_text="What one `aliyun.com/gpu-mem` is, in MiB: 1024, or 1 where gpushare's device plugin counts so.",
+    )
+
+
+class LeftSerializer(Strict):
+    """What is not taken over, and why."""
+
+    about = serializers.CharField(read_only=True)
+    why = serializers.CharField(read_only=True)
+
+
+class ImportReportSerializer(Strict):
+    """What was made, or would be."""
+
+    dry_run = serializers.BooleanField(read_only=True)
+    made = serializers.ListField(child=serializers.CharField(), read_only=True)
+    kept = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="What was there already.")
+    left = LeftSerializer(many=True, read_only=True)
+
+
+class Import(ClusterView):
+    """The importer."""
+
+    serializer_class: Any = ImportSerializer
+    tagged = False
+    change_parameters = {"POST": frozenset({"dry_run"})}
+
+    @extend_schema(parameters=[DRY_RUN], responses={200: ImportReportSerializer})
+    def post(self, request: Request, name: str) -> Response:
+        """Make quotas, tenants and claims of what is there, pod by pod; no pod is restarted (operators).
+
+        May be repeated: what is there stays. With `dry_run=true` it is all done, and taken back.
+        """
+        cluster, rehearsal = self.find(name), dry_run(request)
+        values = self.parsed(request)
+        report = take_over(principal=self.principal, cluster=cluster, rehearsal=rehearsal, **values)
+        said = {"dry_run": rehearsal, "made": report.made, "kept": report.kept, "left": report.left}
+        return Response(ImportReportSerializer(said).data)

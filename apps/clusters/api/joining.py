@@ -1,0 +1,44 @@
+"""/clusters/join/: where an agent becomes a node by its cluster's word."""
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.clusters.services import joining
+from apps.nodes.api.serializers import KEY_DIGEST
+from apps.quotas.api.views import ApiView
+from apps.quotas.authentication import source_of
+from gpucloud.api.serializers import Strict
+
+
+class JoinSerializer(Strict):
+    """An agent in a pod of its cluster's."""
+
+    cluster = serializers.CharField(max_length=63, write_only=True, help_text="Its name here.")
+    token = serializers.CharField(
+        max_length=8192, write_only=True, help_text="The pod's projected token, for the audience `gpucloud`."
+    )
+    key_digest = serializers.RegexField(
+        KEY_DIGEST, write_only=True, help_text="SHA-256 of the secret that the agent made for itself."
+    )
+    node_uid = serializers.UUIDField(source="uid", read_only=True)
+    node_name = serializers.CharField(source="name", read_only=True)
+
+
+class Join(ApiView):
+    """Where an agent of a cluster's node gives its pod's token for a lasting key."""
+
+    serializer_class = JoinSerializer
+    tagged = False
+    authentication_classes: list[Any] = []
+    permission_classes = [AllowAny]
+
+    @extend_schema(auth=[], responses={200: JoinSerializer})
+    def post(self, request: Request) -> Response:
+        """Enrol an agent by its cluster's word. Safe to send again with the same key."""
+        node = joining.join(**self.parsed(request), source_ip=source_of(request))
+        return Response(self.get_serializer(node).data)

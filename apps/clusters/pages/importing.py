@@ -1,0 +1,36 @@
+"""Taking over a cluster that others shared: rehearsed first, then done."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_http_methods
+
+from apps.clusters.importing.taking_over import take_over
+from apps.clusters.pages.clusters import find
+from apps.clusters.pages.forms import ImportForm
+from apps.quotas.principals import Principal
+from apps.scheduling.pages.access import page
+from gpucloud.errors import GpucloudError
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def import_page(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """What would be made, as a table; `act=take` makes it. No pod is restarted either way."""
+    principal.require_operator()
+    cluster, form = find(name), ImportForm(request.POST or None)
+    shown: dict[str, Any] = {"cluster": cluster, "form": form}
+    if request.method == "POST" and form.is_valid():
+        rehearsal = request.POST.get("act") != "take"
+        try:
+            report = take_over(principal=principal, cluster=cluster, rehearsal=rehearsal, **form.cleaned_data)
+        except GpucloudError as error:
+            form.refuse(error)
+        else:
+            shown |= {"report": report, "rehearsal": rehearsal}
+            if not rehearsal:
+                messages.success(request, f"{cluster} is taken over, as far as the table says.")
+    refused = form.is_bound and not form.is_valid()
+    return render(request, "clusters/import.html", shown, status=422 if refused else 200)

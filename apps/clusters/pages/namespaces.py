@@ -1,0 +1,75 @@
+"""Which tenant pays for which namespaces of a cluster, and how their ResourceQuotas stand."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from apps.clusters.models import NamespaceBinding, PodClaim
+from apps.clusters.pages.clusters import MOST_PODS, find, whole
+from apps.clusters.pages.forms import BindingForm
+from apps.clusters.services import bindings, quota_drift
+from apps.quotas.principals import Principal
+from apps.scheduling.pages.access import page
+from gpucloud.errors import GpucloudError
+
+
+@require_GET
+@page
+def quotas(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """The part of a cluster's page that asks its API server; it comes after the page."""
+    standing = quota_drift.read(principal=principal, cluster=find(name))
+    return render(request, "clusters/_quotas.html", {"standing": standing})
+
+
+@require_POST
+@page
+def bind(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """Have a tenant pay for a namespace from now on."""
+    principal.require_operator()
+    cluster, form = find(name), BindingForm(request.POST)
+    if form.is_valid():
+        try:
+            row = bindings.bind(principal=principal, cluster=cluster, **form.values)
+        except GpucloudError as error:
+            form.refuse(error)
+        else:
+            messages.success(request, f"{row.tenant} pays for {said(row)} from now on.")
+            return redirect("cluster", name=name)
+    return whole(request, cluster, bind=form, refused=True)
+
+
+def said(row: NamespaceBinding) -> str:
+    """The namespaces in words."""
+    if row.namespace is not None:
+        return f"namespace {row.namespace}"
+    labels = ", ".join(f"{name}={value}" for name, value in sorted((row.selector or {}).items()))
+    return f"namespaces with {labels}" if labels else "every namespace"
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def unbind(request: HttpRequest, principal: Principal, name: str, pk: int) -> HttpResponse:
+    """What ending the binding would do; and, posted, doing it."""
+    principal.require_operator()
+    cluster = find(name)
+    row = cluster.bindings.select_related("tenant", "cluster").filter(pk=pk).first()
+    if row is None:
+        raise Http404("There is no such binding.")
+    if request.method == "POST":
+        bindings.unbind(principal=principal, binding=row)
+        messages.success(request, f"{row.tenant} no longer pays for what comes to {said(row)}.")
+        return redirect("cluster", name=name)
+    return render(request, "clusters/unbind.html", {"cluster": cluster, "row": row, "about": said(row), **_effect(row)})
+
+
+def _effect(row: NamespaceBinding) -> dict[str, Any]:
+    """What runs there for the tenant, and who pays afterwards as far as names say it."""
+    pods = PodClaim.objects.live().filter(cluster=row.cluster, claim__tenant=row.tenant).select_related("claim")
+    if row.namespace is not None:
+        pods = pods.filter(namespace=row.namespace)
+    others = row.cluster.bindings.exclude(pk=row.pk).select_related("tenant")
+    by_labels = [other for other in others if other.selector is not None]
+    return {"pods": pods.order_by("namespace", "pod")[:MOST_PODS], "by_labels": [(said(one), one) for one in by_labels]}

@@ -1,0 +1,96 @@
+"""What kube-scheduler and API servers are to be told of this installation."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from django.conf import settings
+
+from apps.clusters.admission import certificates, manifests
+from apps.clusters.extender import configuration
+from apps.clusters.models import Cluster
+from apps.quotas.principals import Principal
+from gpucloud.errors import Conflict, Invalid
+
+Json = dict[str, Any]
+Form = Literal["configuration", "policy"]
+# A listener at every address is reached by none of these names from elsewhere.
+ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - read, not bound
+
+
+class NoAuthority(Conflict):
+    """There is no certificate that API servers could be told to trust."""
+
+    code = "no-authority"
+    title = "The webhooks have no certificates yet"
+
+
+class NotReachable(Invalid):
+    """No API server calls a webhook there."""
+
+    code = "not-reachable"
+    title = "API servers cannot call webhooks there"
+
+
+def url() -> str:
+    """Where the extender listens, as far as its settings say."""
+    host = "127.0.0.1" if settings.EXTENDER_HOST in ANYWHERE else settings.EXTENDER_HOST
+    scheme = "https" if settings.EXTENDER_CERTIFICATE else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.EXTENDER_PORT}"
+
+
+def scheduler(
+    *,
+    principal: Principal,
+    form: Form = "configuration",
+    at: str = "",
+    cluster: Cluster | None = None,
+    by_name: bool = False,
+    everything: bool = False,
+    scheduler_name: str = "",
+    tls: dict[str, str] | None = None,
+) -> Json:
+    """For kube-scheduler. `at`: where it reaches the extender; else as the settings have it. Raises Denied.
+
+    `cluster`: for one of several; its name becomes part of the path. `tls`: files on kube-scheduler's machine.
+    """
+    principal.require_operator()
+    address = (at or url()).rstrip("/") + (f"/clusters/{cluster.name}" if cluster else "")
+    files: dict[str, Any] = dict(tls or {})
+    entry = configuration.extender(address, by_name=by_name, everything=everything, **files)
+    if form == "policy":
+        return configuration.policy(entry)
+    return configuration.configuration(entry, scheduler_name=scheduler_name or None)
+
+
+def converted(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
+    """The other form, and what has no place in it. Raises NotASchedulerConfiguration, Denied."""
+    principal.require_operator()
+    return configuration.convert(document)
+
+
+def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False) -> list[Json]:
+    """Both configurations, trusting the authority beside EXTENDER_CERTIFICATE. Raises NoAuthority, Denied.
+
+    `service`: NAMESPACE/NAME of the webhooks' Service; else `at`, an https:// address, or the listener's own. Raises
+    NotReachable.
+    """
+    principal.require_operator()
+    namespace, slash, name = service.partition("/")
+    if (service and not (namespace and slash and name)) or (at and not at.startswith("https://")):
+        raise NotReachable("Say a Service as NAMESPACE/NAME, or an https:// address: API servers speak TLS only.")
+    trusted = _authority()
+    reached: Json = {"service": (namespace, name)} if service else {"url": at or url()}
+    return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, **reached)
+
+
+def _authority() -> bytes:
+    """Whom API servers are to trust, PEM. Raises NoAuthority."""
+    if settings.EXTENDER_CERTIFICATE:
+        try:
+            return certificates.bundle(Path(settings.EXTENDER_CERTIFICATE).parent)
+        except OSError:
+            pass
+    raise NoAuthority(
+        "EXTENDER_CERTIFICATE names no certificate with its authority beside it: make them with "
+        "`manage.py webhook_certificates`, which prints this configuration too."
+    )

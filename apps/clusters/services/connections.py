@@ -1,0 +1,116 @@
+"""Trying a cluster's connection: does its API server answer, and may our account there do what we need?
+
+`NEEDS` are the rights of the ClusterRole `gpucloud-cluster` in deploy/kubernetes/rbac.yaml, each with what it is for.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from apps.clusters.kube.client import Client, Refused
+from apps.clusters.models import Cluster
+from apps.clusters.services.clusters import kubeconfig_of
+from apps.quotas.principals import Principal
+from gpucloud.errors import Conflict, GpucloudError
+
+logger = logging.getLogger(__name__)
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class CredentialsUnusable(Conflict):
+    """The client library finds something wrong with the cluster's credentials."""
+
+    code = "credentials-unusable"
+    title = "The cluster's credentials cannot be used"
+
+
+class Need(NamedTuple):
+    """Rights to one kind of object, in all namespaces."""
+
+    group: str
+    # With its subresource: `pods/binding`.
+    resource: str
+    verbs: tuple[str, ...]
+    purpose: str
+    # One object only.
+    name: str = ""
+
+
+NEEDS = (
+    Need("", "nodes", ("get", "list", "watch"), "to know its machines"),
+    Need("", "namespaces", ("get", "list", "watch"), "to know whose pods are whose"),
+    Need("", "pods", ("get", "list", "watch", "patch"), "to see pods, and to say which GPU each has"),
+    Need("", "pods/binding", ("create",), "to bind pods, where kube-scheduler leaves that to the extender"),
+    Need("", "resourcequotas", ("get", "list", "watch", "create", "patch", "update"), "to keep tenants' quotas there"),
+    Need("", "events", ("create",), "to tell pods what became of their resize"),
+    Need("", "configmaps", ("get",), "to take over gpu-admission's quotas", name="gpuquota"),
+    Need("kubeshare.nthu", "sharepods", ("list",), "to take over SharePods"),
+    Need("authentication.k8s.io", "tokenreviews", ("create",), "to let agents of its nodes join by themselves"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A right that our account does not have there."""
+
+    verb: str
+    resource: str
+    group: str
+    purpose: str
+
+
+@dataclass(slots=True)
+class Tried:
+    """What came of it. `reason`: why the cluster was not reached."""
+
+    reached: bool
+    reason: str = ""
+    kubernetes_version: str = ""
+    # Of the first answer, with the connection's making.
+    answer_seconds: float | None = None
+    missing: list[Missing] = field(default_factory=list)
+
+
+def client_of(cluster: Cluster) -> Client:
+    """A connection. Raises SealBroken, CredentialsUnusable."""
+    config = kubeconfig_of(cluster)
+    try:
+        return Client(config)
+    except Exception as error:
+        # The library raises whatever it finds wrong with credentials.
+        raise CredentialsUnusable(f"The credentials of {cluster.name} cannot be used: {error}") from error
+
+
+def attempt(*, principal: Principal, cluster: Cluster) -> Tried:
+    """Ask for the version, then for each right. Changes nothing, here and there. Raises Denied."""
+    principal.require_operator()
+    began = time.monotonic()
+    try:
+        client = client_of(cluster)
+        version = client.version()
+        took = time.monotonic() - began
+        missing = [gap for need in NEEDS for gap in _missing(client, need)]
+    except GpucloudError as error:
+        return Tried(reached=False, reason=error.detail)
+    return Tried(reached=True, kubernetes_version=version, answer_seconds=round(took, 3), missing=missing)
+
+
+def _missing(client: Client, need: Need) -> list[Missing]:
+    return [
+        Missing(verb, need.resource, need.group, need.purpose) for verb in need.verbs if not _may(client, need, verb)
+    ]
+
+
+def _may(client: Client, need: Need, verb: str) -> bool:
+    resource, _, sub = need.resource.partition("/")
+    asked = {"verb": verb, "group": need.group, "resource": resource, "subresource": sub, "name": need.name}
+    try:
+        said = msgspec.json.decode(client.post(REVIEWS, {"spec": {"resourceAttributes": asked}}))
+    except Refused as error:
+        logger.info("an access review is refused: %s", error.detail)
+        return False
+    return bool(said.get("status", {}).get("allowed"))

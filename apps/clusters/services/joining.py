@@ -1,0 +1,111 @@
+"""A node joins by its cluster's word: its agent shows a token of its pod, and the API server says whose pod that is.
+
+The token is a projected one of the agents' service account: bound to the pod, for us alone (`AUDIENCE`), for an hour.
+With it nothing can be done at the API server, so a server of ours that is broken into gains nothing there. Which node
+it is follows from the pod that the API server knows under that name and uid, never from what the agent says.
+"""
+
+import base64
+import logging
+import re
+import time
+from typing import Any
+
+import msgspec
+from django.db import IntegrityError, transaction
+
+from apps.clusters.kube.client import Client, Refused
+from apps.clusters.models import Cluster, JoinedNode
+from apps.clusters.services.connections import client_of
+from apps.nodes.models import Node
+from apps.nodes.services import nodes
+from apps.nodes.services.nodes import EnrolmentRefused
+from apps.quotas.models.tenant import SLUG
+from apps.quotas.principals import Principal
+
+logger = logging.getLogger(__name__)
+
+AUDIENCE = "gpucloud"
+REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
+NOT_OURS = "No cluster of that name lets this agent in: see its `agent_account`, and what the server's log says."
+
+
+def join(*, cluster: str, token: str, key_digest: str, source_ip: str | None = None) -> Node:
+    """The node that the token's pod runs on, made where there is none, with this key from now on.
+
+    The same key may come again: the first answer may have been lost. Raises EnrolmentRefused, Unreachable.
+    """
+    row = Cluster.objects.select_related("pool").filter(name=cluster, enabled=True).exclude(agent_account="").first()
+    if row is None or not _may_be_ours(row, token):
+        raise EnrolmentRefused(NOT_OURS)
+    try:
+        name = _node_of(row, client_of(row), token)
+    except Refused as error:
+        logger.warning("an agent of cluster %s cannot be let in: %s", row.name, error.detail)
+        raise EnrolmentRefused(NOT_OURS) from error
+    return _take(row, name, key_digest, Principal(name=f"cluster:{row.name}", is_operator=True, source_ip=source_ip))
+
+
+def subject(cluster: Cluster) -> str:
+    """As Kubernetes calls the agents' account."""
+    return "system:serviceaccount:" + cluster.agent_account.replace("/", ":")
+
+
+def _may_be_ours(cluster: Cluster, token: str) -> bool:
+    """Whether the API server is worth asking: anybody may come here, and what a token says of itself is not proof."""
+    try:
+        body = token.split(".")[1]
+        said = msgspec.json.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=dict[str, Any])
+        audiences = said.get("aud")
+        named = audiences == AUDIENCE or (isinstance(audiences, list) and AUDIENCE in audiences)
+        return named and said.get("sub") == subject(cluster) and float(said.get("exp", 0)) > time.time()
+    except (IndexError, RecursionError, TypeError, ValueError):  # among them what base64 and msgspec raise
+        return False
+
+
+def _node_of(cluster: Cluster, client: Client, token: str) -> str:
+    """As the cluster calls it. Raises EnrolmentRefused, Refused, Unreachable."""
+    said = msgspec.json.decode(client.post(REVIEWS, {"spec": {"token": token, "audiences": [AUDIENCE]}}))
+    status = said.get("status") or {}
+    user = status.get("user") or {}
+    # An API server that knows no audiences answers without them, and then the token may be anybody's.
+    if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
+        raise EnrolmentRefused(
+            f"The API server does not know this token: {status.get('error') or 'not authenticated'}."
+        )
+    extra = user.get("extra") or {}
+    pod_name, pod_uid = (extra.get(key) or [""] for key in (POD_NAME, POD_UID))
+    if user.get("username") != subject(cluster) or not pod_name[0] or not pod_uid[0]:
+        raise EnrolmentRefused("The token is not one of a pod of the agents: project it into the pod.")
+    namespace = cluster.agent_account.partition("/")[0]
+    pod = client.get(f"/api/v1/namespaces/{namespace}/pods/{pod_name[0]}")
+    if pod["metadata"]["uid"] != pod_uid[0] or not pod["spec"].get("nodeName"):
+        raise EnrolmentRefused("The token's pod is another one by now, or on no node.")
+    return str(pod["spec"]["nodeName"])
+
+
+def _take(cluster: Cluster, name: str, key_digest: str, principal: Principal) -> Node:
+    try:
+        with transaction.atomic():
+            joined = JoinedNode.objects.select_related("node").filter(cluster=cluster, kubernetes_node=name).first()
+            node = joined.node if joined is not None else _make(cluster, name, principal)
+            return nodes.adopt(principal=principal, node=node, key_digest=key_digest, kubernetes_node=name)
+    except IntegrityError as error:
+        raise EnrolmentRefused(f"Node {name} was joining at this moment: try again.") from error
+
+
+def _make(cluster: Cluster, name: str, principal: Principal) -> Node:
+    """A node of ours for the machine. Raises EnrolmentRefused."""
+    ours = name.lower().replace(".", "-")
+    if not re.fullmatch(SLUG, ours):
+        raise EnrolmentRefused(f"{name} is too long for a name here: make the node, and give its agent a token.")
+    if Node.objects.filter(name=ours).exists():
+        raise EnrolmentRefused(
+            f"There is a node {ours} that did not join by cluster {cluster.name}: give its agent a token of its own."
+        )
+    node, _ = nodes.create_node(principal=principal, name=ours, pool=cluster.pool)
+    # Nobody is shown the token that it was made with.
+    node.change(enrolment_digest=None, enrolment_expires_at=None)
+    JoinedNode.objects.create(cluster=cluster, kubernetes_node=name, node=node)
+    return node
