@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from apps.clusters.kube.client import Client, Refused, Unreachable
+from tests.clusters import authority
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 START_SECONDS = 120.0
@@ -88,6 +89,7 @@ class ControlPlane:
             f"--service-account-key-file={keys}", f"--service-account-signing-key-file={keys}",
             "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
             f"--token-auth-file={self.directory}/tokens.csv", "--authorization-mode=RBAC",
+            f"--client-ca-file={authority.make(self.directory / 'clients')}/ca.crt",
             # No pod needs a token, and nobody tells that a node is ready.
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--enable-priority-and-fairness=false",
         )  # fmt: skip
@@ -130,6 +132,16 @@ class ControlPlane:
                 "users": [{"name": "it", "user": {"token": TOKEN}}],
             }
         )
+
+    def kubeconfig_by_certificate(self, user: str, *groups: str) -> str:
+        """Of this user, who is in these groups."""
+        whole = yaml.safe_load(self.kubeconfig())
+        names = ("client-certificate-data", "client-key-data")
+        files = authority.client(self.directory / "clients", user, *groups)
+        whole["users"][0]["user"] = {
+            name: base64.b64encode(file.read_bytes()).decode() for name, file in zip(names, files, strict=True)
+        }
+        return str(yaml.safe_dump(whole))
 
     def client(self) -> Client:
         """An administrator's."""

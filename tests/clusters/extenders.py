@@ -19,18 +19,20 @@ from tests.processes import eventually
 class Listening:
     """Serves while it is entered."""
 
-    def __init__(self, *, networks: Networks | None = None) -> None:
+    def __init__(self, *, networks: Networks | None = None, **tls: Any) -> None:
+        """`tls`: uvicorn's words for certificates."""
         self.clusters: dict[str, Extended] = {}
         self.watches: list[Reflector] = []
         self.troubles: list[str] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         door = Door(self.clusters, networks=networks, version="test")
-        self._server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None))
+        self._scheme = "https" if tls else "http"
+        self._server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None, **tls))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._socket.getsockname()[1]}"
 
     def __enter__(self) -> Self:
         self._thread.start()
