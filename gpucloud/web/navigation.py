@@ -68,7 +68,7 @@ SECTIONS: Final = (
             Place(
                 "clusters",
                 "Clusters",
-                "stack-2",
+                "bolt",
                 operators=True,
                 within=("/new-cluster/",),
                 words="kubernetes namespaces pods import",
