@@ -34,6 +34,7 @@ COPY gpucloud gpucloud
 COPY apps apps
 COPY agent agent
 COPY templates templates
+COPY locale locale
 COPY static static
 COPY deploy/docker deploy/docker
 COPY deploy/systemd deploy/systemd

@@ -55,6 +55,7 @@ MIDDLEWARE = [
     # Says each answer's length: without one the server sends it in chunks.
     "django.middleware.common.CommonMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "gpucloud.web.languages.Languages",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -74,7 +75,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
-            "builtins": ["gpucloud.web.tags"],
+            "builtins": ["django.templatetags.i18n", "gpucloud.web.tags"],
         },
     }
 ]
@@ -118,6 +119,13 @@ OIDC_GROUP_ROLES = environment.group_roles("OIDC_GROUP_ROLES")
 WEBHOOK_NETWORKS = environment.networks("WEBHOOK_NETWORKS")
 
 LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English"), ("zh-hant", "繁體中文"), ("zh-hans", "简体中文")]
+LOCALE_PATHS = [BASE_DIR / "locale"]
+# What the switch in the top bar sets; no script needs it.
+LANGUAGE_COOKIE_AGE = 365 * 86400
+LANGUAGE_COOKIE_HTTPONLY = True
+LANGUAGE_COOKIE_SAMESITE = "Lax"
+LANGUAGE_COOKIE_SECURE = HTTPS_ONLY
 TIME_ZONE = "UTC"
 USE_I18N = True
 USE_TZ = True

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
 Tone = Literal["good", "busy", "warn", "bad", "quiet"]
 
 
@@ -10,56 +13,56 @@ Tone = Literal["good", "busy", "warn", "bad", "quiet"]
 class Look:
     """`icon` names a symbol of the sprite, `tone` a class of the style sheet."""
 
-    word: str
+    word: Promise | str
     icon: str
     tone: Tone
 
 
 LOOKS: Final = {
     # Of claims and of assignments.
-    "pending": Look("Pending", "hourglass", "busy"),
-    "queued": Look("Queued", "clock", "warn"),
-    "assigned": Look("Assigned", "loader-2", "busy"),
-    "active": Look("Active", "circle-check", "good"),
-    "suspended": Look("Suspended", "player-pause", "quiet"),
-    "releasing": Look("Releasing", "arrow-back-up", "busy"),
-    "released": Look("Released", "circle-dashed", "quiet"),
-    "failed": Look("Failed", "circle-x", "bad"),
-    "in_force": Look("In force", "circle-check", "good"),
-    "over_limit": Look("Over its limit", "alert-triangle", "bad"),
+    "pending": Look(_("Pending"), "hourglass", "busy"),
+    "queued": Look(_("Queued"), "clock", "warn"),
+    "assigned": Look(_("Assigned"), "loader-2", "busy"),
+    "active": Look(_("Active"), "circle-check", "good"),
+    "suspended": Look(_("Suspended"), "player-pause", "quiet"),
+    "releasing": Look(_("Releasing"), "arrow-back-up", "busy"),
+    "released": Look(_("Released"), "circle-dashed", "quiet"),
+    "failed": Look(_("Failed"), "circle-x", "bad"),
+    "in_force": Look(_("In force"), "circle-check", "good"),
+    "over_limit": Look(_("Over its limit"), "alert-triangle", "bad"),
     # Of reservations.
-    "booked": Look("Booked", "calendar", "busy"),
-    "unclaimed": Look("Nobody claims", "alert-triangle", "warn"),
-    "idle": Look("Idle", "player-pause", "warn"),
-    "waits": Look("Could not begin", "clock", "warn"),
+    "booked": Look(_("Booked"), "calendar", "busy"),
+    "unclaimed": Look(_("Nobody claims"), "alert-triangle", "warn"),
+    "idle": Look(_("Idle"), "player-pause", "warn"),
+    "waits": Look(_("Could not begin"), "clock", "warn"),
     # Of proposals.
-    "proposed": Look("Proposed", "hourglass", "warn"),
-    "applied": Look("Applied", "circle-check", "good"),
-    "dismissed": Look("Dismissed", "x", "quiet"),
-    "expired": Look("Expired", "clock", "quiet"),
+    "proposed": Look(_("Proposed"), "hourglass", "warn"),
+    "applied": Look(_("Applied"), "circle-check", "good"),
+    "dismissed": Look(_("Dismissed"), "x", "quiet"),
+    "expired": Look(_("Expired"), "clock", "quiet"),
     # Of nodes.
-    "ready": Look("Ready", "circle-check", "good"),
-    "cordoned": Look("Cordoned", "ban", "warn"),
-    "fenced": Look("Fenced", "ban", "bad"),
-    "unhealthy": Look("Unhealthy", "alert-triangle", "bad"),
-    "lost": Look("Lost", "plug-connected-x", "bad"),
-    "awaiting-agent": Look("Awaiting its agent", "hourglass", "warn"),
+    "ready": Look(_("Ready"), "circle-check", "good"),
+    "cordoned": Look(_("Cordoned"), "ban", "warn"),
+    "fenced": Look(_("Fenced"), "ban", "bad"),
+    "unhealthy": Look(_("Unhealthy"), "alert-triangle", "bad"),
+    "lost": Look(_("Lost"), "plug-connected-x", "bad"),
+    "awaiting-agent": Look(_("Awaiting its agent"), "hourglass", "warn"),
     # Of clusters.
-    "connected": Look("Connected", "circle-check", "good"),
-    "unreachable": Look("Unreachable", "plug-connected-x", "bad"),
-    "waiting": Look("Not looked at yet", "hourglass", "warn"),
-    "disabled": Look("Not watched", "player-pause", "quiet"),
-    "in-step": Look("In step", "circle-check", "good"),
-    "drifted": Look("Differs", "alert-triangle", "warn"),
+    "connected": Look(_("Connected"), "circle-check", "good"),
+    "unreachable": Look(_("Unreachable"), "plug-connected-x", "bad"),
+    "waiting": Look(_("Not looked at yet"), "hourglass", "warn"),
+    "disabled": Look(_("Not watched"), "player-pause", "quiet"),
+    "in-step": Look(_("In step"), "circle-check", "good"),
+    "drifted": Look(_("Differs"), "alert-triangle", "warn"),
     # Of what an import finds.
-    "would-be-made": Look("Would be made", "hourglass", "busy"),
-    "made": Look("Made", "circle-check", "good"),
-    "there": Look("There already", "circle-dashed", "quiet"),
-    "left": Look("Left", "alert-triangle", "warn"),
+    "would-be-made": Look(_("Would be made"), "hourglass", "busy"),
+    "made": Look(_("Made"), "circle-check", "good"),
+    "there": Look(_("There already"), "circle-dashed", "quiet"),
+    "left": Look(_("Left"), "alert-triangle", "warn"),
     # Of conditions.
-    "True": Look("True", "circle-check", "good"),
-    "False": Look("False", "alert-triangle", "bad"),
-    "Unknown": Look("Unknown", "hourglass", "warn"),
+    "True": Look(_("True"), "circle-check", "good"),
+    "False": Look(_("False"), "alert-triangle", "bad"),
+    "Unknown": Look(_("Unknown"), "hourglass", "warn"),
 }
 
 

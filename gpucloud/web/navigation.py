@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from django.urls import reverse
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,7 @@ class Place:
     """A page of the bar. `within`: beginnings of other paths that belong to it; `words`: what else one calls it."""
 
     route: str
-    title: str
+    title: Promise | str
     icon: str
     operators: bool = False
     within: tuple[str, ...] = ()
@@ -36,38 +38,40 @@ class Place:
 class Section:
     """Places that are used together; named in the bar's first row."""
 
-    title: str
+    title: Promise | str
     places: tuple[Place, ...]
 
 
 SECTIONS: Final = (
     Section(
-        "Work",
+        _("Work"),
         (
-            Place("overview", "Overview", "layout-dashboard", words="home start attention"),
-            Place("claims", "Claims", "stack-2", words="vgpu assignments shares"),
-            Place("queue", "Queue", "clock", words="waiting pending why"),
-            Place("reservations", "Reservations", "calendar", words="booking week"),
-            Place("proposals", "Proposals", "adjustments-horizontal", words="rebalancing idle"),
+            Place("overview", _("Overview"), "layout-dashboard", words="home start attention"),
+            Place("claims", _("Claims"), "stack-2", words="vgpu assignments shares"),
+            Place("queue", _("Queue"), "clock", words="waiting pending why"),
+            Place("reservations", _("Reservations"), "calendar", words="booking week"),
+            Place("proposals", _("Proposals"), "adjustments-horizontal", words="rebalancing idle"),
         ),
     ),
     Section(
-        "Teams",
+        _("Teams"),
         (
-            Place("tenants", "Tenants", "building", within=("/quotas/", "/new-tenant/"), words="quotas members tokens"),
-            Place("reports", "Reports", "gauge", words="gpu-hours cost usage billing"),
-            Place("audit", "Audit", "history", words="log who changed what events"),
+            Place(
+                "tenants", _("Tenants"), "building", within=("/quotas/", "/new-tenant/"), words="quotas members tokens"
+            ),
+            Place("reports", _("Reports"), "gauge", words="gpu-hours cost usage billing"),
+            Place("audit", _("Audit"), "history", words="log who changed what events"),
         ),
     ),
     Section(
-        "Fleet",
+        _("Fleet"),
         (
-            Place("nodes", "Nodes", "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
-            Place("pools", "Pools", "cpu", operators=True, words="sharing policy idle rebalancing"),
-            Place("rounds", "Rounds", "refresh", operators=True, words="scheduler decisions"),
+            Place("nodes", _("Nodes"), "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
+            Place("pools", _("Pools"), "cpu", operators=True, words="sharing policy idle rebalancing"),
+            Place("rounds", _("Rounds"), "refresh", operators=True, words="scheduler decisions"),
             Place(
                 "clusters",
-                "Clusters",
+                _("Clusters"),
                 "bolt",
                 operators=True,
                 within=("/new-cluster/",),
@@ -75,7 +79,7 @@ SECTIONS: Final = (
             ),
             Place(
                 "integrations",
-                "Integrations",
+                _("Integrations"),
                 "terminal-2",
                 operators=True,
                 words="kube-scheduler extender webhooks configuration",

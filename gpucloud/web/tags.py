@@ -9,6 +9,8 @@ from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from gpucloud.web.glossary import FIELDS, WORDS
 from gpucloud.web.looks import look
@@ -20,8 +22,13 @@ SPRITE = "vendor/icons-3.51.0.svg"
 GIB = 1024
 # A popover's id, which a page has once; pages are put together of parts that are asked for again one by one.
 NUMBERS = count(1)
-# The largest unit that leaves at least one whole: (seconds, letter).
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+# The largest unit that leaves at least one whole: (seconds, how many of it).
+UNITS = (
+    (86400, gettext_noop("{0} d")),
+    (3600, gettext_noop("{0} h")),
+    (60, gettext_noop("{0} min")),
+    (1, gettext_noop("{0} s")),
+)
 
 
 @register.simple_tag
@@ -45,18 +52,18 @@ def state(name: str) -> SafeString:
 
 
 @register.simple_tag
-def ago(moment: datetime | None, never: str = "never") -> SafeString | str:
+def ago(moment: datetime | None) -> SafeString | str:
     """How long ago; a script keeps it true while the page is open."""
     if moment is None:
-        return never
+        return _("never")
     seconds = max(0.0, (timezone.now() - moment).total_seconds())
     full = timezone.localtime(moment).strftime("%Y-%m-%d %H:%M:%S %Z")
     return format_html(
-        '<time datetime="{}" title="{}" data-ago="{}">{} ago</time>',
+        '<time datetime="{}" title="{}" data-ago="{}">{}</time>',
         moment.isoformat(),
         full,
         f"{seconds:.1f}",
-        duration(seconds),
+        _("{0} ago").format(duration(seconds)),
     )
 
 
@@ -65,7 +72,7 @@ def ahead(moment: datetime) -> SafeString:
     """How far ahead a moment is, as `in 12 min`; one that has come is `now`."""
     seconds = (moment - timezone.now()).total_seconds()
     full = timezone.localtime(moment).strftime("%Y-%m-%d %H:%M:%S %Z")
-    words = f"in {duration(seconds)}" if seconds >= 1 else "now"
+    words = _("in {0}").format(duration(seconds)) if seconds >= 1 else _("now")
     return format_html('<time datetime="{}" title="{}">{}</time>', moment.isoformat(), full, words)
 
 
@@ -73,9 +80,9 @@ def ahead(moment: datetime) -> SafeString:
 def duration(seconds: float) -> str:
     """`84 ms`, `12 s`, `3 min`, `2 h`, `5 d`."""
     if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
+        return _("{0} ms").format(f"{seconds * 1000:.0f}")
     size, unit = next((size, unit) for size, unit in UNITS if seconds >= size)
-    return f"{seconds / size:.0f} {unit}"
+    return _(unit).format(f"{seconds / size:.0f}")
 
 
 @register.filter
@@ -98,7 +105,7 @@ def percent(value: float | None) -> str:
 def amount(value: int | None, resource: str) -> str:
     """An amount of a quota's resource; null is unlimited."""
     if value is None:
-        return "unlimited"
+        return _("unlimited")
     return {"core_percent": f"{value} %", "memory_mib": mib(value)}.get(resource, str(value))
 
 

@@ -1,5 +1,7 @@
 // Live charts: series by key (an assignment, or a GPU), a window that slides, marks where limits were moved.
 // Every chart has a legend with its present numbers and a table with the same data.
+import { say } from "./words.js";
+
 const GAP_SECONDS = 5; // a longer silence is drawn as a gap, not as a line
 const TABLE_ROWS = 60;
 
@@ -128,7 +130,7 @@ class Chart {
     const items = this.kind.lines.map((line) => {
       const item = element("span", "legend-item");
       const value = element("b");
-      item.append(element("i", `legend-line colour-${line.colour} ${line.css ?? ""}`), line.label, value);
+      item.append(element("i", `legend-line colour-${line.colour} ${line.css ?? ""}`), say(line.label), value);
       return { item, value };
     });
     this.values = items.map(({ value }) => value);
@@ -157,7 +159,7 @@ class Chart {
 
   series(line) {
     return {
-      label: line.label, stroke: colourOf(line.colour), width: line.width ?? 2, dash: line.dash, points: { show: false },
+      label: say(line.label), stroke: colourOf(line.colour), width: line.width ?? 2, dash: line.dash, points: { show: false },
       fill: line.fill && colourOf(line.fill), paths: line.stepped ? window.uPlot.paths.stepped({ align: 1 }) : undefined,
     };
   }
@@ -218,7 +220,7 @@ class Chart {
   table() {
     if (!this.details.open) return;
     const [head, body] = ["thead", "tbody"].map((name) => this.details.querySelector(name));
-    head.replaceChildren(row("th", ["time", ...this.kind.lines.map((line) => `${line.label}, ${this.kind.unit}`)]));
+    head.replaceChildren(row("th", [say("time"), ...this.kind.lines.map((line) => `${say(line.label)}, ${this.kind.unit}`)]));
     const newest = this.points.slice(-TABLE_ROWS).reverse();
     body.replaceChildren(...newest.map((p) => row("td", [clock(p.at), ...this.kind.lines.map((line) => line.of(p, this)?.toFixed(2) ?? "–")])));
   }

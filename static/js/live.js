@@ -1,6 +1,8 @@
 // Keeping a page true. A websocket brings telemetry (for charts) and thin notices that something changed; what changed
 // is fetched again through the ordinary view. Without a socket the page asks every few seconds, and says so. A hidden
 // tab does nothing. A gap in a node's sequence numbers, or a new connection, fetches the series again.
+import { say } from "./words.js";
+
 const POLL_SECONDS = 3;
 const QUIET_SECONDS = 5; // agents report once a second
 const LONGEST_BACKOFF_SECONDS = 30;
@@ -156,7 +158,7 @@ export class Watch {
     const age = Math.floor((performance.now() - this.heard) / 1000);
     const limit = QUIET_SECONDS + (this.connected ? this.refreshSeconds : POLL_SECONDS);
     const mode = age > limit ? "stale" : this.connected ? "live" : "polling";
-    const text = { stale: `stale ${age} s`, live: "live", polling: `polling every ${POLL_SECONDS} s` }[mode];
+    const text = { stale: say("stale", age), live: say("live"), polling: say("polling", POLL_SECONDS) }[mode];
     const element = document.getElementById("live");
     element.dataset.mode = mode;
     const word = document.getElementById("live-word");

@@ -1,12 +1,13 @@
 // What every page does: ages that stay true, dialogs, copying, filters, and watching what changes.
 import { Watch } from "./live.js";
+import { say } from "./words.js";
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 function words(seconds) {
-  if (seconds < 1) return "just now";
+  if (seconds < 1) return say("now");
   const [size, unit] = UNITS.find(([size]) => seconds >= size);
-  return `${Math.floor(seconds / size)} ${unit} ago`;
+  return say("ago", say(unit, Math.floor(seconds / size)));
 }
 
 // The server said how old it was when it was written; from then on this page's own clock counts.
@@ -31,11 +32,11 @@ async function copy(button, text) {
   const label = button.querySelector("span");
   try {
     await navigator.clipboard.writeText(text);
-    label.textContent = "Copied";
+    label.textContent = say("copied");
   } catch {
-    label.textContent = "Select and copy it";
+    label.textContent = say("select");
   }
-  setTimeout(() => { label.textContent = "Copy"; }, 2000);
+  setTimeout(() => { label.textContent = say("copy"); }, 2000);
 }
 
 // A slider and the number that it stands for move each other; only the number is sent.

@@ -36,7 +36,7 @@ def test_pools_are_the_operators(cast: Cast, machine: Machine, browser: SignIn) 
         assert browser("olga").get(path).status_code == 200, path
     assert browser("anna").post("/pools/default/", typed(cast.pool, audit_policy="kill")).status_code == 403
     assert browser("olga").get("/pools/none/").status_code == 404
-    assert "/pools/" in text(browser("olga").get("/"))
+    assert "/pools/" in text(browser("olga").get("/nodes/"))
     assert "/pools/" not in text(browser("anna").get("/"))
     cast.pool.refresh_from_db()
     assert cast.pool.audit_policy == "warn"

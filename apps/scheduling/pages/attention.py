@@ -7,6 +7,7 @@ from typing import Any, Final
 from django.db.models import F, Q
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import FRESH
@@ -47,14 +48,14 @@ def _nodes() -> list[Notice]:
     ill = Node.objects.exclude(unhealthy="")
     return [
         *(_gone(node) for node in gone[:MOST]),
-        *(_sick(f"Node {node.name}", node.unhealthy, node) for node in ill[:MOST]),
-        *(_sick(f"GPU {gpu.index} of {gpu.node.name}", gpu.unhealthy, gpu.node) for gpu in sick[:MOST]),
+        *(_sick(_("Node {0}").format(node.name), node.unhealthy, node) for node in ill[:MOST]),
+        *(_sick(_("GPU {0} of {1}").format(gpu.index, gpu.node.name), gpu.unhealthy, gpu.node) for gpu in sick[:MOST]),
     ] + [
         Notice(
             "bad",
             "cpu",
-            f"GPU {gpu.index} of {gpu.node.name} is gone",
-            "The agent no longer sees it; nothing new is placed on it.",
+            _("GPU {0} of {1} is gone").format(gpu.index, gpu.node.name),
+            _("The agent no longer sees it; nothing new is placed on it."),
             reverse("node", args=[gpu.node.name]),
         )
         for gpu in missing[:MOST]
@@ -64,15 +65,19 @@ def _nodes() -> list[Notice]:
 def _gone(node: Node) -> Notice:
     url = reverse("node", args=[node.name])
     if node.last_seen_at is None:
-        detail = "Run the command that its creation answered on the machine, or make a new enrolment token."
-        return Notice("warn", "hourglass", f"Node {node.name} awaits its agent", detail, url, node.created_at)
-    detail = "No sign of life. Its programs keep their last limits, and its claims keep their share."
-    return Notice("bad", "plug-connected-x", f"Node {node.name} is lost", detail, url, node.last_seen_at)
+        detail = _("Run the command that its creation answered on the machine, or make a new enrolment token.")
+        return Notice(
+            "warn", "hourglass", _("Node {0} awaits its agent").format(node.name), detail, url, node.created_at
+        )
+    detail = _("No sign of life. Its programs keep their last limits, and its claims keep their share.")
+    return Notice("bad", "plug-connected-x", _("Node {0} is lost").format(node.name), detail, url, node.last_seen_at)
 
 
 def _sick(what: str, words: str, node: Node) -> Notice:
-    detail = f"{words}: nothing new is placed on it; the claims on it are left."
-    return Notice("bad", "alert-triangle", f"{what} is unhealthy", detail, reverse("node", args=[node.name]))
+    detail = _("{0}: nothing new is placed on it; the claims on it are left.").format(words)
+    return Notice(
+        "bad", "alert-triangle", _("{0} is unhealthy").format(what), detail, reverse("node", args=[node.name])
+    )
 
 
 def _assignments(principal: Principal) -> list[Notice]:
@@ -90,13 +95,15 @@ def _of_assignment(row: Assignment) -> Notice:
     where = f"{row.gpu.node.name} GPU {row.gpu.index}"
     common: dict[str, Any] = {"url": reverse("claim", args=[row.claim.uid]), "since": row.updated_at}
     if row.state == AssignmentState.FAILED:
-        detail = row.reason or "The agent gave no reason."
-        return Notice("bad", "circle-x", f"{row.claim} failed on {where}", detail, **common)
+        detail = row.reason or _("The agent gave no reason.")
+        return Notice("bad", "circle-x", _("{0} failed on {1}").format(row.claim, where), detail, **common)
     if row.state == AssignmentState.OVER_LIMIT:
-        detail = row.reason or "It holds more memory than its limit; its next allocation fails."
-        return Notice("bad", "alert-triangle", f"{row.claim} is over its limit on {where}", detail, **common)
-    detail = "The agent has not confirmed the last change; it is sent again until it does."
-    return Notice("warn", "refresh", f"{row.claim} is not in force on {where}", detail, **common)
+        detail = row.reason or _("It holds more memory than its limit; its next allocation fails.")
+        return Notice(
+            "bad", "alert-triangle", _("{0} is over its limit on {1}").format(row.claim, where), detail, **common
+        )
+    detail = _("The agent has not confirmed the last change; it is sent again until it does.")
+    return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
 
 
 def _idle(principal: Principal) -> list[Notice]:
@@ -107,14 +114,17 @@ def _idle(principal: Principal) -> list[Notice]:
 
 
 def _of_idle(claim: Claim) -> Notice:
-    what = "No program has used it." if claim.idle_reason == Idle.UNUSED else "Its programs compute nothing."
+    unused = claim.idle_reason == Idle.UNUSED
+    what = _("No program has used it.") if unused else _("Its programs compute nothing.")
     if claim.idle_release_at is not None:
-        end = f"It is released at {claim.idle_release_at:%Y-%m-%d %H:%M:%S} UTC unless it is used before."
+        end = _("It is released at {0} UTC unless it is used before.").format(
+            f"{claim.idle_release_at:%Y-%m-%d %H:%M:%S}"
+        )
     elif claim.lent_core:
-        end = f"It lends {claim.lent_core} % of a GPU until it wants it."
+        end = _("It lends {0} of a GPU until it wants it.").format(f"{claim.lent_core} %")
     else:
-        end = "Release it if it is needed no longer."
-    title = f"{claim} is {'unused' if claim.idle_reason == Idle.UNUSED else 'idle'}"
+        end = _("Release it if it is needed no longer.")
+    title = (_("{0} is unused") if unused else _("{0} is idle")).format(claim)
     return Notice("warn", "player-pause", title, f"{what} {end}", reverse("claim", args=[claim.uid]), claim.idle_since)
 
 
@@ -126,7 +136,7 @@ def _queued(principal: Principal) -> list[Notice]:
         Notice(
             "warn",
             "clock",
-            f"{claim} waits",
+            _("{0} waits").format(claim),
             "; ".join(reason["detail"] for reason in claim.reasons) + ".",
             reverse("claim", args=[claim.uid]),
             claim.created_at,

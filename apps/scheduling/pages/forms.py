@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.core.validators import RegexValidator
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import ValidationError
 
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
@@ -18,7 +20,11 @@ from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
 from apps.scheduling.models import ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT
 from gpucloud.errors import GpucloudError
+from gpucloud.web.looks import look
 from gpucloud.web.tags import mib
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
 
 # Under which field a refusal is shown.
 FIELD_OF_RESOURCE: Final[Mapping[str, str]] = {
@@ -29,7 +35,7 @@ FIELD_OF_RESOURCE: Final[Mapping[str, str]] = {
 }
 
 
-def number(label: str, *, most: int, help_text: str, **more: Any) -> forms.IntegerField:
+def number(label: "str | StrPromise", *, most: int, help_text: "str | StrPromise", **more: Any) -> forms.IntegerField:
     """A field for a number from 1 on."""
     return forms.IntegerField(
         label=label,
@@ -44,7 +50,7 @@ def number(label: str, *, most: int, help_text: str, **more: Any) -> forms.Integ
 LOCAL = "%Y-%m-%dT%H:%M"
 
 
-def moment(label: str, *, help_text: str, **more: Any) -> forms.DateTimeField:
+def moment(label: "str | StrPromise", *, help_text: "str | StrPromise", **more: Any) -> forms.DateTimeField:
     """A field for a moment, in UTC."""
     widget = forms.DateTimeInput(attrs={"class": "form-control", "type": "datetime-local"}, format=LOCAL)
     return forms.DateTimeField(label=label, help_text=help_text, widget=widget, input_formats=[LOCAL], **more)
@@ -74,12 +80,12 @@ class ResizeForm(ServiceForm):
     """The three numbers that move live. Only what the person changed is sent: someone else may have moved the rest."""
 
     core_request = number(
-        "Core request", most=100, help_text="Percent of the GPU, guaranteed.", show_hidden_initial=True
+        _("Core request"), most=100, help_text=_("Percent of the GPU, guaranteed."), show_hidden_initial=True
     )
     core_limit = number(
-        "Core limit", most=100, help_text="Percent, the ceiling when others are idle.", show_hidden_initial=True
+        _("Core limit"), most=100, help_text=_("Percent, the ceiling when others are idle."), show_hidden_initial=True
     )
-    memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", show_hidden_initial=True)
+    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), show_hidden_initial=True)
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def flat(detail: Any) -> Iterator[str]:
 LABEL_CHECK = RegexValidator(LABEL_NAME, LABEL_WRONG)
 
 
-def label(name: str, help_text: str) -> forms.CharField:
+def label(name: "StrPromise", help_text: "StrPromise") -> forms.CharField:
     """A field for a label among the tenant's claims."""
     widget = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"})
     return forms.CharField(
@@ -111,27 +117,28 @@ class MoreForm(ServiceForm):
     """What only some claims say; on the page it is folded until one of these says something."""
 
     priority = forms.IntegerField(
+        label=_("Priority"),
         required=False,
         min_value=-1000,
         max_value=1000,
-        help_text="Higher goes first in the queue; 0 unless given.",
+        help_text=_("Higher goes first in the queue; 0 unless given."),
         widget=forms.NumberInput(attrs={"class": "form-control"}),
     )
     time_limit_minutes = number(
-        "Time limit",
+        _("Time limit"),
         most=MOST[ClaimField.TIME_LIMIT_SECONDS] // 60,
         required=False,
-        help_text="Minutes after which it is released. With one it may start before claims that wait for more room.",
+        help_text=_("Minutes after which it is released. With one it may start before claims that wait for more room."),
     )
-    start_at = moment("Not before", required=False, help_text="In UTC; it waits until then.")
-    affinity = label("Together with", "A label: your tenant’s claims that have it share a GPU.")
-    anti_affinity = label("Apart from", "A label: your tenant’s claims that have it never share a GPU.")
-    exclusion = label("Alone with", "A label: its GPUs carry only your tenant’s claims that have it.")
+    start_at = moment(_("Not before"), required=False, help_text=_("In UTC; it waits until then."))
+    affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
+    anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
+    exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
     node_selector = forms.CharField(
-        label="Nodes with labels",
+        label=_("Nodes with labels"),
         required=False,
         max_length=2000,
-        help_text="All of them, such as zone=a, net=ib.",
+        help_text=_("All of them, such as zone=a, net=ib."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "zone=a, net=ib"}),
     )
 
@@ -154,7 +161,7 @@ class MoreForm(ServiceForm):
         """`zone=a, net=ib` by name, as the API takes it."""
         words = [word.strip().partition("=") for word in self.cleaned_data["node_selector"].split(",") if word.strip()]
         if not all(equals for _, equals, _ in words):
-            raise forms.ValidationError("Write name=value, and commas between them: zone=a, net=ib.")
+            raise forms.ValidationError(_("Write name=value, and commas between them: zone=a, net=ib."))
         try:
             labels: dict[str, str] = LabelsField().run_validation(
                 {name.strip(): value.strip() for name, _, value in words}
@@ -167,7 +174,7 @@ class MoreForm(ServiceForm):
         """The API's own rule."""
         start_at: datetime | None = self.cleaned_data["start_at"]
         if start_at is not None and start_at > timezone.now() + LATEST_START:
-            raise forms.ValidationError(f"Must be within {LATEST_START.days} days.")
+            raise forms.ValidationError(gettext("Must be within {0} days.").format(LATEST_START.days))
         return start_at
 
     @property
@@ -184,20 +191,23 @@ class TenantForm(ServiceForm):
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
+        label=_("Tenant"),
         to_field_name="slug",
-        empty_label="Choose one",
-        help_text="Whose quota bears it.",
+        empty_label=_("Choose one"),
+        help_text=_("Whose quota bears it."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     name = forms.CharField(
+        label=_("Name"),
         max_length=200,
-        help_text="What you will recognise it by.",
+        help_text=_("What you will recognise it by."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "train-7"}),
     )
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
-        help_text="Which nodes may carry it.",
+        help_text=_("Which nodes may carry it."),
         empty_label=None,
         widget=forms.Select(attrs={"class": "form-select"}),
     )
@@ -218,17 +228,17 @@ class TenantForm(ServiceForm):
 class ClaimForm(MoreForm, TenantForm):
     """A new claim: what most claims need, and, folded, what some do; the API has a few fields more."""
 
-    gpu_count = number("GPUs", most=64, help_text="How many, each with the same share.", initial=1)
-    core_request = number("Core request", most=100, help_text="Percent of each GPU, guaranteed.", initial=25)
+    gpu_count = number(_("GPUs"), most=64, help_text=_("How many, each with the same share."), initial=1)
+    core_request = number(_("Core request"), most=100, help_text=_("Percent of each GPU, guaranteed."), initial=25)
     core_limit = number(
-        "Core limit", most=100, help_text="Percent, the ceiling; the request unless given.", required=False
+        _("Core limit"), most=100, help_text=_("Percent, the ceiling; the request unless given."), required=False
     )
-    memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
-    weight = number("Weight", most=MOST_WEIGHT, help_text="Its part, among those that want the GPU.", initial=1)
+    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), initial=4096)
+    weight = number(_("Weight"), most=MOST_WEIGHT, help_text=_("Its part, among those that want the GPU."), initial=1)
     best_effort = forms.BooleanField(
-        label="Best effort",
+        label=_("Best effort"),
         required=False,
-        help_text="It gets only the compute that the other claims of its GPU leave.",
+        help_text=_("It gets only the compute that the other claims of its GPU leave."),
         widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
     )
 
@@ -241,7 +251,9 @@ class ClaimForm(MoreForm, TenantForm):
         """A field that only some pools' policy looks at names them, and is left out where no pool does."""
         pools = list(Pool.objects.filter(sharing_policy=policy).values_list("name", flat=True))
         if pools:
-            self.fields[name].help_text = f"{self.fields[name].help_text} Used in pool {', '.join(pools)}."
+            self.fields[name].help_text = " ".join(
+                [str(self.fields[name].help_text), gettext("Used in pool {0}.").format(", ".join(pools))]
+            )
         else:
             del self.fields[name]
 
@@ -257,7 +269,7 @@ class ClaimForm(MoreForm, TenantForm):
         values = super().clean() or {}
         request, limit = values.get("core_request"), values.get("core_limit")
         if request and limit and limit < request:
-            self.add_error("core_limit", "Must not be below the core request.")
+            self.add_error("core_limit", _("Must not be below the core request."))
         return values
 
 
@@ -265,15 +277,17 @@ class FilterForm(forms.Form):
     """What the claims list is narrowed by; it lives in the URL."""
 
     state = forms.ChoiceField(
+        label=_("State"),
         required=False,
-        choices=[("", "All but released"), *((value, str(label)) for value, label in ClaimState.choices)],
+        choices=[("", _("All but released")), *((value, look(value).word) for value in ClaimState.values)],
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
+        label=_("Tenant"),
         required=False,
         to_field_name="slug",
-        empty_label="All tenants",
+        empty_label=_("All tenants"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
 

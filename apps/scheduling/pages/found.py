@@ -6,6 +6,8 @@ from typing import Any, Final
 from django.db.models import Case, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast, Concat
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool, ResourceQuota, Role, Tenant
@@ -15,7 +17,12 @@ from gpucloud.web.tags import amount
 
 # Of a kind; who sees more than this types one more letter.
 MOST: Final = 6
-RESOURCES: Final = {"core_percent": "core", "memory_mib": "memory", "vgpus": "vGPUs", "gpus": "whole GPUs"}
+RESOURCES: Final = {
+    "core_percent": gettext_lazy("core"),
+    "memory_mib": gettext_lazy("memory"),
+    "vgpus": gettext_lazy("vGPUs"),
+    "gpus": gettext_lazy("whole GPUs"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +92,12 @@ def tenants(principal: Principal, words: list[str]) -> Tenants:
 def _for_tenant(principal: Principal, tenant: Tenant) -> list[Hit]:
     offered = []
     if principal.is_operator or tenant.pk in principal.with_role(Role.MEMBER):
-        offered.append(Hit(f"New claim for {tenant}", tenant.name, f"{reverse('new-claim')}?tenant={tenant}", "plus"))
+        offered.append(
+            Hit(_("New claim for {0}").format(tenant), tenant.name, f"{reverse('new-claim')}?tenant={tenant}", "plus")
+        )
     if principal.is_operator:
         url = reverse("new-quota", args=[tenant.slug])
-        offered.append(Hit(f"Give {tenant} a quota", tenant.name, url, "gauge"))
+        offered.append(Hit(_("Give {0} a quota").format(tenant), tenant.name, url, "gauge"))
     return offered
 
 
@@ -102,22 +111,22 @@ def fleet(principal: Principal, words: list[str]) -> list[Group]:
     )
     pools = narrowed(Pool.objects.all(), "pool", ["name"], words, name="name")
     return [
-        Group("nodes", "Nodes", [_of_node(row) for row in nodes[:MOST]]),
+        Group("nodes", _("Nodes"), [_of_node(row) for row in nodes[:MOST]]),
         Group("gpus", "GPUs", [_of_gpu(row) for row in gpus.order_by("node__name", "index")[:MOST]]),
         Group(
             "pools",
-            "Pools",
+            _("Pools"),
             [Hit(row.name, row.sharing_policy, reverse("pool", args=[row.name]), "cpu") for row in pools[:MOST]],
         ),
     ]
 
 
 def _of_node(row: Node) -> Hit:
-    return Hit(row.name, f"pool {row.pool}", reverse("node", args=[row.name]), "server-2", state=row.state)
+    return Hit(row.name, _("pool {0}").format(row.pool), reverse("node", args=[row.name]), "server-2", state=row.state)
 
 
 def _of_gpu(row: Gpu) -> Hit:
-    title = f"GPU {row.index} of {row.node.name}"
+    title = _("GPU {0} of {1}").format(row.index, row.node.name)
     return Hit(title, f"{row.model} · {row.uuid}", reverse("gpu", args=[row.uuid]), "cpu")
 
 
@@ -129,8 +138,8 @@ def quotas(principal: Principal, words: list[str]) -> list[Hit]:
 
 
 def _of_quota(row: ResourceQuota) -> Hit:
-    where = f" in {row.pool}" if row.pool else ""
-    detail = f"{amount(row.used, row.resource)} of {amount(row.hard, row.resource)}"
+    where = " " + _("in {pool}").format(pool=row.pool) if row.pool else ""
+    detail = _("{0} of {1}").format(amount(row.used, row.resource), amount(row.hard, row.resource))
     return Hit(f"{row.tenant}, {RESOURCES[row.resource]}{where}", detail, reverse("quota", args=[row.pk]), "gauge")
 
 

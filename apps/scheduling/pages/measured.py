@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import AuditEvent
@@ -98,11 +99,11 @@ def _marks(claim: Claim, now: datetime) -> list[dict[str, Any]]:
 
 
 WORDS: Final = {
-    "core_request": "request",
-    "core_limit": "limit",
-    "memory_mib": "memory",
-    "weight": "weight",
-    "best_effort": "best effort",
+    "core_request": _("request"),
+    "core_limit": _("limit"),
+    "memory_mib": _("memory"),
+    "weight": _("weight"),
+    "best_effort": _("best effort"),
 }
 UNITS: Final = {"core_request": " %", "core_limit": " %", "memory_mib": " MiB"}
 

@@ -4,6 +4,7 @@ from django import forms
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from apps.quotas.models import Pool
@@ -20,6 +21,7 @@ class PoolForm(forms.Form):
 
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
         required=False,
         empty_label=None,

@@ -8,6 +8,8 @@ from django import forms
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET
 
 from apps.quotas.models import Role
@@ -25,7 +27,7 @@ class WordsForm(forms.Form):
     """What is looked for; it lives in the URL."""
 
     q = forms.CharField(
-        label="Find",
+        label=gettext_lazy("Find"),
         required=False,
         max_length=100,
         widget=forms.TextInput(attrs={"class": "form-control", "type": "search", "autofocus": True}),
@@ -51,18 +53,18 @@ def search(request: HttpRequest, principal: Principal) -> HttpResponse:
 
 def find(principal: Principal, words: list[str]) -> list[Group]:
     """Groups that are not empty, the likeliest first: a page whose title begins with the words, then what rows say."""
-    pages = Group("pages", "Pages", _named(words, _places(principal)))
+    pages = Group("pages", _("Pages"), _named(words, _places(principal)))
     if not words:
-        return [group for group in (pages, Group("actions", "Actions", _actions(principal))) if group.hits]
+        return [group for group in (pages, Group("actions", _("Actions"), _actions(principal))) if group.hits]
     rows, own = claims(principal, words)
     teams = tenants(principal, words)
     actions = [*_named(words, _actions(principal)), *_on_claim(principal, own), *teams.actions]
-    found = [Group("claims", "Claims", rows), Group("tenants", "Tenants", teams.hits)]
-    found += [*fleet(principal, words), Group("quotas", "Quotas", quotas(principal, words))]
-    found += [Group("reservations", "Reservations", reservations(principal, words))]
+    found = [Group("claims", _("Claims"), rows), Group("tenants", _("Tenants"), teams.hits)]
+    found += [*fleet(principal, words), Group("quotas", _("Quotas"), quotas(principal, words))]
+    found += [Group("reservations", _("Reservations"), reservations(principal, words))]
     meant = any(hit.title.lower().startswith(" ".join(words).lower()) for hit in pages.hits)
     groups = [pages, *found] if meant else [*found, pages]
-    return [group for group in (*groups, Group("actions", "Actions", actions)) if group.hits]
+    return [group for group in (*groups, Group("actions", _("Actions"), actions)) if group.hits]
 
 
 def _named(words: list[str], offered: list[Hit]) -> list[Hit]:
@@ -72,7 +74,7 @@ def _named(words: list[str], offered: list[Hit]) -> list[Hit]:
 def _places(principal: Principal) -> list[Hit]:
     open_to = sections(operator=principal.is_operator)
     return [
-        Hit(place.title, section.title, place.path, place.icon, words=place.words)
+        Hit(str(place.title), str(section.title), place.path, place.icon, words=place.words)
         for section in open_to
         for place in section.places
     ]
@@ -83,11 +85,21 @@ def _actions(principal: Principal) -> list[Hit]:
     offered = []
     if principal.is_operator or principal.with_role(Role.MEMBER):
         offered += [
-            Hit("New claim", "Ask for pieces of GPUs", reverse("new-claim"), "plus", words="make create start run"),
-            Hit("New reservation", "Book for a time", reverse("new-reservation"), "calendar", words="make create book"),
+            Hit(
+                _("New claim"), _("Ask for pieces of GPUs"), reverse("new-claim"), "plus", words="make create start run"
+            ),
+            Hit(
+                _("New reservation"),
+                _("Book for a time"),
+                reverse("new-reservation"),
+                "calendar",
+                words="make create book",
+            ),
         ]
     if principal.is_operator:
-        offered.append(Hit("New tenant", "Who is charged", reverse("new-tenant"), "plus", words="make create team"))
+        offered.append(
+            Hit(_("New tenant"), _("Who is charged"), reverse("new-tenant"), "plus", words="make create team")
+        )
     return offered
 
 
@@ -96,4 +108,4 @@ def _on_claim(principal: Principal, claim: Claim | None) -> list[Hit]:
     if claim is None or not (principal.is_operator or claim.tenant_id in principal.with_role(Role.MEMBER)):
         return []
     url = reverse("claim", args=[claim.uid])
-    return [Hit(f"Resize {claim.name}", str(claim.tenant), f"{url}#resize", "adjustments-horizontal")]
+    return [Hit(_("Resize {0}").format(claim.name), str(claim.tenant), f"{url}#resize", "adjustments-horizontal")]

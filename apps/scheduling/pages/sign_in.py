@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render, resolve_url
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -36,15 +37,16 @@ class SignInForm(AuthenticationForm):
     """Says one thing for every wrong pair: which of the two was wrong helps nobody but a guesser."""
 
     error_messages = {
-        "invalid_login": "That name and password do not match. Passwords are case-sensitive.",
-        "inactive": "This account is switched off: ask an operator.",
+        "invalid_login": _("That name and password do not match. Passwords are case-sensitive."),
+        "inactive": _("This account is switched off: ask an operator."),
     }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
             field.widget.attrs["class"] = "form-control"
-        self.fields["username"].label = "Name"
+        self.fields["username"].label = _("Name")
+        self.fields["password"].label = _("Password")
 
 
 class SignIn(LoginView):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.ways import ways_in
 
@@ -25,23 +27,23 @@ def snippets(claim: Claim, *, server: str) -> list[Snippet]:
     limit = min(100, claim.core_limit + 10) if claim.core_limit < 100 else claim.core_request
     return [
         Snippet(
-            "Run a program",
-            "On the claim's node, where the agent is installed. The token stays out of the program.",
+            _("Run a program"),
+            _("On the claim's node, where the agent is installed. The token stays out of the program."),
             f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN\npython3 -m agent exec {claim.uid} -- python3 train.py",
         ),
         Snippet(
-            "Environment",
-            "Export lines for a shell on the node, with the claim's secret; then agent exec needs no token.",
+            _("Environment"),
+            _("Export lines for a shell on the node, with the claim's secret; then agent exec needs no token."),
             f"eval \"$(curl -sS {auth} '{url}env/?as=sh')\"",
         ),
         Snippet(
-            "Resize by API",
-            "Answers when the new limits are in force in the running process.",
+            _("Resize by API"),
+            _("Answers when the new limits are in force in the running process."),
             f"curl -sS -X PATCH {auth} -H 'Content-Type: application/json' \\\n"
             f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
         ),
         *_ways(claim),
-        Snippet("Release by API", "Gives the share back.", f"curl -sS -X DELETE {auth} '{url}'"),
+        Snippet(_("Release by API"), _("Gives the share back."), f"curl -sS -X DELETE {auth} '{url}'"),
     ]
 
 

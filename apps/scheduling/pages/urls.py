@@ -2,6 +2,7 @@
 
 from django.contrib.auth.views import LogoutView
 from django.urls import path
+from django.views.i18n import set_language
 
 from apps.scheduling.pages import (
     audit,
@@ -54,6 +55,7 @@ urlpatterns = [
     path("rounds/<int:pk>/", rounds.round_detail, name="round"),
     path("reports/", reports.usage, name="reports"),
     path("search/", search.search, name="search"),
+    path("language/", set_language, name="language"),
     path("help/", glossary.glossary, name="help"),
     path("audit/", audit.audit_log, name="audit"),
     path("queue/", queue.queue_page, name="queue"),
