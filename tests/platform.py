@@ -69,7 +69,12 @@ class Platform:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        until(lambda: self._ready() or self._died(), seconds=READY_SECONDS, what="the platform to be ready")
+        try:
+            until(lambda: self._ready() or self._died(), seconds=READY_SECONDS, what="the platform to be ready")
+        except BaseException:
+            # Whoever uses this directory next finds it free.
+            self.stop()
+            raise
 
     def _ready(self) -> bool:
         return f"ready: {self.url}" in self.log.read_text()
@@ -80,11 +85,15 @@ class Platform:
         return False
 
     def stop(self) -> None:
-        """End it in order."""
+        """End it in order; what does not end is killed."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(STOP_SECONDS)
-            self._process = None
+            process, self._process = self._process, None
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS)
+            finally:
+                process.kill()
+                process.wait()
 
     @property
     def token(self) -> str:

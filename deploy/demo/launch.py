@@ -22,7 +22,7 @@ STEPS = 6
 # A launcher that was killed leaves its children a moment in which they still hold the port.
 PORT_SECONDS = 5.0
 MIGRATE_SECONDS = 300.0
-SEED_SECONDS = 120.0
+SEED_SECONDS = 300.0
 # A seeded program that fails this often in a row (half a minute) has lost its claim: somebody tried to release it.
 PROGRAM_DEATHS = 8
 

@@ -111,7 +111,7 @@ class Commands:
             # Each request's view has a thread of its own; a pool spares it a connection of its own.
             more=self.control_plane | {"DATABASE_POOL_SIZE": "16"},
         )
-        return replace(program, ready=self._serves, ready_seconds=60.0)
+        return replace(program, ready=self._serves, ready_seconds=180.0)
 
     def scheduler(self) -> Program:
         return self.manage("scheduler", "scheduler")

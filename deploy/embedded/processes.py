@@ -38,7 +38,7 @@ class Program:
     """One command that a launcher starts, waits for and stops.
 
     ``prepare`` runs before every start (stale sockets and lock files go there); ``ready`` is asked until it says yes.
-    Times are seconds.
+    Times are seconds; who ends while starting is noticed at once, so ``ready_seconds`` is for a very busy machine.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Program:
     stop_signal: signal.Signals = signal.SIGTERM
     orphan_signal: signal.Signals = signal.SIGKILL
     stop_seconds: float = 10.0
-    ready_seconds: float = 30.0
+    ready_seconds: float = 120.0
     ready: Callable[[], bool] = field(default=_ready_at_once)
     prepare: Callable[[], None] = field(default=_nothing)
 

@@ -18,7 +18,7 @@ from deploy.demo.state import State
 from tests.platform import STOP_SECONDS, Platform
 from tests.processes import alive, eventually
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
