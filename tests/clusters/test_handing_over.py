@@ -1,9 +1,10 @@
-"""`manage.py clusters` as real processes, against an API server that asks for a client certificate."""
+"""`manage.py clusters` as real processes, against a played API server that asks for certificates, and a real one."""
 
 import base64
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -14,8 +15,10 @@ from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from tests.cast import Cast, Machine, give_plenty, used
 from tests.clusters.answering import namespace, running
+from tests.clusters.control_plane import ControlPlane
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.played import Played
+from tests.clusters.real import Namespace
 from tests.processes import eventually
 from tests.scheduling.programs import program, sessions
 
@@ -73,6 +76,36 @@ def test_of_two_that_watch_one_leads_and_the_other_takes_over_when_it_is_killed(
     cluster.refresh_from_db()
     assert (cluster.state, cluster.kubernetes_version) == ("connected", "v1.36.2")
     assert used(real_cast.acme)["core_percent"] >= 30
+
+
+@pytest.mark.control_plane
+@pytest.mark.serial
+def test_on_a_real_control_plane_too_the_other_takes_over(real_cast: Cast, real_plane: ControlPlane) -> None:
+    give_plenty(real_cast.acme)
+    there = Namespace(real_plane, real_cast)
+    machine = Machine("gpu1", real_cast.pool)
+    there.make("pods", asking("first", gpu=0))
+    with program(*COMMAND) as first:
+        assert eventually(lambda: holds("first"), seconds=SECONDS)
+        alone = sessions()
+        with program(*COMMAND):
+            assert eventually(lambda: sessions() > alone, seconds=SECONDS)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            there.client.delete(there.path("pods", "first") + "?gracePeriodSeconds=0")
+            there.make("pods", asking("second", gpu=1))
+            assert eventually(lambda: holds("second"), seconds=SECONDS)
+            assert eventually(lambda: not holds("first"), seconds=SECONDS)
+            machine.obey()
+            assert used(real_cast.acme)["core_percent"] == 30
+    there.client.delete(f"/api/v1/namespaces/{there.name}")
+
+
+def asking(name: str, *, gpu: int) -> dict[str, Any]:
+    """A pod that a scheduler has bound to gpu1."""
+    pod = running(name, gpu=gpu)
+    container = pod["spec"]["containers"][0]
+    return {**pod, "spec": {"nodeName": "gpu1", "containers": [{**container, "image": "cuda:12"}]}}
 
 
 def test_who_has_no_certificate_of_the_clusters_authority_is_not_let_in(
