@@ -301,6 +301,8 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     claim_name: Word = ""
     # None: no cluster's container. Told to agents that are a kubelet's device plugin; an older one could not read it.
     pod: Pod | None = None
+    # Of the pod: another one of its name is not meant. Empty: the claim was there before the pod.
+    pod_uid: Word = ""
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

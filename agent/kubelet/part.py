@@ -32,6 +32,7 @@ def made(settings: Settings, node: Node, ways: Ways, health: Health, inventory: 
 
     pods = Pods(
         settings.kubelet.pod_resources,
+        directory=settings.kubelet.directory,
         node=node,
         ways=ways,
         library=settings.library,

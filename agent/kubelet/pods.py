@@ -17,7 +17,7 @@ import structlog
 from agent import wire
 from agent.door import admission
 from agent.door.ways import Ways
-from agent.kubelet import calls
+from agent.kubelet import calls, checkpoint
 from agent.kubelet.devices import CORE
 from agent.kubelet.proto import podresources_pb2 as resources
 from agent.node import Node
@@ -48,12 +48,13 @@ class Pods:
         self,
         socket: Path,
         *,
+        directory: Path,
         node: Node,
         ways: Ways,
         library: Library,
         minors: Callable[[], dict[str, int]],
     ) -> None:
-        self._socket = socket
+        self._socket, self._directory = socket, directory
         self._node = node
         self._ways = ways
         self._library = library
@@ -89,8 +90,13 @@ class Pods:
     def _try(self, pod: wire.Pod, ids: Collection[str]) -> str:
         """Let it in, or say why not yet."""
         assignments = self._node.desired.assignments if self._node.desired else []
-        wanted = [one for one in assignments if one.present and one.pod == pod]
+        named = [one for one in assignments if one.present and one.pod == pod]
+        # A StatefulSet's next pod has the name of the one before, whose claim may not be released yet.
+        uid = checkpoint.pod_uid(self._directory, CORE, ids)
+        wanted = [one for one in named if not uid or one.pod_uid in ("", uid)]
         claims = {one.claim_uid for one in wanted}
+        if named and not wanted:
+            return f"claim {named[0].claim_uid} is an older pod's of that name; its own is not placed yet"
         if not wanted:
             return "no claim is placed for it on this node; is it scheduled by gpucloud's scheduler?"
         if len(claims) > 1:

@@ -114,6 +114,33 @@ async def test_pods_of_one_size_that_come_at_once_are_never_swapped(
     assert [claim_of(edits) for edits in started] == [wanted[one].claim_uid for one in pods]
 
 
+async def test_the_next_pod_of_a_name_waits_for_its_own_claim(
+    plugin: Connection, kubelet: Kubelet, stage: Stage
+) -> None:
+    """As a StatefulSet makes them: the claim of the one before is still there when the next one starts."""
+    pod = Container("web-0", core=30, blocks=8, uid="the-next")
+    former = placed(stage, pod, gpu=0, pod_uid="the-former")
+    await put(plugin, 1, former)
+    await kubelet.admit(pod)
+    start = asyncio.ensure_future(kubelet.started(pod, stage.run_dir / "cdi"))
+    await asyncio.sleep(0.3)
+    assert not start.done()
+    own = placed(stage, pod, gpu=1, pod_uid="the-next")
+    await put(plugin, 2, former, own)
+    assert claim_of(await start) == own.claim_uid
+
+
+async def test_a_kubelet_whose_note_cannot_be_read_goes_by_names(
+    plugin: Connection, kubelet: Kubelet, stage: Stage
+) -> None:
+    pod = Container("web-0", core=30, blocks=8, uid="the-next")
+    wanted = placed(stage, pod, pod_uid="another")
+    await put(plugin, 1, wanted)
+    await kubelet.admit(pod)
+    (kubelet.directory / "kubelet_internal_checkpoint").write_text('{"Data": 7}')
+    assert claim_of(await kubelet.started(pod, stage.run_dir / "cdi")) == wanted.claim_uid
+
+
 async def test_containers_of_one_pod_have_each_their_own(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
     first, second = (Container("web-0", core=50, blocks=16, name=name) for name in ("train", "serve"))
     wanted = [placed(stage, first, gpu=0), placed(stage, second, gpu=1)]

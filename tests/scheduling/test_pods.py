@@ -9,7 +9,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.desired import desired_state
 from tests.cast import Cast, Machine, give_plenty, hello, placed
 
-POD = {"namespace": "vision", "name": "web-0", "container": "cuda"}
+POD = {"namespace": "vision", "name": "web-0", "container": "cuda", "uid": "4b1c"}
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def test_a_kubelets_agent_is_told_which_container_a_claim_is_for(claim: Claim, m
     told = wire.decode_from_server(wire.encode(desired_state(node)))
     assert isinstance(told, wire.Desired)
     assert [one.pod for one in told.assignments] == [wire.Pod(namespace="vision", name="web-0", container="cuda")]
+    assert [one.pod_uid for one in told.assignments] == ["4b1c"]
 
 
 def test_an_older_agent_is_told_nothing_that_it_cannot_read(claim: Claim, machine: Machine) -> None:

@@ -116,5 +116,6 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         sharing=None if sharing == wire.Sharing() else sharing,
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         pod=msgspec.convert(row.claim__pod, wire.Pod) if row.claim__pod and row.gpu__node__kubernetes_node else None,
+        pod_uid=str((row.claim__pod or {}).get("uid", "")) if row.gpu__node__kubernetes_node else "",
         present=row.state != AssignmentState.RELEASING,
     )
