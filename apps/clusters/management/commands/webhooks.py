@@ -1,0 +1,32 @@
+"""`manage.py webhooks`: the admission webhooks alone. They ask nobody, neither the database nor an API server."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from apps.clusters.admission import door
+from apps.clusters.extender import listener
+
+
+class Command(BaseCommand):
+    """The webhooks."""
+
+    help = "Answer API servers' admission reviews, by TLS; a renewed certificate is read by itself."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Where, and by which certificate."""
+        parser.add_argument("--host", default="127.0.0.1")
+        parser.add_argument("--port", type=int, default=8443)
+        parser.add_argument("--certificate", required=True, help="PEM, as webhook_certificates writes it: tls.crt")
+        parser.add_argument("--key", required=True, help="PEM: tls.key")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        listener.serve(
+            door.application,
+            certificate=options["certificate"],
+            key=options["key"],
+            host=options["host"],
+            port=options["port"],
+        )
