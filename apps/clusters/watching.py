@@ -1,50 +1,53 @@
 """One cluster as it is watched: its namespaces and live pods, and what of them is still to be done.
 
-Reflectors put what they hear into a queue; one thread takes it out and does everything that touches the database.
+Reflectors put what they hear into a queue; the cluster's thread takes it out and does everything that touches the
+database.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import queue
+import time
+from collections.abc import Mapping
+from typing import Any
 
 from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
-from apps.clusters.kube.client import Client, Refused, Unreachable
+from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Reflector, Seen
 from apps.clusters.models import Cluster, ClusterState, PodClaim
 from apps.clusters.services import holding, quota_sync, resizing
-from apps.clusters.services.clusters import kubeconfig_of
+from apps.clusters.watches import Watch
 from gpucloud.errors import Busy, GpucloudError
 
 logger = logging.getLogger(__name__)
 
 
-class Heard(NamedTuple):
-    """Of which cluster, and what: objects, or that nothing could be heard."""
+# Resized pods wait to be told.
+TELL_SECONDS = 1.0
+# What could not be written down is tried again; a tenant's quota may have room by now.
+AGAIN_SECONDS = 10.0
+# How long Kubernetes may believe an old quota. Each look is one list, and a few queries for each bound namespace.
+QUOTA_SECONDS = 5.0
 
-    cluster: str
-    seen: Seen | None
-    trouble: str = ""
 
-
-class Watched:
+class Watched(Watch):
     """Started once; stopped when the cluster is changed, and made anew."""
 
-    def __init__(self, cluster: Cluster, *, put: Callable[[Heard], None]) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         """Raises SealBroken, and what the client library raises of credentials."""
-        self.cluster, self.version = cluster, cluster.version
-        self.client = Client(kubeconfig_of(cluster))
+        super().__init__(cluster)
+        self._heard: queue.SimpleQueue[Seen | str] = queue.SimpleQueue()
+        self._due = dict.fromkeys((self.tell, self.look_again, self.sync_quotas), 0.0)
         self._namespaces: dict[str, Mapping[str, str]] | None = None
         self._pods: dict[str, dict[str, Any]] = {}
         self._pods_whole = False
-        name = cluster.name
         self._reflectors = [
             Reflector(
                 self.client,
                 kind,
-                see=lambda seen: put(Heard(name, seen)),
-                fail=lambda kind, text: put(Heard(name, None, f"{kind}: {text}")),
+                see=self.hear,
+                fail=lambda kind, text: self.hear(f"{kind}: {text}"),
             )
             for kind in (NAMESPACES, WHOLE_PODS)
         ]
@@ -53,20 +56,38 @@ class Watched:
         """Begin to listen."""
         for reflector in self._reflectors:
             reflector.start()
+        super().start()
 
     def stop(self) -> None:
         """Listen no longer."""
         for reflector in self._reflectors:
             reflector.stop()
+        super().stop()
 
-    def take(self, heard: Heard) -> None:
+    def hear(self, heard: Seen | str) -> None:
+        """From any thread: objects, or in words why nothing could be heard."""
+        self._heard.put(heard)
+
+    def step(self) -> None:
+        """Do what is due by the clock; then take one thing that was heard, or wait for it a while."""
+        every = {self.tell: TELL_SECONDS, self.look_again: AGAIN_SECONDS, self.sync_quotas: QUOTA_SECONDS}
+        for does, seconds in every.items():
+            if time.monotonic() >= self._due[does]:
+                does()
+                self._due[does] = time.monotonic() + seconds
+        try:
+            self.take(self._heard.get(timeout=TELL_SECONDS / 2))
+        except queue.Empty:
+            return
+
+    def take(self, heard: Seen | str) -> None:
         """Do what follows from it."""
-        if heard.seen is None:
-            self._stand(ClusterState.UNREACHABLE, heard.trouble)
-        elif heard.seen.kind == NAMESPACES.name:
-            self._take_namespaces(heard.seen)
+        if isinstance(heard, str):
+            self._stand(ClusterState.UNREACHABLE, heard)
+        elif heard.kind == NAMESPACES.name:
+            self._take_namespaces(heard)
         else:
-            self._take_pods(heard.seen)
+            self._take_pods(heard)
 
     def look_again(self) -> None:
         """What could not be written down before, and whether a cluster that was away is back."""
@@ -76,6 +97,8 @@ class Watched:
             except (Refused, Unreachable):
                 return
             self._stand(ClusterState.CONNECTED)
+        if self._pods_whole:
+            holding.forget_promises(cluster=self.cluster, pods_there=self._pods.values())
         rows = PodClaim.objects.live().filter(cluster=self.cluster, claim=None)
         for uid in rows.values_list("pod_uid", flat=True).distinct():
             if (pod := self._pods.get(uid)) is not None:

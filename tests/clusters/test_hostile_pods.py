@@ -14,7 +14,7 @@ from apps.clusters.management.commands.sharepods import _look
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, clusters
 from apps.clusters.sharepods.controller import SharePods
-from apps.clusters.watching import Heard, Watched
+from apps.clusters.watching import Watched
 from apps.quotas.principals import SYSTEM
 from tests.cast import Cast, Machine, give_plenty
 from tests.clusters import paper
@@ -31,8 +31,8 @@ def watched(cast: Cast) -> Watched:
     give_plenty(cast.acme)
     made = clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig())
     bindings.bind(principal=SYSTEM, cluster=made, namespace="ml", tenant=cast.acme)
-    watched = Watched(Cluster.objects.get(), put=lambda heard: None)
-    watched.take(Heard("kube", Seen("namespaces", (Namespace(Metadata(name="ml")),), whole=True)))
+    watched = Watched(Cluster.objects.get())
+    watched.take(Seen("namespaces", (Namespace(Metadata(name="ml")),), whole=True))
     return watched
 
 
@@ -51,7 +51,7 @@ def test_the_watch_goes_on_after_a_pod_with_odd_words(
 ) -> None:
     odd = paper.pod("odd", asks, annotations=annotations, on="gpu1")
     good = paper.pod("good", paper.container(30, 10), annotations={INDEX: "1"}, on="gpu1")
-    watched.take(Heard("kube", Seen("pods", (odd, good))))
+    watched.take(Seen("pods", (odd, good)))
     assert PodClaim.objects.get(pod="good").claim is not None
 
 

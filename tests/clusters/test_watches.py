@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from apps.clusters.kube.client import Client
-from apps.clusters.management.commands.clusters import Watches
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, clusters
+from apps.clusters.watches import Watches
+from apps.clusters.watching import Watched
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, used
@@ -42,17 +43,18 @@ def cluster(real_cast: Cast, control_plane: ControlPlane, client: Client) -> Clu
 
 @pytest.fixture
 def watches(cluster: Cluster) -> Iterator[Watches]:
-    made = Watches()
+    made = Watches(Watched)
     yield made
     made.stop()
 
 
 def until(watches: Watches, condition: Callable[[], bool], *, seconds: float = 60) -> None:
-    """Step until it is so; as the command does."""
+    """Look until it is so; as the command does."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, list(PodClaim.objects.values())
-        watches.step()
+        watches.look()
+        time.sleep(0.2)
 
 
 def test_a_bound_pod_is_charged_and_a_removed_one_is_not(

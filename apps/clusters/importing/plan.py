@@ -30,6 +30,8 @@ class Snapshot:
     # The data of `kube-system/gpuquota`; None: there is none.
     quota_map: Mapping[str, str] | None = None
     sharepods: Sequence[Mapping[str, Any]] = ()
+    # The labels of its namespaces, by which tenants may be bound to them.
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,13 @@ class Plan:
     quotas: list[QuotaWanted] = field(default_factory=list)
     pods: list[PodWanted] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    # Of namespaces.
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def plan(snapshot: Snapshot, *, gpushare_unit_mib: int = gpushare.GIB) -> Plan:
     """What would be made."""
-    made = Plan()
+    made = Plan(labels=snapshot.labels)
     hard: dict[str, dict[str, int]] = {}
     _read_quota_map(snapshot.quota_map, hard, made)
     for quota in snapshot.resource_quotas:

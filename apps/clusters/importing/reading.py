@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from apps.clusters.formats import pods
 from apps.clusters.importing.plan import QUOTA_MAP, Snapshot
 from apps.clusters.kube.client import Client, Refused
 
@@ -19,6 +20,7 @@ def snapshot(client: Client) -> Snapshot:
         resource_quotas=listed(client, "/api/v1/resourcequotas"),
         quota_map=None if quota_map is None else quota_map.get("data") or {},
         sharepods=listed(client, "/apis/kubeshare.nthu/v1/sharepods", optional=True),
+        labels={str(item["metadata"]["name"]): pods.labels(item) for item in listed(client, "/api/v1/namespaces")},
     )
 
 

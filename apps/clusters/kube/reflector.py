@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 # As informers have it: from five to ten minutes a watch.
 LEAST_WATCH_SECONDS, MOST_WATCH_SECONDS = 300, 600
+MISSING = 404
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
 
 
@@ -32,6 +33,8 @@ class Kind:
     path: str
     type: Any
     query: Mapping[str, str] = field(default_factory=dict)
+    # Where the cluster does not know the kind there are none of it.
+    optional: bool = False
 
 
 # Pods that are over hold nothing: to a watch they are gone when they end.
@@ -98,6 +101,9 @@ class Reflector:
                 self._version = None
             except (Unreachable, Refused, msgspec.MsgspecError) as error:
                 failures += 1
+                if self._kind.optional and isinstance(error, Refused) and error.status == MISSING:
+                    self._version = None
+                    self._see(Seen(self._kind.name, (), whole=True))
                 self._fail(self._kind.name, str(error))
                 self._stop.wait(pause_seconds(failures))
             except Exception as error:

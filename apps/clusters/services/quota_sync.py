@@ -7,6 +7,7 @@ and noted in the audit log.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from apps.clusters.services.holding import principal_of
 from apps.quotas.models import Resource, ResourceQuota, Tenant
 from apps.quotas.services import audit
 from apps.scheduling.models import Claim
+
+logger = logging.getLogger(__name__)
 
 NAME = "gpucloud"
 OURS = {"app.kubernetes.io/managed-by": "gpucloud"}
@@ -55,15 +58,23 @@ def _held(cluster: Cluster, tenant: Tenant, namespace: str, resource: str) -> in
 
 
 def sync(*, cluster: Cluster, client: Client, namespaces: Mapping[str, Mapping[str, str]]) -> int:
-    """Bring every bound namespace's quota in step; returns how many were written. Raises Unreachable, Refused."""
-    items, _ = client.list("/api/v1/resourcequotas", labelSelector="app.kubernetes.io/managed-by=gpucloud")
+    """Bring every bound namespace's quota in step; returns how many were written. Raises Unreachable, Refused.
+
+    What is refused in one namespace stands in the log and is tried again the next time; the others are written.
+    """
+    # By its name: a label is anybody's to take away, and the quota would then be there and not be found.
+    items, _ = client.list("/api/v1/resourcequotas", fieldSelector=f"metadata.name={NAME}")
     there = {quota.metadata.namespace: quota for quota in (msgspec.json.decode(item, type=Quota) for item in items)}
     rows = list(cluster.bindings.select_related("tenant"))
     written = 0
     for namespace, labels in sorted(namespaces.items()):
         tenant = bindings.tenant_of(rows, namespace, dict(labels))
-        if tenant is not None:
+        if tenant is None:
+            continue
+        try:
             written += _sync(cluster, client, namespace, tenant, there.get(namespace))
+        except (Refused, quantities.NotAQuantity) as error:
+            logger.warning("quota of namespace %s of cluster %s: %s", namespace, cluster.name, error)
     return written
 
 

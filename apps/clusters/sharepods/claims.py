@@ -10,7 +10,8 @@ from django.utils import timezone
 from apps.clusters.formats import kubeshare, pods
 from apps.clusters.formats.asks import Ask
 from apps.clusters.models import Cluster, PodClaim, SharePod
-from apps.clusters.services import bindings, placing
+from apps.clusters.services import bindings, outside, placing
+from apps.clusters.sharepods import words
 from apps.clusters.sharepods.words import Place
 from apps.nodes.models import Gpu
 from apps.quotas.models import Tenant
@@ -115,6 +116,19 @@ def place_of(row: SharePod) -> Place | None:
     return None if gpu is None else Place(gpu.node.kubernetes_node or gpu.node.name, gpu.index, gpu.uuid)
 
 
+def is_elsewhere(row: SharePod, pod: Mapping[str, Any], place: Place | None) -> bool:
+    """Whether the pod has a share that is no longer its own: of a former claim, or where its claim was before."""
+    if pods.annotations(pod).get(pods.CLAIM, str(row.claim.uid)) != str(row.claim.uid):
+        return True
+    return row.claim.waiting if place is None else not words.is_at(pod, place)
+
+
+@transaction.atomic
+def part(row: SharePod, pod: Mapping[str, Any]) -> None:
+    """The pod's end is not the claim's."""
+    PodClaim.objects.filter(claim=row.claim, pod_uid=pod["metadata"]["uid"]).delete()
+
+
 def _gpu_of(row: SharePod) -> Gpu | None:
     assignment = row.claim.assignments.exclude(state="released").select_related("gpu__node").first()
     return None if assignment is None else assignment.gpu
@@ -145,6 +159,7 @@ def note_pod(row: SharePod, pod: Mapping[str, Any]) -> None:
             "problem": "",
         },
     )
+    outside.drop(cluster=row.cluster, pod_uid=pod["metadata"]["uid"])
 
 
 @transaction.atomic

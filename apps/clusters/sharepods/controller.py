@@ -1,13 +1,14 @@
 """Keeping SharePods as they are wanted: claim, pod, status. Level-triggered: every look begins with what is there.
 
 A SharePod that is gone, or whose pod has ended, gives its share back; so does one that was removed while nobody
-looked. A pod that somebody removed is made again on its GPU.
+looked. A pod that somebody removed is made again on its GPU. One whose claim was sent back to the queue, or is placed
+elsewhere since, is ended, and made anew where the claim is.
 """
 
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db import DataError
@@ -37,9 +38,12 @@ class SharePods:
         self._cluster, self._client = cluster, client
 
     def look(self) -> None:
-        """Once at all of them. Raises Unreachable, Refused where not even lists can be had."""
+        """Once at all of them, by lists. Raises Unreachable, Refused where not even those can be had."""
         things = listed(self._client, f"{PATH}/sharepods", optional=True)
-        found = listed(self._client, "/api/v1/pods", labelSelector=words.LABEL)
+        self.reconcile(things, listed(self._client, "/api/v1/pods", labelSelector=words.LABEL))
+
+    def reconcile(self, things: Iterable[Thing], found: Iterable[Thing]) -> None:
+        """All SharePods of the cluster, and all pods with our label. Raises Unreachable."""
         # A label alone is anybody's to write, in any namespace: the pod of a SharePod has its name too.
         by_owner = {(pods.labels(pod)[words.LABEL], pods.name_of(pod)): pod for pod in found}
         live = self._cluster.sharepods.filter(ended_at=None).select_related("claim__tenant", "claim__pool", "cluster")
@@ -90,6 +94,10 @@ class SharePods:
             row = claims.make_again(row, thing=thing, ask=ask, labels=self._namespace(thing))
         claims.follow(row, ask)
         place = claims.place_of(row)
+        if pod is not None and claims.is_elsewhere(row, pod, place):
+            claims.part(row, pod)
+            self._remove(pod)
+            return "Pending", "Its share is elsewhere or waits: the pod that has the old one ends first.", row, pod
         if place is None:
             return "Pending", "; ".join(reason["detail"] for reason in row.claim.reasons), row, pod
         if pod is None:
@@ -118,11 +126,18 @@ class SharePods:
         claims.end(row, why)
         if pod is not None:
             # The garbage collector would, later.
-            try:
-                self._client.delete(f"/api/v1/namespaces/{row.namespace}/pods/{row.name}")
-            except Refused as error:
-                if error.status != MISSING:
-                    raise
+            self._remove(pod)
+
+    def _remove(self, pod: Thing) -> None:
+        """Tell the pod to end, where nobody has. Repeatable."""
+        meta = pod["metadata"]
+        if meta.get("deletionTimestamp"):
+            return
+        try:
+            self._client.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
+        except Refused as error:
+            if error.status != MISSING:
+                raise
 
     def _tell(self, thing: Thing, status: Mapping[str, Any]) -> None:
         """Write the status where it differs."""

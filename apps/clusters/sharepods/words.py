@@ -61,6 +61,12 @@ def pod_of(sharepod: Mapping[str, Any], ask: Ask, place: Place, *, claim: str, a
     }
 
 
+def is_at(pod: Mapping[str, Any], place: Place) -> bool:
+    """Whether the pod was made for this place."""
+    index = pods.annotations(pod).get(f"{gpu_manager.INDEX_PREFIX}0", str(place.gpu_index))
+    return (pods.node_of(pod), index) == (place.node, str(place.gpu_index))
+
+
 def status_of(pod: Mapping[str, Any] | None, place: Place | None, *, phase: str, message: str) -> dict[str, Any]:
     """KubeShare's status, and beside it a phase and the reason in words."""
     status: dict[str, Any] = {"Phase": phase, "Message": message}

@@ -13,15 +13,17 @@ from apps.clusters.models import Cluster
 from apps.clusters.services.clusters import kubeconfig_of
 from apps.clusters.sharepods.controller import SharePods
 from apps.clusters.sharepods.definition import definition
+from apps.clusters.sharepods.watching import WatchedSharePods
+from apps.clusters.watches import Watches
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 1.0
 
 
 class Command(BaseCommand):
-    """Looks every two seconds; one of it is enough, and two do no harm: the database decides whose claim it is."""
+    """A watch for each cluster. One of it is enough, and two do no harm: the database decides whose claim it is."""
 
     help = "Keep SharePods: a claim, a pod and a status for each. Runs until it is ended."
 
@@ -31,19 +33,21 @@ class Command(BaseCommand):
         parser.add_argument("--definition", action="store_true", help="print the CustomResourceDefinition, and end")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """A cluster that does not answer holds up no other for longer than its answer's time."""
+        """Serve until it is ended; outlive restarts of the database."""
         if options["definition"]:
             self.stdout.write(yaml.safe_dump(definition(), sort_keys=False))
             return
+        if options["once"]:
+            for cluster in Cluster.objects.filter(enabled=True).select_related("pool"):
+                _look(cluster)
+            return
+        watches = Watches(WatchedSharePods)
         while True:
             try:
-                for cluster in Cluster.objects.filter(enabled=True).select_related("pool"):
-                    _look(cluster)
+                watches.look()
             except DatabaseError as error:
                 logger.warning("the database is away: %s", error)
                 connection.close()
-            if options["once"]:
-                return
             time.sleep(LOOK_SECONDS)
 
 
