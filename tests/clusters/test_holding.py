@@ -46,7 +46,8 @@ def test_a_bound_pod_is_charged_and_holds_its_gpu(cast: Cast, cluster: Cluster, 
     assert (machine.gpu(2).core_used, machine.gpu(2).memory_used_mib) == (30, 2560)
     machine.obey()
     claim = Claim.objects.get()
-    assert (claim.state, claim.pod) == ("active", {"namespace": "ml", "name": "train", "container": "main"})
+    named = {"namespace": "ml", "name": "train", "container": "main", "uid": "uid-train"}
+    assert (claim.state, claim.pod) == ("active", named)
     assert_books_agree()
 
 
@@ -67,6 +68,24 @@ def test_a_pod_that_is_over_gives_back_when_its_node_says_so(cast: Cast, cluster
     machine.obey()
     assert Claim.objects.get().state == "released"
     assert used(cast.acme)["core_percent"] == 0
+    assert_books_agree()
+
+
+def test_the_next_pod_of_a_name_has_its_own_claim(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    """As a StatefulSet makes them; nobody has told of the first one's end."""
+    give_plenty(cast.acme)
+    first = follow(cluster, running("web-0", paper.container(100), gpus="1"))
+    again = running("web-0", paper.container(100), gpus="1")
+    again["metadata"]["uid"] = "uid-of-the-next"
+    holding.follow(cluster=cluster, pod=again, labels={})
+    first.refresh_from_db()
+    assert first.ended_at is not None
+    # Its GPU is the next one's once the node has confirmed that the first is gone.
+    machine.obey()
+    holding.follow(cluster=cluster, pod=again, labels={})
+    claim = PodClaim.objects.live().get().claim
+    assert claim is not None
+    assert (claim.state, claim.pod["uid"]) == ("assigned", "uid-of-the-next")
     assert_books_agree()
 
 

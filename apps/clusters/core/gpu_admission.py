@@ -11,7 +11,7 @@ It counts unlike the rest of this product: a pod at a time, by what annotations 
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from heapq import heapify, heappop
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 INDEX_PREFIX = "tencent.com/predicate-gpu-idx-"
@@ -90,8 +90,13 @@ class View:
 
     __slots__ = ("core_free", "core_left", "count", "memory_each", "memory_free", "memory_left", "name", "order")
 
-    def __init__(self, name: str, core: int, memory: int, pods: Iterable[tuple[Held, ...]] = ()) -> None:
-        """`core` and `memory` are the node's capacities, `pods` what each of its live pods has."""
+    def __init__(
+        self, name: str, core: int, memory: int, pods: Iterable[tuple[Held, ...]] = (), others: Iterable[Held] = ()
+    ) -> None:
+        """`core` and `memory` are the node's capacities, `pods` what each of its live pods has.
+
+        `others` is what is used besides: the original knows of nothing else. Of a GPU that bears too much none is left.
+        """
         self.name, self.count = name, core // WHOLE
         self.memory_each = memory // self.count if self.count else 0
         self.core_free = [WHOLE] * self.count
@@ -102,6 +107,10 @@ class View:
                 if 0 <= share.index < self.count:
                     whole = share.core >= WHOLE
                     self._take(share.index, share.core, self.memory_each if whole else share.memory)
+        for share in others:
+            if 0 <= share.index < self.count:
+                free = self.core_free[share.index], self.memory_free[share.index]
+                self._take(share.index, min(share.core, free[0]), min(share.memory, free[1]))
         self.order = (self.core_left, self.memory_left, name)
 
     def _take(self, index: int, core: int, memory: int) -> bool:
@@ -149,9 +158,18 @@ class View:
 def tries(views: Iterable[View], containers: tuple[Asked, ...]) -> Iterator[tuple[View, Chosen | None]]:
     """Each node in its turn, with what fits there; who has found a place stops asking."""
     least = sum(item.core if item.core < WHOLE else item.core // WHOLE * WHOLE for item in containers if item.wants_gpu)
-    for view in sorted(views, key=attrgetter("order")):
-        # Most of a busy fleet is out of the question by this one number.
-        yield view, view.fit(containers) if view.core_left >= least else None
+    turns = []
+    for place, view in enumerate(views):
+        # Most of a busy fleet is out of the question by this one number, which is also the first that orders them.
+        if view.core_left < least:
+            yield view, None
+        else:
+            turns.append((view.order, place, view))
+    # Not sorted: mostly the first few are enough.
+    heapify(turns)
+    while turns:
+        view = heappop(turns)[2]
+        yield view, view.fit(containers)
 
 
 def annotations(node: str, chosen: Chosen, *, time_ns: int) -> dict[str, str]:

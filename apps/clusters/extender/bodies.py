@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from apps.clusters.kube.objects import Node, Pod
+from apps.clusters.core import quantities
+from apps.clusters.core.gpu_admission import CORE, MEMORY
+from apps.clusters.kube.objects import Pod
 
 
 class NotUnderstood(ValueError):
@@ -29,6 +31,28 @@ class _Body(Struct, rename="pascal"):
     node_names: list[str] | None = None
 
 
+# Of a node so much and no more: the rest, labels and other amounts too, is passed over while decoding.
+class _Amounts(Struct, rename={"core": CORE, "memory": MEMORY}, gc=False):
+    core: str | float = 0
+    memory: str | float = 0
+
+
+class _NodeStatus(Struct, gc=False):
+    capacity: _Amounts | None = None
+
+
+class _NodeName(Struct, gc=False):
+    name: str = ""
+
+
+class _Node(Struct, gc=False):
+    metadata: _NodeName = msgspec.field(default_factory=_NodeName)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+# Name, core and units of memory.
+Sized = tuple[str, int, int]
+
 # The keys that are read, as Go's types write them. What stands in braces is read within.
 _METADATA: dict[str, Any] = {"name": 0, "namespace": 0, "uid": 0, "annotations": 0, "labels": 0, "resourceVersion": 0}
 _CONTAINER: dict[str, Any] = {"name": 0, "resources": {"limits": 0}}
@@ -37,16 +61,17 @@ _POD = {
     "spec": {"nodeName": 0, "priority": 0, "containers": _CONTAINER},
     "status": {"phase": 0},
 }
-_NODE = {"metadata": _METADATA, "status": {"capacity": 0}}
+_NODE = {"metadata": {"name": 0}, "status": {"capacity": 0}}
 _ARGS = {"Pod": _POD, "Nodes": {"metadata": 0, "items": _NODE}, "NodeNames": 0}
-_ITEM = msgspec.json.Decoder(Node)
+_ITEM = msgspec.json.Decoder(_Node)
+_BODY = msgspec.json.Decoder(_Body)
 
 
 class Args:
     """A pod, and the nodes that it might go to: whole, or by name."""
 
     def __init__(
-        self, pod: Pod, raw_nodes: list[Raw] | None, nodes: list[Node] | None, names: list[str] | None
+        self, pod: Pod, raw_nodes: list[Raw] | None, nodes: list[Sized] | None, names: list[str] | None
     ) -> None:
         self.pod, self.raw_nodes, self.nodes, self.node_names = pod, raw_nodes, nodes, names
 
@@ -54,21 +79,29 @@ class Args:
 def args(body: bytes) -> Args:
     """Raises NotUnderstood."""
     try:
-        decoded = msgspec.json.decode(body, type=_Body)
+        decoded = _BODY.decode(body)
         if decoded.pod is UNSET or (decoded.nodes is UNSET and decoded.node_names is None):
             decoded = _folded(body)
         if decoded.pod is UNSET:
             raise NotUnderstood("there is no Pod in the request")
         # Always in full: a pod is small, and a key missed in it is a pod without GPUs.
         pod = msgspec.convert(fold(json.loads(bytes(decoded.pod)), _POD), Pod)
-        nodes, raw = None, decoded.nodes.items or [] if isinstance(decoded.nodes, _NodeList) else None
-        if raw is not None:
-            nodes = [_ITEM.decode(item) for item in raw]
-            if any(not node.metadata.name or node.status.capacity is None for node in nodes):
-                nodes = [msgspec.convert(fold(json.loads(bytes(item)), _NODE), Node) for item in raw]
-        return Args(pod, raw, nodes, decoded.node_names)
+        raw = decoded.nodes.items or [] if isinstance(decoded.nodes, _NodeList) else None
+        return Args(pod, raw, None if raw is None else _sized(raw), decoded.node_names)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise NotUnderstood(str(error)) from error
+
+
+def _sized(raw: list[Raw]) -> list[Sized]:
+    """Raises NotAQuantity, and what msgspec raises."""
+    nodes, value = [_ITEM.decode(item) for item in raw], quantities.value
+    if any(not node.metadata.name or node.status.capacity is None for node in nodes):
+        nodes = [msgspec.convert(fold(json.loads(bytes(item)), _NODE), _Node) for item in raw]
+    return [
+        (node.metadata.name, value(amounts.core), value(amounts.memory))
+        for node in nodes
+        for amounts in (node.status.capacity or _Amounts(),)
+    ]
 
 
 def _folded(body: bytes) -> _Body:

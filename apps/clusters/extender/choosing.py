@@ -1,8 +1,8 @@
 """By our own rules: a pod's GPUs as a claim's, by the pool's policy, within its tenant's quota.
 
-Everything is tried and taken back: what a pod holds is written into the ledger once Kubernetes has bound it. Until then
-its annotations say what it was promised: that is taken from what the ledger has free, of its GPUs and of its tenant's
-quota. Nor has a GPU more free than the annotations of all pods leave.
+Everything is tried and taken back: what a pod holds is charged once Kubernetes has bound it. Until then its promise
+stands in the ledger, or, where the extender was not the one who chose, in its annotations alone: that is taken from
+what is free, of its GPUs and of its tenant's quota. Nor has a GPU more free than the annotations of all pods leave.
 """
 
 import uuid
@@ -19,7 +19,7 @@ from apps.clusters.kube.client import Refused as RefusedByCluster
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.pods import PodSeen
 from apps.clusters.models import Cluster, PodClaim
-from apps.clusters.services import bindings, holding
+from apps.clusters.services import bindings, holding, outside
 from apps.nodes.models import Node
 from apps.quotas.models import Tenant
 from apps.quotas.services import charging
@@ -47,7 +47,7 @@ class ByLedger:
                     # Before the ledger is read: who is written down meanwhile counts twice, and not never.
                     unwritten = self._unwritten(cluster, pod)
                     self._refuse(cluster, pod, unwritten)
-                    return self._place(cluster, pod, names, _taken_by(unwritten))
+                    return self._place(cluster, pod, names, unwritten)
                 finally:
                     transaction.set_rollback(True)
         except GpucloudError as error:
@@ -107,10 +107,14 @@ class ByLedger:
         """What a whole GPU is charged at most: nothing says yet which one it will be."""
         return min((gpu.memory_mib for gpu in read_fleet(cluster.pool)), default=1)
 
-    def _place(self, cluster: Cluster, pod: PodSeen, names: list[str], unwritten: "Taken") -> tuple[str, Chosen] | str:
-        called = _ours(cluster, names)
+    def _place(
+        self, cluster: Cluster, pod: PodSeen, names: list[str], unwritten: list[PodSeen]
+    ) -> tuple[str, Chosen] | str:
+        called, held = _ours(cluster, names), outside.held(cluster)
+        # What stands in the ledger is not free there; what this pod was promised before is free for it.
+        taken_, own = _taken_by(one for one in unwritten if one.uid not in held), held.get(pod.uid, {})
         fleet = [
-            self._as_promised(gpu, called[gpu.node], pod, unwritten)
+            self._as_promised(_with(gpu, own), called[gpu.node], pod, taken_)
             for gpu in read_fleet(cluster.pool)
             if gpu.node in called
         ]
@@ -143,6 +147,11 @@ class ByLedger:
             # What does not fill a unit is in no annotation.
             memory_free_mib=max(0, min(gpu.memory_free_mib - taken_mib, _mib(view, gpu))),
         )
+
+
+def _with(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
+    core, memory_mib = own.get(gpu.uuid, (0, 0))
+    return replace(gpu, core_free=gpu.core_free + core, memory_free_mib=gpu.memory_free_mib + memory_mib)
 
 
 # Core and units of memory, by the cluster's name of a node and the GPU's index there.

@@ -12,7 +12,7 @@ from apps.clusters.extender.bodies import NotUnderstood, args, fold
 from apps.clusters.extender.predicates import Extended, path_of
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodSeen, capacity, seen
+from apps.clusters.kube.pods import PodSeen, seen
 
 MOST_SCORE = 10
 
@@ -22,11 +22,8 @@ def prioritize(cluster: Extended, body: bytes) -> bytes:
     asked = args(body)
     pod = seen(asked.pod)
     promised = pod.annotations.get(NODE) or getattr(cluster.mirror.pod(pod.key), "annotations", {}).get(NODE)
-    sizes = [(item.metadata.name, capacity(item)) for item in asked.nodes or ()] or [
-        (name, cluster.mirror.capacity(name) or (0, 0)) for name in asked.node_names or ()
-    ]
     scores = []
-    for name, (core, memory) in sizes:
+    for name, core, memory in asked.nodes or cluster.mirror.sizes(asked.node_names or ()):
         view = cluster.mirror.view(name, core, memory, but=pod.key)
         if not pod.wants_gpu:
             # Where there are no GPUs, or few are free, what needs none is in nobody's way.
@@ -138,5 +135,7 @@ def _violations(victims: _Victims | _MetaVictims) -> dict[str, int]:
 def _fits(cluster: Extended, pod: PodSeen, node: str, gone: set[str]) -> bool:
     core, memory = cluster.mirror.capacity(node) or (0, 0)
     staying: Iterable[PodSeen] = (item for item in cluster.mirror.pods_on(node) if item.uid not in gone)
-    view = View(node, core, memory, [item.shares for item in staying if item.key != pod.key])
+    view = View(
+        node, core, memory, [item.shares for item in staying if item.key != pod.key], cluster.mirror.others_on(node)
+    )
     return view.fit(pod.containers) is not None

@@ -9,8 +9,9 @@ ever ("had been predicated"), and with `strict` so do we.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -18,11 +19,11 @@ import msgspec
 from apps.clusters.core import gpu_admission
 from apps.clusters.core.gpu_admission import Chosen, View
 from apps.clusters.core.quantities import NotAQuantity
-from apps.clusters.extender.bodies import Args, NotUnderstood, args, filtered
+from apps.clusters.extender.bodies import Args, NotUnderstood, Sized, args, filtered
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodSeen, capacity, seen
+from apps.clusters.kube.pods import PodSeen, seen
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,25 @@ logger = logging.getLogger(__name__)
 TRIES, PAUSE_SECONDS = 10, 1.0
 # So many nodes are tried where the pod cannot be written to: the others wait meanwhile, and there may be thousands.
 MOST_FAILED_WRITES = 3
+# How often a node is looked at anew on which others were quicker.
+MOST_LOOKS = 3
+QUICKER = "others were quicker to take its GPUs: try again"
 # By our own rules: whole decisions, as (node, GPUs), or why there is none.
 Choose = Callable[[PodSeen, list[str]], "tuple[str, Chosen] | str"]
+
+
+class NoLedger(Exception):
+    """The database does not answer, so nothing can be promised."""
+
+
+class Promises(Protocol):
+    """What pods are chosen for, in the ledger: `extender.promises`. Both raise nothing but NoLedger."""
+
+    def keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
+        """Promise the pod these GPUs, and only these; False where others were quicker: what is left is known then."""
+
+    def withdraw(self, pod: PodSeen) -> None:
+        """The pod could not be told."""
 
 
 @dataclass
@@ -44,6 +62,8 @@ class Extended:
     strict: bool = False
     # None: by gpu-admission's rules.
     choose: Choose | None = None
+    # None: nothing of this cluster is in our ledger.
+    promises: Promises | None = None
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -69,6 +89,9 @@ def answer(cluster: Extended, body: bytes) -> bytes:
             return _Decision(cluster, pod, asked).answer()
         except NotAQuantity as error:
             return filtered(None, None, None, error=str(error))
+        except NoLedger as error:
+            logger.warning("pod %s/%s is promised nothing: %s", *pod.key, error)
+            return filtered(None, None, None, error="gpucloud's database does not answer: try again")
 
 
 class _Decision:
@@ -78,48 +101,65 @@ class _Decision:
         self.cluster, self.pod, self.asked = cluster, pod, asked
         self.failed: dict[str, str] = {}
         self.failed_writes = 0
+        self.sizes: list[Sized] = []
 
     def answer(self) -> bytes:
         # A pod that is asked about again may use what it was promised before.
-        views = self.cluster.mirror.views(self._sizes(), but=self.pod.key)
+        self.sizes = self._sizes()
+        views = self.cluster.mirror.views(self.sizes, but=self.pod.key)
         if self.cluster.choose is None:
             return self._answer(self._first_that_fits(views))
-        found = self.cluster.choose(self.pod, [view.name for view in views])
-        for view in views:
-            self.failed[view.name] = found if isinstance(found, str) else self._matched_elsewhere
-        if isinstance(found, str):
-            return self._answer(None)
-        node, chosen = found
-        return self._answer(node if self._write(node, chosen) else None)
+        for _ in range(MOST_LOOKS):
+            found = self.cluster.choose(self.pod, [view.name for view in views])
+            for view in views:
+                self.failed[view.name] = found if isinstance(found, str) else self._matched_elsewhere
+            if isinstance(found, str):
+                break
+            node, chosen = found
+            if self._promised(node, chosen):
+                return self._answer(node if self._write(node, chosen) else None)
+            self.failed[node] = QUICKER
+        return self._answer(None)
 
     @property
     def _matched_elsewhere(self) -> str:
         return f"pod {self.pod.uid} has already been matched to another node"
 
-    def _sizes(self) -> Iterable[tuple[str, int, int]]:
-        mirror = self.cluster.mirror
-        if self.asked.nodes is not None:
-            named = ((node.metadata.name, capacity(node)) for node in self.asked.nodes)
-        else:
-            named = ((name, mirror.capacity(name) or (0, 0)) for name in self.asked.node_names or ())
-        for name, (core, memory) in named:
-            if core > 0:
-                yield name, core, memory
-            else:
-                self.failed[name] = "no GPU device"
+    def _sizes(self) -> list[Sized]:
+        sizes = self.asked.nodes
+        if sizes is None:
+            sizes = self.cluster.mirror.sizes(self.asked.node_names or ())
+        self.failed |= {name: "no GPU device" for name, core, _ in sizes if core <= 0}
+        return [size for size in sizes if size[1] > 0]
 
     def _first_that_fits(self, views: list[View]) -> str | None:
         found = None
         for view, chosen in gpu_admission.tries(views, self.pod.containers):
             if chosen is None:
                 self.failed[view.name] = f"pod {self.pod.uid} does not match with this node"
-            elif self._write(view.name, chosen):
+            elif self._settle(view.name, chosen):
                 found = view.name
                 break
         if found is not None:
             others = dict.fromkeys((view.name for view in views if view.name != found), self._matched_elsewhere)
             self.failed = others | self.failed
         return found
+
+    def _settle(self, node: str, chosen: Chosen | None) -> bool:
+        """Promise and write; where others were quicker, whatever else of the node fits."""
+        for _ in range(MOST_LOOKS):
+            if chosen is None:
+                self.failed[node] = f"pod {self.pod.uid} does not match with this node"
+                return False
+            if self._promised(node, chosen):
+                return self._write(node, chosen)
+            size = next(size for size in self.sizes if size[0] == node)
+            chosen = self.cluster.mirror.view(*size, but=self.pod.key).fit(self.pod.containers)
+        self.failed[node] = QUICKER
+        return False
+
+    def _promised(self, node: str, chosen: Chosen) -> bool:
+        return self.cluster.promises is None or self.cluster.promises.keep(self.pod, node, chosen)
 
     def _write(self, node: str, chosen: Chosen) -> bool:
         """Write it to the pod; False, and the node is no longer one, where that fails."""
@@ -143,6 +183,8 @@ class _Decision:
                 self.failed_writes = MOST_FAILED_WRITES
                 break
         self.failed_writes += 1
+        if self.cluster.promises is not None:
+            self.cluster.promises.withdraw(self.pod)
         return False
 
     def _answer(self, node: str | None) -> bytes:
@@ -152,7 +194,7 @@ class _Decision:
         assert self.asked.nodes is not None
         both = zip(self.asked.raw_nodes, self.asked.nodes, strict=True)
         names = None if self.asked.node_names is None else found
-        return filtered([raw for raw, item in both if item.metadata.name == node], names, self.failed)
+        return filtered([raw for raw, (name, _, _) in both if name == node], names, self.failed)
 
 
 def annotate(client: Client, pod: PodSeen, values: Mapping[str, str | None]) -> Pod:

@@ -4,6 +4,7 @@ All of it may be done again: what is there stays as it is. A rehearsal does the 
 refuses what the taking over would refuse.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,12 @@ from django.db.models import Q
 from apps.clusters.formats.asks import LEAST_CORE, Share
 from apps.clusters.importing.plan import Left, Plan, PodWanted, QuotaWanted, grouped
 from apps.clusters.models import Cluster, PodClaim, SharePod
-from apps.clusters.services import bindings, placing
+from apps.clusters.services import bindings, outside, placing
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas, tenants
-from apps.scheduling.models import Claim
+from apps.scheduling.models import AssignmentState, Claim
 from apps.scheduling.services.claims import life
 from gpucloud.errors import GpucloudError
 
@@ -44,7 +45,10 @@ def take(*, principal: Principal, cluster: Cluster, plan: Plan) -> Report:
     """Make what is missing. Raises Denied; what else cannot be done is in the report, and the rest is done."""
     principal.require_operator()
     report = Report(left=list(plan.left))
-    payers = {namespace: _payer(namespace, principal, cluster, report) for namespace in plan.namespaces}
+    payers = {
+        namespace: _payer(namespace, plan.labels.get(namespace, {}), principal, cluster, report)
+        for namespace in plan.namespaces
+    }
     for wanted in plan.quotas:
         if (tenant := payers[wanted.namespace]) is not None:
             _quota(wanted, tenant, principal, cluster, report)
@@ -54,9 +58,11 @@ def take(*, principal: Principal, cluster: Cluster, plan: Plan) -> Report:
     return report
 
 
-def _payer(namespace: str, principal: Principal, cluster: Cluster, report: Report) -> Tenant | None:
+def _payer(
+    namespace: str, labels: Mapping[str, str], principal: Principal, cluster: Cluster, report: Report
+) -> Tenant | None:
     """Who pays for the namespace: who is bound to it, else the tenant of its name, made where there is none."""
-    bound = bindings.tenant_of(cluster.bindings.select_related("tenant"), namespace, {})
+    bound = bindings.tenant_of(cluster.bindings.select_related("tenant"), namespace, dict(labels))
     if bound is not None:
         report.kept.append(f"Namespace {namespace} is {bound.slug}'s.")
         return bound
@@ -129,7 +135,7 @@ def _container(
     if row is not None and (row.claim_id is not None or row.ended_at is not None):
         return ""
     node = placing.node_of(cluster.pool, pod.node)
-    gpus = [_gpu(share, node, pod) for share in shares]
+    gpus = [gpu_of(share, node) for share in shares]
     asked = _asked(shares, gpus, name)
     claim = _of_sharepod(pod, name, cluster)
     if claim is None:
@@ -138,11 +144,15 @@ def _container(
             tenant=tenant,
             pool=cluster.pool,
             name=f"{pod.namespace}/{pod.name}"[:200],
-            pod={"namespace": pod.namespace, "name": pod.name, "container": name},
+            pod={"namespace": pod.namespace, "name": pod.name, "container": name, "uid": pod.uid},
             **asked,
             **pod.labels,
         )
+        # After its quotas and before its GPUs: what it took of them without a claim is now the claim's to take.
+        outside.drop(cluster=cluster, pod_uid=pod.uid)
         placing.place_on(claim, gpus)
+    elif {gpu.pk for gpu in gpus} != _gpus_of(claim):
+        raise placing.NotAsItRuns(f"Its claim {claim.uid} is elsewhere by now: the pod is to end.")
     values: dict[str, Any] = {
         "namespace": pod.namespace,
         "pod": pod.name,
@@ -170,12 +180,17 @@ def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | No
     return next((row.claim for row in live if str(row.claim.uid) == pod.claim and row.claim.pod == wanted), None)
 
 
-def _gpu(share: Share, node: Node, pod: PodWanted) -> Gpu:
+def _gpus_of(claim: Claim) -> set[int]:
+    return set(claim.assignments.exclude(state=AssignmentState.RELEASED).values_list("gpu_id", flat=True))
+
+
+def gpu_of(share: Share, node: Node) -> Gpu:
+    """The GPU of the node that the share is of. Raises NotAsItRuns."""
     named: dict[str, Any] = {"index": share.gpu_index} if share.gpu_uuid is None else {"uuid": share.gpu_uuid}
     found = node.gpus.filter(present=True, **named).first()
     if found is None:
         which = share.gpu_uuid or f"GPU {share.gpu_index}"
-        raise placing.NotAsItRuns(f"Node {pod.node} has no {which}.")
+        raise placing.NotAsItRuns(f"Node {node.kubernetes_node or node.name} has no {which}.")
     return found
 
 

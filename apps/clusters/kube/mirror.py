@@ -8,7 +8,7 @@ after each other are not sent to the same place.
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from apps.clusters.core.gpu_admission import Held, View
 from apps.clusters.core.quantities import NotAQuantity
@@ -29,6 +29,8 @@ class Mirror:
         self._on_node: dict[str, dict[Key, tuple[Held, ...]]] = defaultdict(dict)
         self._views: dict[str, tuple[int, int, View]] = {}
         self._whole: set[str] = set()
+        # What is used of nodes' GPUs by others than the cluster's pods.
+        self._others: Mapping[str, tuple[Held, ...]] = {}
         # Pods as they were written here, until the watch has told as much: a list may have been read before.
         self._taken: dict[Key, PodSeen] = {}
 
@@ -58,24 +60,39 @@ class Mirror:
             self._taken[mine.key] = mine
             self._see_pod(mine, gone=False)
 
+    def see_others(self, others: Mapping[str, tuple[Held, ...]]) -> None:
+        """What others than the cluster's pods use, by node: all there is."""
+        with self._lock:
+            for name in {*self._others, *others}:
+                if self._others.get(name) != others.get(name):
+                    self._views.pop(name, None)
+            self._others = others
+
+    def others_on(self, name: str) -> tuple[Held, ...]:
+        """What others use of the node's GPUs."""
+        return self._others.get(name, ())
+
     def view(self, name: str, core: int, memory: int, *, but: Key | None = None) -> View:
         """The node with these capacities, without what the pod `but` holds of it."""
         with self._lock:
             there = self._on_node.get(name, {})
             if but in there:
-                return View(name, core, memory, _in_order(there, but=but))
+                return View(name, core, memory, _in_order(there, but=but), self.others_on(name))
             kept = self._views.get(name)
             if kept is None or kept[:2] != (core, memory):
-                kept = self._views[name] = (core, memory, View(name, core, memory, _in_order(there)))
+                view = View(name, core, memory, _in_order(there), self.others_on(name))
+                kept = self._views[name] = (core, memory, view)
             return kept[2]
 
     def views(self, sizes: Iterable[tuple[str, int, int]], *, but: Key) -> list[View]:
         """Of many nodes, by name, core and memory, at one moment."""
         found = []
         with self._lock:
+            there = self._pods.get(but)
+            own, known = there.counts_on if there is not None else "", self._views.get
             for name, core, memory in sizes:
-                kept = self._views.get(name)
-                if kept is None or kept[0] != core or kept[1] != memory or but in self._on_node[name]:
+                kept = known(name)
+                if kept is None or kept[0] != core or kept[1] != memory or name == own:
                     found.append(self.view(name, core, memory, but=but))
                 else:
                     found.append(kept[2])
@@ -84,6 +101,11 @@ class Mirror:
     def capacity(self, name: str) -> tuple[int, int] | None:
         """Core and memory units of a node; None: there is no such node."""
         return self._nodes.get(name)
+
+    def sizes(self, names: Iterable[str]) -> list[tuple[str, int, int]]:
+        """Name, core and memory of each; none of what is not known."""
+        with self._lock:
+            return [(name, *self._nodes.get(name, (0, 0))) for name in names]
 
     def nodes(self) -> list[str]:
         """Those that have GPUs, by name."""

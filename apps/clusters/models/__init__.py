@@ -2,11 +2,13 @@
 
 from apps.clusters.models.binding import NamespaceBinding
 from apps.clusters.models.cluster import Cluster, ClusterState, Placement
+from apps.clusters.models.hold import PodHold
 from apps.clusters.models.joined import JoinedNode
 from apps.clusters.models.pod import PodClaim
 from apps.clusters.models.resize import PodResize
 from apps.clusters.models.sharepod import SharePod
 
 __all__ = [
-    "Cluster", "ClusterState", "JoinedNode", "NamespaceBinding", "Placement", "PodClaim", "PodResize", "SharePod",
+    "Cluster", "ClusterState", "JoinedNode", "NamespaceBinding", "Placement", "PodClaim", "PodHold", "PodResize",
+    "SharePod",
 ]  # fmt: skip

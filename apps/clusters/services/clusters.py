@@ -7,7 +7,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import Q
 
 from apps.clusters.models import Cluster
-from apps.clusters.services import kubeconfigs, sealing
+from apps.clusters.services import kubeconfigs, outside, sealing
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
@@ -74,6 +74,9 @@ def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions =
 
     Of a cluster that is gone nobody says that its pods are over: their claims are released like any other.
     """
+    principal.require_operator()
+    # GPUs before the cluster: so have those who write what its pods take.
+    outside.drop_all(cluster)
     cluster = _locked(principal, cluster, versions)
     whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster)
     if held := Claim.objects.live().filter(whose).distinct().count():

@@ -2,10 +2,10 @@
 
 A pod is charged after Kubernetes has bound it, so here it can only be written down, not refused. What cannot be written
 (its namespace is nobody's, the quota has no room, the node is not ours) stands beside the pod in words, and is tried
-again; the pod runs on, and its GPUs are not free to others of its cluster, who see its annotations.
+again; the pod runs on, and what it uses is free to nobody (`services.outside`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -13,10 +13,11 @@ from django.utils import timezone
 
 from apps.clusters.core import gpu_admission
 from apps.clusters.formats import pods
+from apps.clusters.formats.asks import LEAST_CORE, Share
 from apps.clusters.importing.plan import PodWanted, Snapshot, plan
-from apps.clusters.importing.taking import hold
+from apps.clusters.importing.taking import gpu_of, hold
 from apps.clusters.models import Cluster, PodClaim
-from apps.clusters.services import bindings
+from apps.clusters.services import bindings, outside, placing
 from apps.quotas.principals import Principal
 from apps.scheduling.services.claims import life
 from gpucloud.errors import GpucloudError
@@ -37,10 +38,12 @@ def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
         return
     found = plan(Snapshot(pods=[pod]))
     for wanted in found.pods:
+        _end_former(cluster, wanted)
         try:
             _hold(cluster, wanted, labels)
         except GpucloudError as error:
-            _note(cluster, pod, error.detail)
+            _note(cluster, pod, error.detail, wanted.shares)
+            outside.keep(cluster=cluster, pod_uid=wanted.uid, parts=_parts(cluster, wanted))
         except IntegrityError:
             # An importer was quicker; the next look finds its claims.
             _note(cluster, pod, "It was being written down at the same moment.")
@@ -48,15 +51,38 @@ def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
         _note(cluster, pod, found.left[0].why)
 
 
+def _end_former(cluster: Cluster, wanted: PodWanted) -> None:
+    """A name is one pod's at a time: one that had it before is gone, also where nobody has told of its end yet."""
+    former = PodClaim.objects.live().filter(cluster=cluster, namespace=wanted.namespace, pod=wanted.name)
+    uids = former.exclude(pod_uid=wanted.uid).order_by("pod_uid").values_list("pod_uid", flat=True).distinct()
+    for uid in list(uids):
+        end(cluster=cluster, pod_uid=uid, why="another pod has its name by now")
+
+
 def _hold(cluster: Cluster, wanted: PodWanted, labels: Mapping[str, str]) -> None:
     rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=wanted.uid)
     if rows.exists() and not rows.filter(claim=None).exists():
+        outside.drop(cluster=cluster, pod_uid=wanted.uid)
         return
     bound = list(cluster.bindings.select_related("tenant"))
     tenant = bindings.tenant_of(bound, wanted.namespace, dict(labels))
     if tenant is None:
         raise Unbound(f"Namespace {wanted.namespace} is bound to no tenant: bind it.", namespace=wanted.namespace)
     hold(wanted, tenant=tenant, principal=principal_of(cluster), cluster=cluster)
+
+
+def _parts(cluster: Cluster, wanted: PodWanted) -> outside.Parts:
+    """What the pod uses of our GPUs; of machines and GPUs that are not ours nothing is known."""
+    parts: dict[int, tuple[int, int]] = {}
+    for share in wanted.shares:
+        try:
+            gpu = gpu_of(share, placing.node_of(cluster.pool, wanted.node))
+        except placing.NotAsItRuns:
+            continue
+        core, memory_mib = parts.get(gpu.pk, (0, 0))
+        more_mib = gpu.memory_mib if share.memory_mib is None else share.memory_mib
+        parts[gpu.pk] = core + max(share.core_request, LEAST_CORE), memory_mib + more_mib
+    return parts
 
 
 class Unbound(GpucloudError):
@@ -66,20 +92,21 @@ class Unbound(GpucloudError):
     title = "The namespace is bound to no tenant"
 
 
-def _note(cluster: Cluster, pod: Pod, why: str) -> None:
+def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) -> None:
     """Keep beside each container that asks for GPUs why it has no claim; what has one keeps it."""
     meta = pod.get("metadata") or {}
     for place, container in enumerate(pods.containers(pod)):
         limits = pods.resources(container, "limits")
         if not any(name.startswith(("tencent.com/", "nvidia.com/gpu", "aliyun.com/gpu")) for name in limits):
             continue
+        mine = [share for share in shares if share.container == container.get("name")]
         values = {
             "namespace": str(meta.get("namespace"))[:63],
             "pod": str(meta.get("name"))[:253],
             "container_index": place,
             "node_name": pods.node_of(pod)[:253],
-            "core": 0,
-            "memory_mib": 0,
+            "core": sum(share.core_request for share in mine),
+            "memory_mib": sum(share.memory_mib or 0 for share in mine),
             "gpu_indexes": _written(pod, place),
         }
         key = {"cluster": cluster, "pod_uid": str(meta.get("uid")), "container": str(container.get("name"))}
@@ -101,6 +128,7 @@ def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod is over") -> int:
         PodClaim.objects.live().filter(cluster=cluster, pod_uid=pod_uid).order_by("pk").values_list("pk", flat=True)
     ):
         ended += _end(key, cluster, why)
+    outside.drop(cluster=cluster, pod_uid=pod_uid)
     return ended
 
 
@@ -122,3 +150,13 @@ def end_others(*, cluster: Cluster, live: Iterable[str]) -> int:
     gone = PodClaim.objects.live().filter(cluster=cluster).exclude(pod_uid__in=list(live))
     uids = list(gone.order_by("pod_uid").values_list("pod_uid", flat=True).distinct())
     return sum(end(cluster=cluster, pod_uid=uid, why="its pod was gone when the cluster was looked at") for uid in uids)
+
+
+def forget_promises(*, cluster: Cluster, pods_there: Iterable[Pod]) -> None:
+    """Free what was promised to pods that are gone, or that never heard of it. Repeatable."""
+    live = [
+        str(pod["metadata"]["uid"])
+        for pod in pods_there
+        if pods.node_of(pod) or pods.annotations(pod).get(gpu_admission.NODE)
+    ]
+    outside.drop_others(cluster=cluster, live=live)

@@ -188,6 +188,10 @@ class GpuSerializer(Strict):
     memory_free_mib = serializers.IntegerField(read_only=True)
     core_used = serializers.IntegerField(read_only=True, help_text="Percent promised to assignments.")
     core_free = serializers.IntegerField(read_only=True)
+    core_outside = serializers.IntegerField(
+        read_only=True, help_text="Percent that pods use for which no claim stands, or not yet; free to nobody."
+    )
+    memory_outside_mib = serializers.IntegerField(read_only=True, help_text="Likewise.")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)

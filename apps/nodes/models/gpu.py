@@ -2,6 +2,8 @@
 
 `core_used` and `memory_used_mib` are what assignments hold. They are written only by conditional UPDATEs
 (`apps.nodes.services.capacity`), and CHECK constraints stand behind those: no GPU is ever promised twice.
+`core_outside` and `memory_outside_mib` are what is used of it without a claim. Nobody was asked before, so it may be
+more than there is; it is free to nobody.
 """
 
 from django.db import models
@@ -30,6 +32,9 @@ class Gpu(Row):
     cleared_through_seconds = models.FloatField(default=0.0, db_default=0.0)
     core_used = models.PositiveIntegerField(default=0)
     memory_used_mib = models.PositiveBigIntegerField(default=0)
+    # By pods that no claim stands for, or not yet.
+    core_outside = models.PositiveIntegerField(default=0, db_default=0)
+    memory_outside_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     # Of what is promised: idle, and lent to best-effort claims. What those hold of it is promised to nobody, so it may
     # be more than is lent once an owner has taken its own back.
     core_lent = models.PositiveIntegerField(default=0, db_default=0)
@@ -50,10 +55,10 @@ class Gpu(Row):
 
     @property
     def core_free(self) -> int:
-        """Percent not promised."""
-        return WHOLE - self.core_used
+        """Percent neither promised nor used without a claim."""
+        return max(0, WHOLE - self.core_used - self.core_outside)
 
     @property
     def memory_free_mib(self) -> int:
-        """MiB not promised."""
-        return self.memory_mib - self.memory_used_mib
+        """MiB neither promised nor used without a claim."""
+        return max(0, self.memory_mib - self.memory_used_mib - self.memory_outside_mib)

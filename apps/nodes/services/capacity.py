@@ -14,7 +14,10 @@ from apps.quotas.models import Pool, Resource
 def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
     """Promise `core` percent and `memory_mib` of a present GPU, or return False and promise nothing."""
     room = Gpu.objects.filter(
-        pk=gpu_id, present=True, core_used__lte=WHOLE - core, memory_used_mib__lte=F("memory_mib") - memory_mib
+        pk=gpu_id,
+        present=True,
+        core_used__lte=WHOLE - core - F("core_outside"),
+        memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - memory_mib,
     )
     return bool(
         room.update(
@@ -40,8 +43,8 @@ def take_many(takes: Mapping[int, tuple[int, int]]) -> bool:
             SET core_used = gpu.core_used + more.core, memory_used_mib = gpu.memory_used_mib + more.memory_mib,
                 version = gpu.version + 1, updated_at = %s
             FROM unnest(%s::bigint[], %s::integer[], %s::bigint[]) AS more (id, core, memory_mib)
-            WHERE gpu.id = more.id AND gpu.present AND gpu.core_used <= %s - more.core
-                AND gpu.memory_used_mib <= gpu.memory_mib - more.memory_mib
+            WHERE gpu.id = more.id AND gpu.present AND gpu.core_used <= %s - more.core - gpu.core_outside
+                AND gpu.memory_used_mib <= gpu.memory_mib - gpu.memory_outside_mib - more.memory_mib
             """,
             [timezone.now(), keys, cores, memories, WHOLE],
         )
@@ -56,6 +59,26 @@ def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:
         version=F("version") + 1,
         updated_at=timezone.now(),
     )
+
+
+def set_outside(amounts: Mapping[int, tuple[int, int]]) -> None:
+    """So much (core, MiB) of these GPUs, by key, is used without a claim. Under the GPUs' locks.
+
+    It is what it is: nothing is refused, and what is promised stays promised.
+    """
+    rows = [(key, *amounts[key]) for key in sorted(amounts)]
+    keys, cores, memories = ([row[place] for row in rows] for place in range(3))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE nodes_gpu AS gpu
+            SET core_outside = told.core, memory_outside_mib = told.memory_mib,
+                version = gpu.version + 1, updated_at = %s
+            FROM unnest(%s::bigint[], %s::integer[], %s::bigint[]) AS told (id, core, memory_mib)
+            WHERE gpu.id = told.id AND (gpu.core_outside, gpu.memory_outside_mib) <> (told.core, told.memory_mib)
+            """,
+            [timezone.now(), keys, cores, memories],
+        )
 
 
 def of_pool(pool: Pool) -> dict[str, int]:
@@ -77,8 +100,8 @@ def borrow(*, gpu_id: int, core: int, memory_mib: int) -> bool:
     room = Gpu.objects.filter(
         pk=gpu_id,
         present=True,
-        core_lent__gte=F("core_used") + F("core_borrowed") + core - WHOLE,
-        memory_used_mib__lte=F("memory_mib") - memory_mib,
+        core_lent__gte=F("core_used") + F("core_borrowed") + F("core_outside") + core - WHOLE,
+        memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - memory_mib,
     )
     return bool(
         room.update(
@@ -99,7 +122,7 @@ def return_borrowed(*, gpu_id: int, core: int) -> None:
 
 def promise_borrowed(*, gpu_id: int, core: int) -> bool:
     """Promise what was borrowed, of free core; False where there is not so much."""
-    room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core)
+    room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core - F("core_outside"))
     return bool(
         room.update(
             core_used=F("core_used") + core,

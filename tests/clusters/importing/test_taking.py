@@ -149,3 +149,12 @@ def test_of_a_pod_with_two_containers_both_are_taken_or_none(cluster: Cluster) -
 def test_a_machine_without_an_agent_takes_nothing(cluster: Cluster, machine: Machine) -> None:
     machine.node.change(last_seen_at=None)
     assert "not ready" in why(take(cluster, Snapshot(pods=[gpu_manager_pod()])))
+
+
+def test_who_is_bound_by_labels_pays(cast: Cast, cluster: Cluster) -> None:
+    bindings.bind(principal=SYSTEM, cluster=cluster, selector={"team": "vision"}, tenant=cast.acme)
+    give(cast.acme, core_percent=None, memory_mib=None)
+    labels = {"red": {"team": "vision"}, "blue": {"team": "speech"}}
+    report = take(cluster, Snapshot(pods=[gpu_manager_pod(), gpushare_pod()], labels=labels))
+    assert "Namespace red is acme's." in report.kept
+    assert dict(Claim.objects.values_list("name", "tenant__slug")) == {"red/tc-0": "acme", "blue/share-0": "blue"}

@@ -6,15 +6,16 @@ import threading
 import time
 from typing import Any
 
-import uvicorn
 from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection
 
 from apps.clusters.core.gpu_admission import Chosen
+from apps.clusters.extender import listener
 from apps.clusters.extender.choosing import ByLedger
 from apps.clusters.extender.door import Door
 from apps.clusters.extender.predicates import Choose, Extended
+from apps.clusters.extender.promises import Promises
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.pods import PodSeen
@@ -35,6 +36,7 @@ class Extenders(dict[str, Extended]):
         super().__init__()
         self._versions: dict[str, int] = {}
         self._watches: dict[str, list[Reflector]] = {}
+        self._promises: dict[str, Promises] = {}
         # A cluster whose credentials cannot be used, at the version that it had then.
         self._unusable: dict[str, int] = {}
 
@@ -44,26 +46,33 @@ class Extenders(dict[str, Extended]):
         for name in [name for name in self if name not in rows or rows[name].version != self._versions[name]]:
             for watch in self._watches.pop(name):
                 watch.stop()
-            del self[name]
+            del self[name], self._promises[name]
         for name, row in rows.items():
             if name not in self and self._unusable.get(name) != row.version:
                 try:
                     self[name] = self._begin(row)
                     self._versions[name] = row.version
+                except DatabaseError:
+                    raise
                 except Exception:
                     # The library raises whatever it finds wrong with credentials; the other clusters are answered.
                     logger.exception("cluster %s cannot be answered", name)
                     self._unusable[name] = row.version
+        for promises in self._promises.values():
+            promises.look()
 
     def _begin(self, row: Cluster) -> Extended:
         mirror, api = Mirror(), Client(kubeconfig_of(row))
+        promises = Promises(row, mirror)
+        promises.look()
         watches = [Reflector(api, kind, see=mirror.see, fail=_told(row.name)) for kind in (PODS, NODES)]
         self._watches[row.name] = watches
         for watch in watches:
             watch.start()
         logger.info("answering for cluster %s by the rules of %s", row.name, row.placement)
         choose = _by_ledger(ByLedger(row, api, mirror)) if row.placement == Placement.GPUCLOUD else None
-        return Extended(row.name, api, mirror, strict=row.strict, choose=choose)
+        self._promises[row.name] = promises
+        return Extended(row.name, api, mirror, strict=row.strict, choose=choose, promises=promises)
 
 
 def _by_ledger(choose: ByLedger) -> Choose:
@@ -74,9 +83,8 @@ def _by_ledger(choose: ByLedger) -> Choose:
             return choose(pod, names)
         except DatabaseError as error:
             logger.warning("the database is away: %s", error)
-            return "gpucloud's database does not answer: try again."
-        finally:
             connection.close()
+            return "gpucloud's database does not answer: try again."
 
     return chosen
 
@@ -97,17 +105,12 @@ class Command(BaseCommand):
         threading.Thread(target=_keep, args=(clusters,), daemon=True).start()
         by_certificate = bool(settings.EXTENDER_CLIENT_CA)
         door = Door(clusters, networks=None if by_certificate else settings.EXTENDER_CIDRS, version=VERSION)
-        uvicorn.run(
+        listener.serve(
             door,
+            certificate=settings.EXTENDER_CERTIFICATE,
+            key=settings.EXTENDER_KEY,
             host=settings.EXTENDER_HOST,
             port=settings.EXTENDER_PORT,
-            lifespan="off",
-            access_log=False,
-            # Nobody stands before this listener: what a header says of where a caller comes from, the caller says.
-            proxy_headers=False,
-            log_config=None,
-            ssl_certfile=settings.EXTENDER_CERTIFICATE or None,
-            ssl_keyfile=settings.EXTENDER_KEY or None,
             ssl_ca_certs=settings.EXTENDER_CLIENT_CA or None,
             ssl_cert_reqs=ssl.CERT_REQUIRED if by_certificate else ssl.CERT_NONE,
         )

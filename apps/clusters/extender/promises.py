@@ -1,0 +1,116 @@
+"""The ledger beside the annotations: what pods are chosen for is written there, and what others hold is seen.
+
+Annotations know nothing of claims outside of Kubernetes, and placement knows nothing of annotations. So a choice is
+written into the ledger, under the locks of its GPUs, before the pod hears of it. What others hold is read every two
+seconds for all nodes, and once more under the locks: where it has become more, the node is looked at anew. Nodes that
+are not ours need no ledger; for ours a database that is away promises nothing.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db.models import Q
+
+from apps.clusters.core.gpu_admission import WHOLE, Chosen, Held
+from apps.clusters.extender.predicates import NoLedger
+from apps.clusters.formats.gpu_manager import UNIT_MIB
+from apps.clusters.kube.mirror import Mirror
+from apps.clusters.kube.pods import PodSeen
+from apps.clusters.models import Cluster
+from apps.clusters.services import outside
+from apps.nodes.models import Gpu, Node
+
+logger = logging.getLogger(__name__)
+
+Known = TypeVar("Known")
+Others = Mapping[str, tuple[Held, ...]]
+
+
+class Promises:
+    """Of one cluster; from any thread, one at a time."""
+
+    def __init__(self, cluster: Cluster, mirror: Mirror) -> None:
+        self._cluster, self._mirror = cluster, mirror
+        self._ours: frozenset[str] = frozenset()
+        self._others: Others = {}
+
+    def look(self) -> None:
+        """What others hold, of all nodes. Raises DatabaseError."""
+        rows = Node.objects.filter(pool=self._cluster.pool_id).values_list("kubernetes_node", "name")
+        self._ours = frozenset(theirs or ours for theirs, ours in rows)
+        self._see(self._read(Q(gpu__node__pool=self._cluster.pool_id)))
+
+    def keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
+        """Promise the pod these GPUs, and only these; False where others hold more of them than was known.
+
+        Then what they hold of this node has been read anew. Raises NoLedger.
+        """
+        return node not in self._ours or _surely(lambda: self._keep(pod, node, chosen))
+
+    def withdraw(self, pod: PodSeen) -> None:
+        """The pod could not be told."""
+        try:
+            _surely(lambda: outside.drop(cluster=self._cluster, pod_uid=pod.uid))
+        except NoLedger as error:
+            # The watch of pods finds it.
+            logger.warning("what was promised to pod %s/%s stays for a while: %s", *pod.key, error)
+
+    def _keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
+        rows = Gpu.objects.filter(_named(node), node__pool=self._cluster.pool_id, present=True)
+        gpus = {gpu.index: gpu for gpu in rows}
+        known = {
+            gpus[share.index].pk: (share.core, share.memory * UNIT_MIB)
+            for share in self._mirror.others_on(node)
+            if share.index in gpus
+        }
+        parts = _parts(pod, chosen, gpus)
+        kept = outside.promise(cluster=self._cluster, pod_uid=pod.uid, parts=parts, known=known)
+        if not kept:
+            now = self._read(Q(gpu__in=[gpu.pk for gpu in gpus.values()]))
+            self._see({**self._others, node: now.get(node, ())})
+        return kept
+
+    def _read(self, which: Q) -> Others:
+        found = outside.of_others(self._cluster, which)
+        there: dict[str, list[Held]] = {}
+        rows = Gpu.objects.filter(pk__in=found).order_by("pk")
+        for key, index, theirs, ours in rows.values_list("pk", "index", "node__kubernetes_node", "node__name"):
+            core, memory_mib = found[key]
+            if core or memory_mib:
+                # Also of one that holds memory only no pod can have the whole.
+                there.setdefault(theirs or ours, []).append(Held(index, max(core, 1), -(-memory_mib // UNIT_MIB)))
+        return {name: tuple(shares) for name, shares in there.items()}
+
+    def _see(self, others: Others) -> None:
+        self._others = others
+        self._mirror.see_others(others)
+
+
+def _named(node: str) -> Q:
+    return Q(node__kubernetes_node=node) | Q(node__kubernetes_node="", node__name=node)
+
+
+def _parts(pod: PodSeen, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Parts:
+    parts: dict[int, tuple[int, int]] = {}
+    for place, indexes in chosen.items():
+        asked = pod.containers[place]
+        for gpu in (gpus[index] for index in indexes if index in gpus):
+            core, memory_mib = parts.get(gpu.pk, (0, 0))
+            more_mib = gpu.memory_mib if asked.core >= WHOLE else asked.memory * UNIT_MIB
+            parts[gpu.pk] = core + min(asked.core, WHOLE), memory_mib + more_mib
+    return parts
+
+
+def _surely(does: Callable[[], Known]) -> Known:
+    """Twice where the connection of this thread has died since it was last used. Raises NoLedger."""
+    try:
+        try:
+            return does()
+        except (InterfaceError, OperationalError):
+            connection.close()
+            return does()
+    except DatabaseError as error:
+        connection.close()
+        raise NoLedger(str(error)) from error

@@ -1,0 +1,150 @@
+"""What the extender chooses is promised in the ledger: no GPU to a pod and to a claim at once."""
+
+import json
+import typing
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from apps.clusters.extender import predicates
+from apps.clusters.extender.choosing import ByLedger
+from apps.clusters.extender.promises import Promises
+from apps.clusters.kube.client import Client, Refused
+from apps.clusters.models import Cluster, PodHold
+from apps.clusters.services import bindings, clusters, holding, outside
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
+from apps.scheduling.services.placing.rounds import run_round
+from tests.cast import Cast, Machine, ask, give_plenty
+from tests.clusters.kubeconfigs import kubeconfig
+from tests.clusters.paper import Paper, container, node, pod, request
+
+Json = dict[str, Any]
+NODES = [node("gpu1", 200, 192)]
+INDEX = "tencent.com/predicate-gpu-idx-0"
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    return Machine("gpu1", cast.pool, gpus=2)
+
+
+@pytest.fixture
+def cluster(cast: Cast, machine: Machine) -> Cluster:
+    give_plenty(cast.acme)
+    made = clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig())
+    bindings.bind(principal=SYSTEM, cluster=made, namespace="ml", tenant=cast.acme)
+    return made
+
+
+class World:
+    """Pods that wait, and the extender that knew the ledger when it began."""
+
+    def __init__(self, cluster: Cluster, *pods: Json) -> None:
+        self.paper = Paper(NODES, list(pods))
+        self.promises = Promises(cluster, self.paper.mirror)
+        self.promises.look()
+        choose = ByLedger(cluster, typing.cast(Client, self.paper), self.paper.mirror)
+        self.extended = self.paper.extended(
+            promises=self.promises, choose=choose if cluster.placement == "gpucloud" else None
+        )
+
+    def ask(self, name: str) -> Json:
+        """The answer, with the pod's GPUs under `gpus`."""
+        item = self.paper.pods[name]
+        said: Json = json.loads(predicates.answer(self.extended, request(item, NODES)))
+        return {**said, "gpus": item["metadata"]["annotations"].get(INDEX)}
+
+
+def claimed(cast: Cast, core: int, **facts: Any) -> Claim:
+    """A claim, after a round."""
+    claim = ask(cast, core_request=core, memory_mib=256, **facts)
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    return claim
+
+
+def gpus_of(claim: Claim) -> list[int]:
+    return list(claim.assignments.order_by("pk").values_list("gpu__index", flat=True))
+
+
+def test_what_a_pod_was_chosen_for_is_not_given_to_a_claim(cast: Cast, cluster: Cluster) -> None:
+    world = World(cluster, pod("p", container(60, 10)), pod("q", container(60, 10)))
+    assert (world.ask("p")["gpus"], world.ask("q")["gpus"]) == ("0", "1")
+    assert claimed(cast, 50).state == "queued"
+    assert claimed(cast, 40).state == "assigned"
+
+
+def test_without_its_promise_the_same_gpu_is_given_twice(cast: Cast, cluster: Cluster) -> None:
+    """The control: what the test above guards against is real."""
+    world = World(cluster, pod("p", container(60, 10)), pod("q", container(60, 10)))
+    world.extended.promises = None
+    assert (world.ask("p")["gpus"], world.ask("q")["gpus"]) == ("0", "1")
+    assert claimed(cast, 50).state == "assigned"
+
+
+@pytest.mark.parametrize("placement", ["gpu-admission", "gpucloud"])
+def test_what_a_claim_has_taken_meanwhile_is_not_chosen(cast: Cast, cluster: Cluster, placement: str) -> None:
+    cluster.change(placement=placement)
+    world = World(cluster, pod("p", container(60, 10)), pod("q", container(100)), pod("r", container(41, 1)))
+    first = claimed(cast, 50)
+    assert world.ask("p")["gpus"] == str(1 - gpus_of(first)[0])
+    assert world.ask("q")["gpus"] is None
+    assert world.ask("r")["gpus"] == str(gpus_of(first)[0])
+
+
+def test_a_pod_that_is_asked_about_again_is_promised_once(cast: Cast, cluster: Cluster) -> None:
+    world = World(cluster, pod("p", container(60, 10)))
+    world.ask("p")
+    before = PodHold.objects.get()
+    # A claim takes the rest of its GPU: what the pod has been promised stays its own.
+    claimed(cast, 40)
+    assert world.ask("p")["gpus"] == "0"
+    assert PodHold.objects.get().gpu == before.gpu
+
+
+def test_by_the_ledger_a_promise_counts_once(cast: Cast, cluster: Cluster) -> None:
+    cluster.change(placement="gpucloud")
+    world = World(cluster, *(pod(name, container(50, 10)) for name in "pqrst"))
+    found = [world.ask(name)["gpus"] for name in "pqpr"]
+    assert found[0] == found[2]
+    assert sorted(found[index] for index in (0, 1, 3)) in (["0", "0", "1"], ["0", "1", "1"])
+    assert world.ask("s")["gpus"] is not None
+    assert world.ask("t")["gpus"] is None
+
+
+def test_a_promise_becomes_the_pods_claim(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    world = World(cluster, pod("p", container(60, 10)))
+    world.ask("p")
+    bound = world.paper.pods["p"]
+    bound["spec"]["nodeName"] = "gpu1"
+    holding.follow(cluster=cluster, pod=bound, labels={})
+    assert (machine.gpu().core_used, machine.gpu().core_outside) == (60, 0)
+    assert not PodHold.objects.exists()
+    # What it holds is told by its annotations: to the pods of its cluster it is no other's.
+    world.promises.look()
+    assert world.paper.mirror.others_on("gpu1") == ()
+
+
+def test_a_pod_that_could_not_be_told_is_promised_nothing(cluster: Cluster) -> None:
+    world = World(cluster, pod("p", container(60, 10)))
+    world.paper.refusals = [Refused(404, "NotFound", "no pod p")]
+    assert world.ask("p")["gpus"] is None
+    assert not PodHold.objects.exists()
+
+
+def test_without_a_database_nothing_is_promised_but_on_machines_that_are_not_ours(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(cluster, pod("p", container(60, 10)), pod("q", container(60, 10)))
+
+    def away(**_: Any) -> bool:
+        raise OperationalError("the connection is lost")
+
+    monkeypatch.setattr("apps.clusters.extender.promises.connection.close", lambda: None)
+    monkeypatch.setattr(outside, "promise", away)
+    assert "database" in world.ask("p")["Error"]
+    assert world.ask("p")["gpus"] is None
+    world.promises._ours = frozenset()
+    assert world.ask("q")["gpus"] == "0"
