@@ -8,9 +8,10 @@ claim and a pod that come at once cannot both be promised the same piece.
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import Any
 
 from django.db import transaction
-from django.db.models import Q, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.utils import timezone
 
 from apps.clusters.models import Cluster, PodHold
@@ -86,13 +87,16 @@ def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:
     claims = Assignment.objects.filter(which).exclude(state=AssignmentState.RELEASED)
     claims = claims.exclude(claim__container__cluster=cluster)
     pods = PodHold.objects.filter(which).exclude(cluster=cluster)
-    found: dict[int, tuple[int, int]] = {}
-    for rows, core, memory_mib in ((claims, "held_core", "held_memory_mib"), (pods, "core", "memory_mib")):
-        sums = rows.order_by().values("gpu").annotate(cores=Sum(core), mib=Sum(memory_mib))
-        for gpu, cores, mib in sums.values_list("gpu", "cores", "mib"):
-            before = found.get(gpu, (0, 0))
-            found[gpu] = before[0] + cores, before[1] + mib
+    found = _sums(claims, "held_core", "held_memory_mib")
+    for gpu, (core, memory_mib) in _sums(pods, "core", "memory_mib").items():
+        before = found.get(gpu, (0, 0))
+        found[gpu] = before[0] + core, before[1] + memory_mib
     return found
+
+
+def _sums(rows: QuerySet[Any], core: str, memory_mib: str) -> dict[int, tuple[int, int]]:
+    summed: Any = rows.order_by().values("gpu").annotate(cores=Sum(core), mib=Sum(memory_mib))
+    return {gpu: (cores, mib) for gpu, cores, mib in summed.values_list("gpu", "cores", "mib")}
 
 
 def _there(cluster: Cluster, pod_uid: str) -> dict[int, tuple[int, int]]:
@@ -116,7 +120,5 @@ def _write(cluster: Cluster, pod_uid: str, parts: Parts, gpus: list[int]) -> Non
 
 
 def _count(gpus: list[int]) -> None:
-    sums = PodHold.objects.filter(gpu__in=gpus).order_by().values("gpu")
-    sums = sums.annotate(cores=Sum("core"), mib=Sum("memory_mib"))
-    found = {gpu: (cores, mib) for gpu, cores, mib in sums.values_list("gpu", "cores", "mib")}
+    found = _sums(PodHold.objects.filter(gpu__in=gpus), "core", "memory_mib")
     capacity.set_outside({key: found.get(key, (0, 0)) for key in gpus})
