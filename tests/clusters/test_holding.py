@@ -85,6 +85,7 @@ def test_the_next_pod_of_a_name_has_its_own_claim(cast: Cast, cluster: Cluster, 
     holding.follow(cluster=cluster, pod=again, labels={})
     claim = PodClaim.objects.live().get().claim
     assert claim is not None
+    assert claim.pod is not None
     assert (claim.state, claim.pod["uid"]) == ("assigned", "uid-of-the-next")
     assert_books_agree()
 
