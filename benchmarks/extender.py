@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from apps.clusters.extender import listener
 from apps.clusters.extender.door import Door
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
@@ -108,6 +109,8 @@ def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[
     mirror = Mirror()
     mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
     mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
+    # As the command does once it knows its cluster.
+    listener.settle()
     door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
     server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None, access_log=False))
     asyncio.run(server.serve(sockets=[link]))

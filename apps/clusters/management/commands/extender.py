@@ -26,6 +26,8 @@ from apps.clusters.services.clusters import kubeconfig_of
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
+# Pods come and go: what has come since is looked through once, in a few milliseconds.
+SETTLE_SECONDS = 60.0
 VERSION = "gpucloud, as gpu-admission v0.1.0"
 
 
@@ -117,8 +119,13 @@ class Command(BaseCommand):
 
 
 def _keep(clusters: Extenders) -> None:
+    ready, settled_at = 0, 0.0
     while True:
         time.sleep(LOOK_SECONDS)
+        now_ready = sum(one.mirror.ready for one in clusters.values())
+        if now_ready != ready or time.monotonic() - settled_at >= SETTLE_SECONDS:
+            listener.settle()
+            ready, settled_at = now_ready, time.monotonic()
         try:
             clusters.look()
         except DatabaseError as error:
