@@ -137,23 +137,31 @@ def _container(
     node = placing.node_of(cluster.pool, pod.node)
     gpus = [gpu_of(share, node) for share in shares]
     asked = _asked(shares, gpus, name)
-    claim = _of_sharepod(pod, name, cluster)
-    if claim is None:
-        claim = life.create_claim(
-            principal=principal,
-            tenant=tenant,
-            pool=cluster.pool,
-            name=f"{pod.namespace}/{pod.name}"[:200],
-            pod={"namespace": pod.namespace, "name": pod.name, "container": name, "uid": pod.uid},
-            **asked,
-            **pod.labels,
-        )
-        # After its quotas and before its GPUs: what it took of them without a claim is now the claim's to take.
-        outside.drop(cluster=cluster, pod_uid=pod.uid)
+    found = _of_sharepod(pod, name, cluster)
+    claim = found or life.create_claim(
+        principal=principal,
+        tenant=tenant,
+        pool=cluster.pool,
+        name=f"{pod.namespace}/{pod.name}"[:200],
+        pod={"namespace": pod.namespace, "name": pod.name, "container": name, "uid": pod.uid},
+        **asked,
+        **pod.labels,
+    )
+    # After its quotas and before its GPUs: what it took of them without a claim is now the claim's to take.
+    outside.drop(cluster=cluster, pod_uid=pod.uid)
+    if found is None:
         placing.place_on(claim, gpus)
-    elif {gpu.pk for gpu in gpus} != _gpus_of(claim):
-        raise placing.NotAsItRuns(f"Its claim {claim.uid} is elsewhere by now: the pod is to end.")
-    values: dict[str, Any] = {
+    else:
+        _require_there(claim, gpus)
+    values = _facts(pod, place, node, gpus, asked)
+    values |= {"claim": claim, "problem": ""}
+    PodClaim.objects.update_or_create(cluster=cluster, pod_uid=pod.uid, container=name, defaults=values)
+    where = ", ".join(f"GPU {gpu.index} of {node.name}" for gpu in gpus)
+    return f"container {name} holds {asked['core_request']} percent and {asked['memory_mib']} MiB on {where}."
+
+
+def _facts(pod: PodWanted, place: int, node: Node, gpus: list[Gpu], asked: Mapping[str, int]) -> dict[str, Any]:
+    return {
         "namespace": pod.namespace,
         "pod": pod.name,
         "container_index": place,
@@ -162,12 +170,7 @@ def _container(
         "core": asked["core_request"] * len(gpus),
         "memory_mib": asked["memory_mib"] * len(gpus),
         "gpu_indexes": sorted(gpu.index for gpu in gpus),
-        "claim": claim,
-        "problem": "",
     }
-    PodClaim.objects.update_or_create(cluster=cluster, pod_uid=pod.uid, container=name, defaults=values)
-    where = ", ".join(f"GPU {gpu.index} of {node.name}" for gpu in gpus)
-    return f"container {name} holds {asked['core_request']} percent and {asked['memory_mib']} MiB on {where}."
 
 
 def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | None:
@@ -180,8 +183,11 @@ def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | No
     return next((row.claim for row in live if str(row.claim.uid) == pod.claim and row.claim.pod == wanted), None)
 
 
-def _gpus_of(claim: Claim) -> set[int]:
-    return set(claim.assignments.exclude(state=AssignmentState.RELEASED).values_list("gpu_id", flat=True))
+def _require_there(claim: Claim, gpus: list[Gpu]) -> None:
+    """Raises NotAsItRuns where the claim, sent back or moved, is on other GPUs than its pod."""
+    there = claim.assignments.exclude(state=AssignmentState.RELEASED).values_list("gpu_id", flat=True)
+    if {gpu.pk for gpu in gpus} != set(there):
+        raise placing.NotAsItRuns(f"Its claim {claim.uid} is elsewhere by now: the pod is to end.")
 
 
 def gpu_of(share: Share, node: Node) -> Gpu:
