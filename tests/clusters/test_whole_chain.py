@@ -18,9 +18,10 @@ import yaml
 from django.utils import timezone
 
 from apps.clusters.kube.client import Client
-from apps.clusters.management.commands.clusters import Watches
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, clusters
+from apps.clusters.watches import Watches
+from apps.clusters.watching import Watched
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.quotas.principals import SYSTEM
@@ -161,7 +162,7 @@ def watched(watches: Watches, happens: Any) -> None:
 
     def step() -> bool:
         Node.objects.update(last_seen_at=timezone.now())
-        watches.step()
+        watches.look()
         return bool(happens())
 
     assert eventually(step, seconds=60), list(PodClaim.objects.values())
@@ -186,7 +187,7 @@ def test_a_pod_is_filled_placed_bound_charged_and_held_to_its_limits(
     )
     assert (pod["spec"]["nodeName"], annotations["tencent.com/predicate-node"]) == (NODE, NODE)
 
-    watches = Watches()
+    watches = Watches(Watched)
     try:
         watched(watches, lambda: PodClaim.objects.filter(pod="train", claim__isnull=False).exists())
         claim = Claim.objects.get(container__pod="train")
