@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles protos messages bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender clean
+.PHONY: help demo test test-shim test-long check format openapi roles protos messages bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ bench-extender: ## how long kube-scheduler waits for the filter: 1,000 nodes in 
 
 bench-utilization: ## answers of GET /utilization/ over thirty days of a thousand GPUs (ARGS="--gpus 1000 --days 30")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.utilization $(ARGS)
+
+bench-pages: ## every page's first paint and weight, the live overview's cost, 200 dashboards at once (ARGS="--parts paint --minutes 5")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.pages $(ARGS)
 
 clean: ## remove what was built and cached; keeps .venv and the demo's state
 	rm -rf libvcuda/build apps/scheduling/core/placement/kernel/build staticfiles .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache

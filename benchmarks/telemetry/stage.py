@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,8 +26,8 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(directory: Path, *, nodes: int) -> Iterator[Stage]:
-    """Start everything, fill the database, and stop at the end."""
+def stage(directory: Path, *, nodes: int, fill: Callable[[int], Filled] | None = None) -> Iterator[Stage]:
+    """Start everything, fill the database (by `fill`, once Django is set up), and stop at the end."""
     state = State.at(directory / "state")
     for name in ("DATABASE_URL", "REDIS_URL"):
         os.environ.pop(name, None)
@@ -35,7 +35,7 @@ def stage(directory: Path, *, nodes: int) -> Iterator[Stage]:
         running = stack.enter_context(embedded.services(state.root, durable=True))
         commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
         os.environ.update(commands.control_plane)
-        filled = _filled(nodes)
+        filled = _filled(nodes, fill)
         pids = {"database": running.pids["postgres"], "valkey": running.pids["valkey"]}
         for program in (commands.server(), commands.worker(), commands.beat()):
             program = replace(program, orphan_signal=signal.SIGTERM)  # noqa: PLW2901 - the same, with one word more
@@ -46,10 +46,10 @@ def stage(directory: Path, *, nodes: int) -> Iterator[Stage]:
         yield Stage(commands.port, pids, filled)
 
 
-def _filled(nodes: int) -> Filled:
+def _filled(nodes: int, fill: Callable[[int], Filled] | None) -> Filled:
     import django  # noqa: PLC0415 - the settings read the environment that was just made
 
     django.setup()
-    from benchmarks.telemetry.filling import fill  # noqa: PLC0415 - models, once apps are loaded
+    from benchmarks.telemetry import filling  # noqa: PLC0415 - models, once apps are loaded
 
-    return fill(nodes)
+    return (fill or filling.fill)(nodes)

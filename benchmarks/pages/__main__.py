@@ -1,0 +1,79 @@
+"""`make bench-pages`: the dashboard over 200 nodes of 8 GPUs, 3,200 assignments, 50 tenants and their history.
+
+Three parts. `paint`: every page in headless Chromium with a cold cache. `living`: the overview, open for so many
+minutes. `dashboards`: two hundred of them at once, against one server process. All the while the fleet's agents measure
+once a second, and a claim is resized every second. PostgreSQL (durable), Valkey, server, worker, beat, browser and
+agents share the machine.
+"""
+
+import argparse
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+from benchmarks.pages.beating import beating
+from benchmarks.pages.chrome import chrome
+from benchmarks.report import Row, print_report
+from benchmarks.telemetry.filled import Filled
+from benchmarks.telemetry.stage import Stage, stage
+
+PARTS = ("paint", "living", "dashboards")
+
+
+def main() -> None:
+    """Fill, measure, print."""
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(prefix="gpucloud-bench-", dir=arguments.directory) as directory:
+        print(f"filling the database for {arguments.nodes:,} nodes …", flush=True)
+
+        def fill(nodes: int) -> Filled:
+            from benchmarks.pages import filling  # noqa: PLC0415 - models, once apps are loaded
+
+            filled = filling.furnish(nodes)
+            filling.history(arguments.days)
+            return filled
+
+        # The measuring client asks more often than a person does.
+        os.environ["THROTTLE_PER_SECOND"] = "0"
+        with stage(Path(directory), nodes=arguments.nodes, fill=fill) as ready, beating(ready):
+            print_report("pages", *measure(ready, arguments))
+
+
+def measure(ready: Stage, arguments: argparse.Namespace) -> list[list[Row]]:
+    """A table for each part that is asked for."""
+    from benchmarks.pages import filling, paint  # noqa: PLC0415 - models, once apps are loaded
+    from benchmarks.pages.dashboards import measure as open_at_once  # noqa: PLC0415 - beside the others
+    from benchmarks.pages.living import living  # noqa: PLC0415 - likewise
+    from tests.pages.addresses import addresses  # noqa: PLC0415 - routes, once apps are loaded
+
+    tables = []
+    parts = arguments.parts.split(",")
+    found = paint.asked(addresses(**filling.sample())) if "paint" in parts else {}
+    if {"paint", "living"} & set(parts):
+        with chrome() as browser:
+            if "paint" in parts:
+                tables.append(paint.painted(browser, ready, found, arguments.times))
+            if "living" in parts:
+                tables.append(living(browser, ready, arguments.minutes))
+    if "dashboards" in parts:
+        counts = (0, arguments.dashboards)
+        tables.append([asyncio.run(open_at_once(ready, count, arguments.seconds)) for count in counts])
+    return tables
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-pages", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=200, help="of 8 GPUs with two claims each (200)")
+    parser.add_argument("--days", type=int, default=30, help="days of roll-ups (30)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="paint,living,dashboards")
+    parser.add_argument("--times", type=int, default=5, help="how often each page is opened (5)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="that the overview stays open (30)")
+    parser.add_argument("--dashboards", type=int, default=200, help="open at once (200)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that they are (60)")
+    parser.add_argument("--directory", type=Path, help="where the database lies (the system's temporary directory)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

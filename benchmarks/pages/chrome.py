@@ -1,0 +1,56 @@
+"""The browser of the benchmark: headless Chromium, and what its processes cost."""
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from benchmarks.telemetry.stage import Stage
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+WINDOW = {"width": 1280, "height": 900}
+
+
+@dataclass(frozen=True)
+class Chrome:
+    """A browser that runs, and the process above all of its own."""
+
+    browser: Browser
+    pid: int
+
+    @contextlib.contextmanager
+    def page(self, ready: Stage) -> Iterator[Page]:
+        """An operator's, signed in, with nothing in its cache."""
+        address = f"http://127.0.0.1:{ready.port}"
+        context = self.browser.new_context(base_url=address, viewport=WINDOW)  # type: ignore[arg-type]
+        context.add_cookies([{"name": "sessionid", "value": ready.filled.cookie, "url": address}])
+        yield context.new_page()
+        context.close()
+
+
+@contextlib.contextmanager
+def chrome() -> Iterator[Chrome]:
+    """Start it, and end it. Raises FileNotFoundError where the machine has none."""
+    path = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if path is None:
+        raise FileNotFoundError(f"no browser: none of {', '.join(NAMES)} is on the PATH")
+    # A switch that it does not know changes nothing, and only its first process has it.
+    mark = f"--of-benchmark={uuid.uuid4().hex}"
+    with sync_playwright() as playwright:
+        switches = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", mark]
+        browser = playwright.chromium.launch(executable_path=path, args=switches)
+        yield Chrome(browser, _marked(mark))
+        browser.close()
+
+
+def _marked(mark: str) -> int:
+    for directory in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (directory / "cmdline").read_bytes().split(b"\0") if directory.name.isdigit() else []
+            if mark.encode() in words and not any(word.startswith(b"--type=") for word in words):
+                return int(directory.name)
+    raise FileNotFoundError("the browser's process is not there")

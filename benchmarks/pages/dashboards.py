@@ -1,0 +1,143 @@
+"""Many open overviews at once, half of operators and half of tenants' members, as a browser holds them open.
+
+Each has its websocket, asks for its living part every five seconds, and again when it is told that a claim changed,
+at most every 0.7 s (`static/js/live.js`). A claim is resized each second; the lag is counted from the PATCH being sent.
+"""
+
+import asyncio
+import gzip
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from benchmarks.pages.beating import resize
+from benchmarks.report import Row, quantile
+from benchmarks.telemetry.costs import spent
+from benchmarks.telemetry.sockets import Socket, open_socket
+from benchmarks.telemetry.stage import Stage
+
+REFRESH_SECONDS = 5.0
+LEAST_SECONDS = 0.7
+REQUEST = (
+    "GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: sessionid={cookie}\r\nHX-Request: true\r\n"
+    "Accept-Encoding: gzip\r\n{more}\r\n"
+)
+
+
+@dataclass
+class Dashboard:
+    """One open page. A member's is told of `own` claims only; None: an operator's."""
+
+    port: int
+    cookie: str
+    own: frozenset[str] | None
+    told: list[float] = field(default_factory=list)
+    shown: list[float] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
+    foreign: int = 0
+    largest: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def live(self, sent: dict[str, float], until: float, first: float) -> None:
+        """Be open until then; `first` is when it asks for the first time, so that not all ask at once."""
+        self._sent = sent
+        socket = await open_socket(self.port, "/ws/live/?claims=all", self._hear, Cookie=f"sessionid={self.cookie}")
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        await asyncio.sleep(first)
+        while (now := time.monotonic()) < until:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), min(REFRESH_SECONDS, until - now))
+            since, self._since = self._since, None
+            self.changed.clear()
+            asked = time.monotonic()
+            await self._ask(reader, writer)
+            self.answers.append(time.monotonic() - asked)
+            if since is not None:
+                self.shown.append(time.time() - since)
+            await asyncio.sleep(max(0.0, asked + LEAST_SECONDS - time.monotonic()))
+        writer.close()
+        self._end(socket)
+
+    _since: float | None = None
+    _sent: dict[str, float] = field(default_factory=dict)
+    _at: str = ""
+
+    def _end(self, socket: Socket) -> None:
+        assert not socket.closed, socket.closed
+        socket.close()
+
+    def _hear(self, text: bytes) -> None:
+        uid = text.partition(b'"uid": "')[2][:36].decode()
+        if self.own is not None and uid not in self.own:
+            self.foreign += 1
+        if uid in self._sent:
+            self.told.append(time.time() - self._sent[uid])
+            self._since = self._since or self._sent[uid]
+        # As the page does: what was made before this moment is too old for it.
+        at = text.partition(b'"at": ')[2].rstrip(b"}").decode()
+        self._at = f"X-Not-Before: {at}\r\n"
+        self.changed.set()
+
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(REQUEST.format(port=self.port, cookie=self.cookie, more=self._at).encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert b" 200 " in head[:20], head[:300]
+        size = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+        body = await reader.readexactly(size)
+        self.largest = max(self.largest, size)
+        assert b"content-encoding: gzip" in head, head
+        if not self.answers:
+            assert b"Needs attention" in gzip.decompress(body)
+
+
+async def measure(ready: Stage, count: int, seconds: float) -> Row:
+    """So many, for so long; 0 is what the fleet costs alone."""
+    mine = _whose(ready)
+    boards = [Dashboard(ready.port, *mine[number % len(mine)]) for number in range(count)]
+    # The first seconds, in which all connect, do not count.
+    warm = 5 + count / 20
+    sent: dict[str, float] = {}
+    until = time.monotonic() + warm + seconds
+    work = [asyncio.ensure_future(board.live(sent, until, 5 * at / max(1, count))) for at, board in enumerate(boards)]
+    await asyncio.sleep(warm)
+    for board in boards:
+        for figures in (board.told, board.shown, board.answers):
+            del figures[1:]
+    before, begun = spent(ready), time.monotonic()
+    await _change(ready, sent, begun + seconds - 2)
+    await asyncio.sleep(max(0.0, begun + seconds - time.monotonic()))
+    after, wall = spent(ready), time.monotonic() - begun
+    await asyncio.gather(*work)
+    told, shown, answers = (
+        [1000 * value for board in boards for value in figures(board)] or [0.0]
+        for figures in (lambda one: one.told, lambda one: one.shown, lambda one: one.answers)
+    )
+    return {
+        "dashboards": count, "seconds": round(wall), "parts asked for": len(answers) if count else 0,
+        "told p50 ms": quantile(told, 0.5), "told p95 ms": quantile(told, 0.95),
+        "shown p50 ms": quantile(shown, 0.5), "shown p95 ms": quantile(shown, 0.95),
+        "answer p50 ms": quantile(answers, 0.5), "answer p95 ms": quantile(answers, 0.95),
+        "of others": sum(board.foreign for board in boards), "part KiB": max([b.largest for b in boards] or [0]) / 1024,
+        **{f"{who} CPU %": (after[who] - before[who]) * 100 / wall for who in after},
+    }  # fmt: skip
+
+
+def _whose(ready: Stage) -> list[tuple[str, frozenset[str] | None]]:
+    """Operator, member, operator, member of the next tenant, …: cookies, with the claims that are theirs."""
+    tenants = len(ready.filled.cookies)
+    every = [claim for node in ready.filled.nodes for claim in node.claims]
+    found: list[tuple[str, frozenset[str] | None]] = []
+    for number, cookie in enumerate(ready.filled.cookies):
+        found += [(ready.filled.cookie, None), (cookie, frozenset(every[number::tenants]))]
+    return found
+
+
+async def _change(ready: Stage, sent: dict[str, float], until: float) -> None:
+    """Another claim each second, of every tenant in turn."""
+    claims = [claim for node in ready.filled.nodes for claim in node.claims]
+    number = 0
+    while time.monotonic() < until:
+        claim, number = claims[number % len(claims)], number + 1
+        sent[claim] = time.time()
+        await asyncio.to_thread(resize, ready.port, ready.filled.token, claim, 51)
+        await asyncio.sleep(1)
