@@ -40,6 +40,10 @@ COPY deploy/docker deploy/docker
 COPY deploy/systemd deploy/systemd
 COPY --from=library /src/libvcuda/build libvcuda/build
 COPY --from=library /src/kernel/build apps/scheduling/core/placement/kernel/build
+ENV STATIC_ROOT=/srv/gpucloud/staticfiles
+# The settings want these; nothing of them is used or kept.
+RUN SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
+    python manage.py collectstatic --no-input --verbosity 0 --ignore '*.map' --ignore redoc --ignore rest_framework
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 EXPOSE 8000

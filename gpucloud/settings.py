@@ -131,10 +131,19 @@ USE_I18N = True
 USE_TZ = True
 
 STATIC_URL = "/static/"
-# Where collectstatic puts the files, in an image; without it they are served from where they lie.
+# Where collectstatic put the files, compressed and named by their content; without it they are served as they lie.
 STATIC_ROOT = environment.text("STATIC_ROOT", "") or None
 STATICFILES_DIRS = [BASE_DIR / "static"]
-WHITENOISE_USE_FINDERS = True
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {
+        "BACKEND": "gpucloud.web.static.Named"
+        if STATIC_ROOT
+        else "django.contrib.staticfiles.storage.StaticFilesStorage"
+    },
+}
+WHITENOISE_USE_FINDERS = STATIC_ROOT is None
+WHITENOISE_KEEP_ONLY_HASHED_FILES = True
 WHITENOISE_AUTOREFRESH = False
 
 # No API body is larger than a few kilobytes.

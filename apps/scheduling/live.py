@@ -48,6 +48,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
         said: asyncio.Queue[hub.Message] = asyncio.Queue()
 
         def hear(message: hub.Message) -> None:
+            # One moment for all pages of this process, so that what is made for the first is new enough for all.
+            message.setdefault("at", time.time())
             if said.qsize() >= MOST_WAITING:
                 said.get_nowait()
             said.put_nowait(message)
@@ -84,10 +86,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
 
 def _text(message: hub.Message) -> str:
-    """A second of telemetry as it came; of anything else only the name: the page fetches the fragment again."""
+    """A second of telemetry as it came; of anything else the name and when: the page fetches the fragment again."""
     if message["type"] == "live.usage":
         return str(message["text"])
-    return json.dumps({"type": "changed", "uid": message["uid"]})
+    return json.dumps({"type": "changed", "uid": message["uid"], "at": message["at"]})
 
 
 def _groups(session: Any, user: Any, query: dict[str, str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
     supervisor.py   children: started, watched, restarted, stopped in order
     state.py        what lies under $DEMO_DIR
     nodes.py        the demo's nodes: simulated, or this machine's own GPUs
+    static.py       what browsers get besides pages
     programs.py     every command that is started
     launch.py       the order of it all
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from deploy.demo.nodes import BUILD, ROOT, Node, virtual_node
 from deploy.demo.state import State
+from deploy.demo.static import collected
 from deploy.embedded.processes import Program
 
 HOST = "127.0.0.1"
@@ -102,6 +103,7 @@ class Commands:
         return self._program(name, PYTHON, str(ROOT / "manage.py"), *arguments, more=self.control_plane)
 
     def server(self) -> Program:
+        """The web server. Raises StartFailed where the pages' files cannot be made."""
         uvicorn = (PYTHON, "-m", "uvicorn", "gpucloud.asgi:application", "--host", HOST, "--port", str(self.port))
         program = self._program(
             "server",
@@ -109,7 +111,7 @@ class Commands:
             *("--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "3"),
             *("--ws", "websockets-sansio", "--ws-max-size", str(LARGEST_FRAME_BYTES)),
             # Each request's view has a thread of its own; a pool spares it a connection of its own.
-            more=self.control_plane | {"DATABASE_POOL_SIZE": "16"},
+            more=self.control_plane | {"DATABASE_POOL_SIZE": "16", "STATIC_ROOT": str(collected())},
         )
         return replace(program, ready=self._serves, ready_seconds=180.0)
 

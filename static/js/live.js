@@ -28,6 +28,8 @@ export class Watch {
     const body = document.body;
     body.addEventListener("htmx:beforeSwap", (event) => this.beforeSwap(event));
     body.addEventListener("htmx:afterSwap", () => this.afterSwap());
+    // What was made before the last notice was sent is too old for this page.
+    body.addEventListener("htmx:configRequest", ({ detail }) => { if (this.told) detail.headers["X-Not-Before"] = this.told; });
     body.addEventListener("htmx:afterOnLoad", () => { this.heard = performance.now(); });
     if (!document.hidden) this.connect();
   }
@@ -76,6 +78,7 @@ export class Watch {
   take(message) {
     this.heard = performance.now();
     if (message.type === "changed") {
+      this.told = message.at;
       this.refresh();
       this.refetchSoon();
     } else if (message.type === "usage") {

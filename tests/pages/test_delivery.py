@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import re
 from datetime import timedelta
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ LARGEST_PAGE_KIB = 250
 VENDORED = [Path(settings.BASE_DIR) / "static" / "vendor", Path(settings.BASE_DIR) / "tests" / "browser" / "vendor"]
 ROW = re.compile(r"^\| `(\S+)` \| .* \| .*`(\S+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 FILE = re.compile(r'(?:src|href)="/static/([^"#]+)')
+LIVING = re.compile(r'<div id="living"\s+hx-get="([^"]+)"')
 IMPORT = re.compile(r'(?:from |import\()"\./([^"]+)"')
 
 
@@ -91,6 +93,29 @@ def test_every_page_forbids_inline_scripts_and_styles_and_has_none(pages: list[s
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", text), path
         scripts = re.findall(r"<script(?![^>]*(?:src=|application/json))", text)
         assert not scripts, path
+
+
+def test_pages_are_sent_compressed_to_whoever_takes_that(pages: list[str], browser: SignIn) -> None:
+    client = browser("olga")
+    for path in pages:
+        answer = client.get(path, headers={"Accept-Encoding": "gzip, br"})
+        assert (answer["Content-Encoding"], "Accept-Encoding" in answer["Vary"]) == ("gzip", True), path
+        assert b"<!DOCTYPE html>" in gzip.decompress(answer.content) or path.endswith("/series/"), path
+        assert "Content-Encoding" not in client.get(path), path
+
+
+def test_every_page_that_lives_has_its_part_and_says_how_fresh_it_is(pages: list[str], browser: SignIn) -> None:
+    client, lives = browser("olga"), 0
+    for path in pages:
+        text = client.get(path).content.decode()
+        if found := LIVING.search(text):
+            lives += 1
+            assert 'id="live"' in text, path
+            assert 'data-watch="/ws/live/?' in text, path
+            part = client.get(unescape(found[1]), headers={"HX-Request": "true"}).content.decode()
+            assert 0 < len(part) < len(text), path
+            assert "<html" not in part, path
+    assert lives >= 5
 
 
 def test_pages_of_a_person_are_not_kept_by_anybody(pages: list[str], browser: SignIn) -> None:

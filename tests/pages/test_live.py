@@ -1,6 +1,7 @@
 """What an open page is told, and when it is told no more."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -50,7 +51,9 @@ async def test_a_page_that_is_signed_out_is_told_of_no_more_claims(
     # Accepted comes before joined: the first may be said to nobody.
     while await page.receive_nothing(timeout=0.2):
         await hub.here().say([(group, CHANGED)])
-    assert json.loads((await page.receive_output(timeout=10))["text"]) == {"type": "changed", "uid": "a-claim"}
+    told = json.loads((await page.receive_output(timeout=10))["text"])
+    assert (told["type"], told["uid"]) == ("changed", "a-claim")
+    assert abs(told["at"] - time.time()) < 60
     await in_database(client.logout)
     await hub.here().say([(group, CHANGED)])
     while (last := await page.receive_output(timeout=10))["type"] == "websocket.send":

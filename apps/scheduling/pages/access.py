@@ -10,6 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
+from django.views.decorators.gzip import gzip_page
 
 from apps.quotas import principals
 from apps.quotas.authentication import source_of
@@ -23,8 +24,10 @@ PageView = Callable[Concatenate[HttpRequest, Principal, P], HttpResponseBase]
 
 
 def page(view: PageView[P]) -> View[P]:
-    """Ask for a session, find its principal, and turn the domain's refusals into Django's."""
+    """Ask for a session, find its principal, and turn the domain's refusals into Django's; answers are compressed."""
 
+    # Nothing secret of a page can be guessed from its length: Django masks its tokens and pads what it compresses.
+    @gzip_page
     @never_cache
     @wraps(view)
     def door(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:

@@ -18,6 +18,7 @@ from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.bars import bars_of
 from apps.scheduling.pages.measured import chart_of_gpus, use_of_assignments, use_of_gpus
+from apps.scheduling.pages.shared import shared
 from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
 
 REPORTS = 8
@@ -25,6 +26,7 @@ REPORTS = 8
 
 @require_GET
 @page
+@shared
 def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     """Every node with what is promised of it."""
     principal.require_operator()

@@ -15,6 +15,7 @@ from apps.scheduling.pages.attention import notices
 from apps.scheduling.pages.first_steps import first_steps
 from apps.scheduling.pages.fleet import read_fleet_map
 from apps.scheduling.pages.measured import NOTHING, use_of_assignments
+from apps.scheduling.pages.shared import shared
 
 CLAIMS = 10
 QUOTAS = 8
@@ -22,6 +23,7 @@ EVENTS = 8
 
 
 @page
+@shared
 def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
     """The page, or its living part."""
     template = "overview/_live.html" if wants_fragment(request) else "overview/overview.html"

@@ -11,6 +11,7 @@ from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.shared import shared
 from apps.scheduling.services.placing import queue
 
 PER_PAGE = 50
@@ -31,6 +32,7 @@ class PoolForm(forms.Form):
 
 @require_GET
 @page
+@shared
 def queue_page(request: HttpRequest, principal: Principal) -> HttpResponse:
     """What waits in a pool, as far as one may see it, with its place among all."""
     form = PoolForm(request.GET if "pool" in request.GET else None, initial={"pool": DEFAULT})

@@ -1,0 +1,50 @@
+"""The pages' files as browsers get them, compressed and named by their content: made once for each content."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from deploy.demo.nodes import ROOT
+from deploy.embedded.processes import StartFailed
+
+# Source maps, and pages of packages that we do not have.
+LEFT_OUT = ("--ignore", "*.map", "--ignore", "redoc", "--ignore", "rest_framework")
+SECONDS = 120.0
+
+
+def collected() -> Path:
+    """The directory for STATIC_ROOT. Raises StartFailed."""
+    place = ROOT / ".cache" / "static" / _digest()
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as directory:
+        made = Path(directory) / "files"
+        # The settings want an address of each; nothing is asked there.
+        unused = {"SECRET_KEY": "-", "DATABASE_URL": "postgresql://-@localhost/-", "REDIS_URL": "redis://localhost"}
+        command = [sys.executable, "manage.py", "collectstatic", "--no-input", "--verbosity", "0", *LEFT_OUT]
+        environment = os.environ | unused | {"STATIC_ROOT": str(made)}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
+        )
+        if done.returncode != 0:
+            raise StartFailed(f"the pages' files could not be collected:\n{done.stderr[-3000:]}")
+        # Another launcher may have been faster; its files are the same.
+        with suppress(OSError):
+            made.rename(place)
+    return place
+
+
+def _digest() -> str:
+    """Changes with our files, and with the packages that bring or write the others."""
+    found = hashlib.sha256()
+    for package in ("Django", "drf-spectacular-sidecar", "whitenoise"):
+        found.update(f"{package} {version(package)}\n".encode())
+    for file in sorted(path for path in (ROOT / "static").rglob("*") if path.is_file()):
+        found.update(f"{file.relative_to(ROOT)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:16]

@@ -1,0 +1,98 @@
+"""What each page asks the database: little, and no more of a larger installation."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from apps.quotas.models import Pool, ResourceQuota, User
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
+from apps.scheduling.models import Claim, Proposal, Round
+from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.reserving.reservations import create_reservation
+from tests.cast import Cast, Machine, ask, give, give_plenty, lose, placed
+from tests.pages.addresses import addresses
+from tests.pages.conftest import SignIn
+
+MOST = 25
+
+
+def furnish(cast: Cast, machine: Machine, busy: Pool, mark: str) -> None:
+    """Claims on the machine, one that waits, other machines, a reservation, a proposal, a tenant, a person."""
+    for number in range(2):
+        claim, _ = placed(cast, machine, name=f"train-{mark}-{number}", core_request=15, memory_mib=1024)
+        Proposal.objects.create(
+            pool=cast.pool, claim=claim, kind="limit", policy="idle", before={"core_limit": 50},
+            after={"core_limit": 30}, explanation="idle",
+        )  # fmt: skip
+    ask(cast, name=f"waits-{mark}", gpu_count=4, core_request=100, pool=busy)
+    run_round(busy)
+    begin = timezone.now() + timedelta(days=1)
+    create_reservation(
+        principal=SYSTEM, tenant=cast.acme, pool=cast.pool, name=f"exam-{mark}", core_request=5, memory_mib=256,
+        start_at=begin, end_at=begin + timedelta(hours=1),
+    )  # fmt: skip
+    tenant = tenants.create_tenant(principal=SYSTEM, slug=f"lab-{mark}", name="Lab")
+    give(tenant, core_percent=100, memory_mib=1024)
+    person = User.objects.create(username=f"person-{mark}")
+    tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=person, role="viewer")
+    Machine(f"more-{mark}", cast.pool)
+    lose(Machine(f"lost-{mark}", cast.pool))
+
+
+@pytest.fixture
+def grow(cast: Cast) -> Callable[[str], None]:
+    """Make the installation larger by one of each thing."""
+    give_plenty(cast.acme, cast.globex)
+    busy = tenants.create_pool(principal=SYSTEM, name="busy")
+    full = Machine("busy1", busy)
+    ask(cast, name="in-the-way", pool=busy)
+    run_round(busy)
+    full.obey()
+    machine = Machine("gpu1", cast.pool)
+    return lambda mark: furnish(cast, machine, busy, mark)
+
+
+def everywhere() -> list[str]:
+    """Every page, of things that are there."""
+    claim = Claim.objects.filter(state="active").earliest("pk")
+    gpu = claim.assignments.get().gpu
+    return addresses(
+        nodes=gpu.node.name, gpus=gpu.uuid, claims=claim.uid, pools="default", tenants="acme",
+        quotas=ResourceQuota.objects.filter(tenant=claim.tenant).earliest("pk").pk,
+        rounds=Round.objects.latest("pk").pk,
+        reservations=claim.tenant.reservations.earliest("pk").uid, proposals=Proposal.objects.earliest("pk").uid,
+    )  # fmt: skip
+
+
+def asked(client: Client, paths: list[str]) -> dict[str, int]:
+    """Queries by page; none of what only takes posts, is a part of another page, or is not this person's."""
+    found = {}
+    for path in paths:
+        with CaptureQueriesContext(connection) as queries:
+            answer = client.get(path)
+        if answer.status_code not in {302, 403, 405}:
+            assert answer.status_code == 200, (path, answer.status_code)
+            found[path] = len(queries)
+    return found
+
+
+@pytest.mark.parametrize("name", ["olga", "anna"])
+def test_no_page_asks_more_questions_of_a_larger_installation(
+    browser: SignIn, grow: Callable[[str], None], name: str
+) -> None:
+    grow("a")
+    grow("b")
+    paths, client = everywhere(), browser(name)
+    few = asked(client, paths)
+    assert len(few) > 15
+    for mark in "cdef":
+        grow(mark)
+    many = asked(client, paths)
+    assert {path: (few[path], number) for path, number in many.items() if number > few[path]} == {}
+    assert {path: number for path, number in many.items() if number > MOST} == {}
