@@ -99,7 +99,7 @@ def _decided(pool: Pool) -> None:
     base = FleetSnapshot.objects.create(pool=pool, policy="balanced", state=b"")
     steps = [
         {"claim": str(claim.uid), "request": {}, "gpus": [gpu.uuid]}
-        for claim, gpu in zip(placed, gpus, strict=True)
+        for claim, gpu in zip(placed, gpus, strict=False)
     ]  # fmt: skip
     Round.objects.bulk_create(
         Round(pool=pool, base=base, duration_us=1500, considered=200, placed=200, steps=steps) for _ in range(ROUNDS)
