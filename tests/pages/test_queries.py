@@ -15,23 +15,27 @@ from apps.quotas.services import tenants
 from apps.scheduling.models import Claim, Proposal, Round
 from apps.scheduling.services.placing.rounds import run_round
 from apps.scheduling.services.reserving.reservations import create_reservation
-from tests.cast import Cast, Machine, ask, give, give_plenty, lose, placed
+from tests.cast import Cast, Machine, ask, give, give_plenty, lose
 from tests.pages.addresses import addresses
 from tests.pages.conftest import SignIn
 
 MOST = 25
 
 
-def furnish(cast: Cast, machine: Machine, busy: Pool, mark: str) -> None:
-    """Claims on the machine, one that waits, other machines, a reservation, a proposal, a tenant, a person."""
+def furnish(cast: Cast, machines: list[Machine], busy: Pool, mark: str) -> None:
+    """Another machine, claims, one that waits, a lost machine, a reservation, a proposal, a tenant, a person."""
+    machines.append(Machine(f"more-{mark}", cast.pool))
     for number in range(2):
-        claim, _ = placed(cast, machine, name=f"train-{mark}-{number}", core_request=15, memory_mib=1024)
+        claim = ask(cast, name=f"train-{mark}-{number}", core_request=15, memory_mib=1024)
         Proposal.objects.create(
             pool=cast.pool, claim=claim, kind="limit", policy="idle", before={"core_limit": 50},
             after={"core_limit": 30}, explanation="idle",
         )  # fmt: skip
     ask(cast, name=f"waits-{mark}", gpu_count=4, core_request=100, pool=busy)
-    run_round(busy)
+    for pool in (cast.pool, busy):
+        run_round(pool)
+    for machine in machines:
+        machine.obey()
     begin = timezone.now() + timedelta(days=1)
     create_reservation(
         principal=SYSTEM, tenant=cast.acme, pool=cast.pool, name=f"exam-{mark}", core_request=5, memory_mib=256,
@@ -41,7 +45,6 @@ def furnish(cast: Cast, machine: Machine, busy: Pool, mark: str) -> None:
     give(tenant, core_percent=100, memory_mib=1024)
     person = User.objects.create(username=f"person-{mark}")
     tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=person, role="viewer")
-    Machine(f"more-{mark}", cast.pool)
     lose(Machine(f"lost-{mark}", cast.pool))
 
 
@@ -50,12 +53,9 @@ def grow(cast: Cast) -> Callable[[str], None]:
     """Make the installation larger by one of each thing."""
     give_plenty(cast.acme, cast.globex)
     busy = tenants.create_pool(principal=SYSTEM, name="busy")
-    full = Machine("busy1", busy)
+    machines = [Machine("busy1", busy)]
     ask(cast, name="in-the-way", pool=busy)
-    run_round(busy)
-    full.obey()
-    machine = Machine("gpu1", cast.pool)
-    return lambda mark: furnish(cast, machine, busy, mark)
+    return lambda mark: furnish(cast, machines, busy, mark)
 
 
 def everywhere() -> list[str]:
