@@ -109,8 +109,8 @@ async def measure(ready: Stage, count: int, seconds: float) -> Row:
     after, wall = spent(ready), time.monotonic() - begun
     await asyncio.gather(*work)
     told, shown, answers = (
-        [1000 * value for board in boards for value in figures(board)] or [0.0]
-        for figures in (lambda one: one.told, lambda one: one.shown, lambda one: one.answers)
+        [1000 * value for board in boards for value in getattr(board, figures)] or [0.0]
+        for figures in ("told", "shown", "answers")
     )
     return {
         "dashboards": count, "seconds": round(wall), "parts asked for": len(answers) if count else 0,

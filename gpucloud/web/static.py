@@ -5,7 +5,7 @@ from typing import Any
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 
-class Named(CompressedManifestStaticFilesStorage):
+class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc] - no types are published for it
     """Files as `collectstatic` leaves them: the content's digest in the name, a gzipped one beside each."""
 
     # Modules name each other: they get the new names, too.
@@ -13,8 +13,8 @@ class Named(CompressedManifestStaticFilesStorage):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Source maps are not served: what names them stays as it is.
-        self.patterns = tuple(
-            (suffix, tuple(one for one in patterns if "sourceMappingURL" not in str(one)))
-            for suffix, patterns in self.patterns
+        known: Any = super().patterns
+        self.patterns: Any = tuple(
+            (suffix, tuple(one for one in patterns if "sourceMappingURL" not in str(one))) for suffix, patterns in known
         )
         super().__init__(*args, **kwargs)

@@ -53,6 +53,6 @@ def test_a_file_is_sent_compressed_and_may_be_kept_for_good(place: Path, setting
     assert answer["Content-Encoding"] == "gzip"
     assert int(answer["Content-Length"]) < 100_000
     assert "immutable" in answer["Cache-Control"]
-    answer.file_to_stream.close()  # type: ignore[attr-defined]
+    answer.file_to_stream.close()
     # The control: a name without its content's digest is not there, so nobody keeps what may change.
     assert door(RequestFactory().get(f"/static/{STYLE}")).status_code == 404

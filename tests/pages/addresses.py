@@ -2,8 +2,6 @@
 
 import re
 
-from django.urls import URLPattern
-
 from apps.scheduling.pages.urls import urlpatterns
 
 # `nodes/<slug:name>`: what is named, and of which kind it is.
@@ -18,7 +16,5 @@ def addresses(**known: object) -> list[str]:
 
     Raises KeyError for a kind of which none is known.
     """
-    routes = [
-        str(route.pattern) for route in urlpatterns if isinstance(route, URLPattern) and route.name not in LEFT_OUT
-    ]
+    routes = [str(route.pattern) for route in urlpatterns if route.name not in LEFT_OUT]
     return ["/" + PARAMETER.sub(lambda found: f"{found[1]}/{known[found[1]]}", route) for route in routes]
