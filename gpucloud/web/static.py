@@ -5,7 +5,7 @@ from typing import Any
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 
-class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc] - no types are published for it
+class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # no types are published
     """Files as `collectstatic` leaves them: the content's digest in the name, a gzipped one beside each."""
 
     # Modules name each other: they get the new names, too.
