@@ -168,7 +168,10 @@ def test_the_audit_log_says_who_changed_what_and_hides_the_rest(cast: Cast, brow
     assert json.loads(body(browser("gus").get("/audit/?format=json&tenant=acme&action=quota"))) == []
 
 
-@pytest.mark.parametrize("path", ["/audit/?since=x&until=y&tenant=nobody&page=z", "/rounds/?pool=none&page=-1"])
+@pytest.mark.parametrize(
+    "path",
+    ["/audit/?since=x&until=y&tenant=nobody&before=z", "/rounds/?pool=none&after=-1", "/claims/?before=" + "9" * 40],
+)
 def test_filters_that_mean_nothing_narrow_nothing(cast: Cast, browser: SignIn, path: str) -> None:
     assert browser("olga").get(path).status_code == 200
 

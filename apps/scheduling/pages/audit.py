@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from django import forms
-from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
@@ -14,8 +13,8 @@ from apps.quotas.principals import Principal
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import moment
+from gpucloud.web.newest import part_of
 
-PER_PAGE = 50
 COLUMNS = [
     "at", "actor", "source_ip", "action", "object_type", "object_id", "tenant", "before", "after", "position", "digest",
 ]  # fmt: skip
@@ -72,8 +71,8 @@ def audit_log(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     rows = form.narrowed(AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk"))
     if file := asked_as_file(request):
         return as_file(file, "audit", COLUMNS, _facts(rows))
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    events = [(event, changes(event)) for event in part.object_list]
+    part = part_of(rows, request.GET)
+    events = [(event, changes(event)) for event in part.rows]
     shown = {"form": form, "events": events, "part": part, "filtered": form.has_changed()}
     return render(request, "audit/_rows.html" if wants_fragment(request) else "audit/log.html", shown)
 

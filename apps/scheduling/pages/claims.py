@@ -5,7 +5,6 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from django.core.paginator import Paginator
 from django.db.models import Prefetch
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
@@ -23,8 +22,7 @@ from apps.scheduling.pages.snippets import snippets
 from apps.scheduling.services.claims.life import create_claim, limits
 from apps.scheduling.services.placing.queue import place_of
 from gpucloud.errors import GpucloudError
-
-PER_PAGE = 50
+from gpucloud.web.newest import part_of
 
 
 @require_GET
@@ -37,8 +35,9 @@ def claim_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     rows = Claim.objects.visible_to(principal)
     rows = rows.filter(state=wanted["state"]) if wanted.get("state") else rows.live()
     rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    shown = {"claims": with_use(part.object_list), "part": part, "form": form, "filtered": form.has_changed()}
+    part = part_of(rows.only("pk"), request.GET)
+    shown_rows = rows.filter(pk__in=[row.pk for row in part.rows])
+    shown = {"claims": with_use(shown_rows), "part": part, "form": form, "filtered": form.has_changed()}
     template = "claims/_rows.html" if wants_fragment(request) else "claims/list.html"
     return render(request, template, shown)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
@@ -17,8 +16,8 @@ from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.services.rebalancing import proposals
 from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.web.newest import part_of
 
-PER_PAGE = 50
 STATES = [
     ("", "Waiting for a yes"),
     *((one.value, one.label) for one in ProposalState if one != "proposed"),
@@ -50,9 +49,9 @@ def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     rows = rows.filter(pool=wanted["pool"]) if wanted.get("pool") else rows
     state = wanted.get("state") or ProposalState.PROPOSED
     rows = rows if state == "all" else rows.filter(state=state)
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    part = part_of(rows, request.GET)
     mine = principal.with_role("member")
-    shown = [(_worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.object_list]
+    shown = [(_worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
     template = "proposals/_rows.html" if wants_fragment(request) else "proposals/list.html"
     return render(request, template, {"form": form, "proposals": shown, "part": part, "filtered": form.has_changed()})
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
@@ -20,8 +19,8 @@ from apps.scheduling.pages.forms import ServiceForm
 from apps.scheduling.pages.tenants import find as find_tenant
 from apps.scheduling.services.accounting.preview import preview
 from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.web.newest import part_of
 
-PER_PAGE = 50
 MOST = (1 << 63) - 1
 LEDGER = ["at", "kind", "amount", "used", "hard", "claim_uid", "actor"]
 
@@ -93,10 +92,10 @@ def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
     if principal.is_operator:
         shown["form"] = form
     quota = _find(principal, pk)
-    part = Paginator(entries, PER_PAGE).get_page(request.GET.get("page"))
-    uids = {entry.claim_uid for entry in part.object_list if entry.claim_uid}
+    part = part_of(entries, request.GET)
+    uids = {entry.claim_uid for entry in part.rows if entry.claim_uid}
     names = dict(Claim.objects.filter(uid__in=uids).values_list("uid", "name"))
-    rows = [(entry, entry.claim_uid and names.get(entry.claim_uid)) for entry in part.object_list]
+    rows = [(entry, entry.claim_uid and names.get(entry.claim_uid)) for entry in part.rows]
     refused = form.is_bound and not form.is_valid()
     return render(
         request,

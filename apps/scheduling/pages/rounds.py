@@ -3,7 +3,6 @@
 import uuid
 from typing import Any
 
-from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
@@ -13,8 +12,8 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, Round
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.queue import PoolForm
+from gpucloud.web.newest import part_of
 
-PER_PAGE = 50
 MOST_SHOWN = 200
 
 
@@ -27,8 +26,8 @@ def round_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     rows = Round.objects.select_related("pool").defer("steps")
     if form.is_valid() and form.cleaned_data["pool"]:
         rows = rows.filter(pool=form.cleaned_data["pool"])
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    shown = {"form": form, "part": part, "rounds": part.object_list}
+    part = part_of(rows, request.GET)
+    shown = {"form": form, "part": part, "rounds": part.rows}
     return render(request, "rounds/_rows.html" if wants_fragment(request) else "rounds/list.html", shown)
 
 
