@@ -1,4 +1,4 @@
-"""Celery: pushes of desired state, repair of missed pushes, expiry. Tasks take ids, may run twice, start on commit."""
+"""Celery: repair of missed pushes, roll-ups, expiry, rebalancing. Tasks take ids, may run twice, start on commit."""
 
 import os
 

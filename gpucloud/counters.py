@@ -165,7 +165,9 @@ DECISIONS = Counter(
 )
 REFUSALS = Counter("gpucloud_refusals", "Claims told why they go on waiting, by the first reason.", ("pool", "reason"))
 PUSHES = Counter(
-    "gpucloud_pushes", "Desired states sent to nodes' agents: changes, and repairs of those unseen.", ("why",)
+    "gpucloud_pushes",
+    "Nodes whose agents were to be sent their desired state: changes, and repairs of those unseen.",
+    ("why",),
 )
 PUSH_SECONDS = Histogram(
     "gpucloud_push_latency_seconds", "From the change of an assignment to the word that it is in force.", SECONDS

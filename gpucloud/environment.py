@@ -14,6 +14,8 @@ from gpucloud.cursors import BindingCursor
 
 TRUE = {"1", "true", "yes", "on"}
 FALSE = {"0", "false", "no", "off", ""}
+# A server stores telemetry, reads desired states and takes what is observed in a thread each: none waits for requests.
+THREADS_OF_AGENTS = 3
 
 
 def text(name: str, default: str | None = None) -> str:
@@ -129,7 +131,7 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
     entry["OPTIONS"] = {**facts, "server_side_binding": True, "cursor_factory": BindingCursor, "prepare_threshold": 5}
     if pool_size:
         # The server gives each request a thread of its own; a pool spares it a connection of its own.
-        entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size, "timeout": 30}
+        entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size + THREADS_OF_AGENTS, "timeout": 30}
     return entry
 
 

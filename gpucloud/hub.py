@@ -2,7 +2,8 @@
 
 Redis' publish and subscribe, and nothing kept: a message reaches those who have joined when it is said, and each hint
 has its repair where it is used. An event loop has one subscription, however many of its sockets have joined: a message
-comes to a process once, and there is nothing in Redis that it could forget.
+comes to a process once, and there is nothing in Redis that it could forget. Who has joined in the loop that says it is
+called at once, whatever Redis does.
 `docs/decisions/0032-the-hub.md` says why this is not a channel layer.
 """
 
@@ -40,15 +41,16 @@ NOBODY = "nobody"
 Message = dict[str, Any]
 Hear = Callable[[Message], None]
 
+# With the name of the hub that says it and has called its own already; empty: nobody's own.
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Message).decode
+_decode = msgspec.msgpack.Decoder(tuple[str, Message]).decode
 
 
 def say(messages: Iterable[tuple[str, Message]]) -> None:
     """From a command, a task or a thread: each group its messages, in their order. Raises RedisError, OSError."""
     with _redis().pipeline(transaction=False) as pipe:
         for group, message in messages:
-            pipe.publish(_channel(group), _encode(message))
+            pipe.publish(_channel(group), _encode(("", message)))
         pipe.execute()
 
 
@@ -103,17 +105,25 @@ class Hub:
                         await self._subscription.unsubscribe(_channel(group))
 
     async def say(self, messages: Iterable[tuple[str, Message]]) -> None:
-        """Each group its messages, in their order. Raises RedisError, OSError, TimeoutError."""
+        """Each group its messages, in their order: those in this loop now, others by Redis.
+
+        Raises RedisError, OSError, TimeoutError where others may not have heard.
+        """
         async with asyncio.timeout(ANSWER_SECONDS):
             pipe = self.redis.pipeline(transaction=False)
             for group, message in messages:
-                pipe.publish(_channel(group), _encode(message))
+                self.tell(group, message)
+                pipe.publish(_channel(group), _encode((self.name, message)))
             await pipe.execute()
 
     def tell(self, group: str, message: Message) -> None:
         """Those only who have joined in this loop: Redis is not asked."""
         for hear in tuple(self._joined.get(group, ())):
-            hear(message)
+            try:
+                hear(message)
+            except Exception:
+                # Said by another release of this product, perhaps: the others must not go unheard because of it.
+                logger.exception("a hint to %s was not understood", group)
 
     async def close(self) -> None:
         """Leave everything."""
@@ -167,10 +177,12 @@ class Hub:
         group = message["channel"].decode().removeprefix(_channel(""))
         if message["type"] == "message":
             try:
-                self.tell(group, _decode(message["data"]))
-            except Exception:
-                # Said by another release of this product, perhaps: the others must not go unheard because of it.
-                logger.exception("a hint to %s was not understood", group)
+                name, said = _decode(message["data"])
+            except msgspec.DecodeError:
+                logger.exception("a hint to %s is none", group)
+            else:
+                if name != self.name:
+                    self.tell(group, said)
         elif message["type"] == "subscribe":
             self._is_away = False
             if group in self._confirmed:

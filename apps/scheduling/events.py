@@ -6,7 +6,7 @@ Everything here is a hint that may be lost; the truth is in the database, and ea
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from apps.nodes.gateway import registry
 from apps.quotas.models import Pool
-from gpucloud import hub, serving
+from gpucloud import counters, hub, serving
 
 if TYPE_CHECKING:
     from apps.scheduling.models import Claim
@@ -26,10 +26,6 @@ logger = logging.getLogger(__name__)
 
 ROUNDS_CHANNEL = "gpucloud_rounds"
 # By its name: tasks call services, and services call this.
-PUSH_NODE = "apps.scheduling.tasks.push_node"
-PUSH_NODES = "apps.scheduling.tasks.push_nodes"
-# Nodes of one message to the workers: a round touches hundreds, and each message costs it half a millisecond.
-NODES_AT_ONCE = 20
 DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
 # Messages by group of the hub.
@@ -73,15 +69,21 @@ def _notify(payload: str) -> None:
 
 
 def push_on_commit(node_ids: Iterable[int]) -> None:
-    """Send these nodes their desired state after the commit. Repair: `repair_pushes`, and the agent's reconnect."""
+    """Have these nodes' agents sent their desired state after the commit.
 
-    def push() -> None:
-        for first in range(0, len(ordered), NODES_AT_ONCE):
-            some = ordered[first : first + NODES_AT_ONCE]
-            _queue(*((PUSH_NODE, some[0]) if len(some) == 1 else (PUSH_NODES, some)))
+    Repair: `repair_pushes`, and the agent's reconnect.
+    """
+    if ordered := sorted(set(node_ids)):
+        transaction.on_commit(lambda: push(ordered, why="change"))
 
-    ordered = sorted(set(node_ids))
-    transaction.on_commit(push)
+
+def push(node_ids: Sequence[int], *, why: str) -> None:
+    """Tell the servers to which these nodes' agents are connected that there is something to send.
+
+    What it is they read themselves, when they send it: hints may come twice, late, or in another order.
+    """
+    counters.PUSHES.add(why, amount=len(node_ids))
+    _send({registry.group(node_id): {"type": "node.changed"} for node_id in node_ids})
 
 
 def drive_reservations_on_commit() -> None:
@@ -96,9 +98,9 @@ def _queue(task: str, *arguments: object) -> None:
         logger.warning("%s%s not queued: %s", task, arguments, error)
 
 
-def node_forgotten_on_commit(uid: uuid.UUID) -> None:
+def node_forgotten_on_commit(node_id: int) -> None:
     """Close the connection of a node's agent. Repair: its key is void, so its next hello is refused."""
-    transaction.on_commit(lambda: send_to_group(registry.group(uid), {"type": "node.forgotten"}))
+    transaction.on_commit(lambda: _send({registry.group(node_id): {"type": "node.forgotten"}}))
 
 
 def claim_changed_on_commit(claim: "Claim") -> None:
@@ -123,18 +125,8 @@ def claims_changed_on_commit(claims: Iterable["Claim"]) -> None:
     transaction.on_commit(lambda: _send(messages))
 
 
-def send_to_group(group: str, message: hub.Message) -> None:
-    """To a group; a Redis that is away is logged, never raised."""
-    _send({group: message})
-
-
-def send_to_groups(messages: Messages) -> None:
-    """To several, likewise."""
-    _send(messages)
-
-
 def _send(messages: Messages) -> None:
-    """From a request's thread: nobody waits for it there. From a command or a task: until it is sent."""
+    """From a request's thread: nobody waits for it there. From a command or a task: until it is sent. Never raises."""
     if loop := serving.loop():
         loop.call_soon_threadsafe(_leave, messages)
     else:

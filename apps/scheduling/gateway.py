@@ -18,7 +18,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling import watching
 from apps.scheduling.models import Assignment, AssignmentState, Claim
-from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.claims.desired import desired_states
 from apps.scheduling.services.claims.health import fence_if_wanted, tell_owners
 from apps.scheduling.services.claims.observation import take_observed
 from apps.scheduling.services.rebalancing import waking
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 class Gateway:
     """Implements `apps.nodes.gateway.registry.Claims`."""
 
-    def desired(self, node: Node) -> wire.Desired:
-        """The node's whole wanted state."""
-        return desired_state(node)
+    def desired(self, node_ids: Sequence[int]) -> dict[int, wire.Desired]:
+        """The whole wanted states of these nodes."""
+        return desired_states(node_ids)
 
     def observed(self, node: Node, frame: wire.Observed) -> None:
         """Take what is in force."""

@@ -7,8 +7,6 @@ from celery import shared_task
 from django.db.models import DurationField, ExpressionWrapper, F, Value
 from django.utils import timezone
 
-from agent import wire
-from apps.nodes.gateway.registry import group
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.nodes.services.telemetry import rolling
@@ -21,7 +19,6 @@ from apps.scheduling.services.accounting import budgets
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
 from apps.scheduling.services.claims import absences
-from apps.scheduling.services.claims.desired import desired_states
 from apps.scheduling.services.claims.leases import release_lapsed
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.lending import preemption
@@ -30,34 +27,11 @@ from apps.scheduling.services.placing.failures import each
 from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, close_of_released, end_loans, rebalance
 from apps.scheduling.services.reserving.clock import drive
-from gpucloud import counters
 
 logger = logging.getLogger(__name__)
 
 # An idle machine has a push in force within 100 ms; what takes 50 times as long got lost.
 UNOBSERVED = timedelta(seconds=5)
-
-
-@shared_task
-def push_node(node_id: int, *, repair: bool = False) -> None:
-    """Send a node its whole desired state, as it is now. A hint: without a connected agent it goes nowhere."""
-    _push([node_id], why="repair" if repair else "change")
-
-
-@shared_task
-def push_nodes(node_ids: list[int]) -> None:
-    """Send several nodes their desired states."""
-    _push(node_ids, why="change")
-
-
-def _push(node_ids: list[int], *, why: str) -> None:
-    states = desired_states(node_ids)
-    uids = dict(Node.objects.filter(pk__in=states).values_list("pk", "uid"))
-    counters.PUSHES.add(why, amount=len(states))
-    messages: events.Messages = {
-        group(uids[node_id]): {"type": "node.desired", "text": wire.encode(state)} for node_id, state in states.items()
-    }
-    events.send_to_groups(messages)
 
 
 @shared_task
@@ -75,8 +49,8 @@ def repair_pushes() -> int:
         observed_frame__lt=F("frame"), last_seen_at__gte=now - FRESH, pool__updated_at__lt=now - UNOBSERVED
     ).exclude(gpus__assignments__updated_at__gte=now - UNOBSERVED)
     node_ids = sorted({*waiting.values_list("gpu__node_id", flat=True), *behind.values_list("pk", flat=True)})
-    for node_id in node_ids:
-        push_node.delay(node_id, repair=True)
+    if node_ids:
+        events.push(node_ids, why="repair")
     return len(node_ids)
 
 

@@ -124,20 +124,13 @@ async def measure(ready: Stage, size: int, seconds: float, profile: bool, kept: 
     before, sent, begun = spent(ready), sum(agent.seq for agent in agents), time.monotonic()
     spy = spying.spy_on(ready.pids["server"]) if profile else None
     until = begun + seconds
-    late, resizes, grown = await asyncio.gather(
+    late, resized, grown = await asyncio.gather(
         beat(agents, until), _resize_on(ready, agents[0], until), memory(ready, until)
     )
     after, wall = spent(ready), time.monotonic() - begun
     frames = sum(agent.seq for agent in agents) - sent
     kept.add("memory", *({"nodes": size, **row} for row in grown))
-    acks = [value * 1000 for agent in agents for value in agent.ack_seconds]
-    lags = [lag * 1000 for browser in browsers for lag in browser.lags]
-    times = {
-        "nodes": size, "ack p50 ms": quantile(acks, 0.5), "ack p95 ms": quantile(acks, 0.95),
-        "browser lag p50 ms": quantile(lags, 0.5), "browser lag p95 ms": quantile(lags, 0.95),
-        "foreign frames": sum(browser.foreign for browser in browsers), "resizes": len(resizes),
-        "resize p50 ms": quantile(resizes, 0.5), "resize p99 ms": quantile(resizes, 0.99),
-    }  # fmt: skip
+    times = _times(size, agents, browsers, resized)
     pushed = await _push_to_all(ready, agents)
     lost, unsaid = await _lost(agents)
     if spy is not None:
@@ -153,6 +146,22 @@ async def measure(ready: Stage, size: int, seconds: float, profile: bool, kept: 
     }  # fmt: skip
     kept.add("cost", cost)
     kept.add("times", times | pushed)
+
+
+def _times(
+    size: int, agents: list[Agent], browsers: list[Browser], resized: list[tuple[float, float]]
+) -> dict[str, float]:
+    """What took how long, in milliseconds."""
+    answers, resizes = zip(*resized, strict=True)
+    acks = [value * 1000 for agent in agents for value in agent.ack_seconds]
+    lags = [lag * 1000 for browser in browsers for lag in browser.lags]
+    return {
+        "nodes": size, "ack p50 ms": quantile(acks, 0.5), "ack p95 ms": quantile(acks, 0.95),
+        "browser lag p50 ms": quantile(lags, 0.5), "browser lag p95 ms": quantile(lags, 0.95),
+        "foreign frames": sum(browser.foreign for browser in browsers), "resizes": len(resizes),
+        "resize answer p50 ms": quantile(answers, 0.5), "resize answer p99 ms": quantile(answers, 0.99),
+        "resize p50 ms": quantile(resizes, 0.5), "resize p99 ms": quantile(resizes, 0.99),
+    }  # fmt: skip
 
 
 async def _warmed_up(ready: Stage, agents: list[Agent]) -> list[Browser]:
@@ -191,18 +200,20 @@ def _call(ready: Stage, method: str, path: str, body: dict[str, Any] | None = No
     return found
 
 
-async def _resize_on(ready: Stage, agent: Agent, until: float) -> list[float]:
-    """Milliseconds from a PATCH being sent to its generation at the node's agent, again and again."""
+async def _resize_on(ready: Stage, agent: Agent, until: float) -> list[tuple[float, float]]:
+    """Milliseconds from a PATCH being sent to its answer and to its generation at the node's agent, again and again."""
     found, claim, limit = [], agent.node.claims[0], 50
     while time.monotonic() < until - 2:
         limit = 130 - limit
         sent = time.time()
         changed = await asyncio.to_thread(_call, ready, "PATCH", f"claims/{claim}/", {"core_limit": limit})
+        answered = time.time()
         key = claim, changed["generation"]
         end = time.monotonic() + IN_FORCE_SECONDS
         while key not in agent.heard_at and time.monotonic() < end:  # noqa: ASYNC110 - the agent notes the moment
             await asyncio.sleep(0.002)
-        found.append((agent.heard_at.get(key, sent + IN_FORCE_SECONDS) - sent) * 1000)
+        heard = agent.heard_at.get(key, sent + IN_FORCE_SECONDS)
+        found.append(((answered - sent) * 1000, (heard - sent) * 1000))
         await asyncio.sleep(0.9)
     return found
 

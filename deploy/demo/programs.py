@@ -119,7 +119,7 @@ class Commands:
         return self.manage("scheduler", "scheduler")
 
     def worker(self) -> Program:
-        # A push is three queries: a connection that is kept is worth more than they are.
+        # Most tasks are a few queries: a connection that is kept is worth more than they are.
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
         command = (*self._celery("worker"), "--concurrency", "2", *quiet)
         return self._program("worker", *command, more=self.control_plane | {"DATABASE_POOL_SIZE": "2"})

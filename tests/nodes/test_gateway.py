@@ -11,7 +11,7 @@ from agent import wire
 from apps.nodes.gateway import admission, registry
 from apps.nodes.models import Gpu, Node, Sample
 from apps.quotas.principals import SYSTEM
-from apps.scheduling import tasks
+from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.placing.rounds import run_round
@@ -22,6 +22,7 @@ from tests.scheduling.routes import stored
 
 Agents = Callable[..., Agent]
 OBSERVED = wire.Observed(frame=1, assignments=[])
+CHANGED = {"type": "node.changed"}
 
 
 @pytest.mark.parametrize(
@@ -137,18 +138,18 @@ async def test_what_the_agent_observes_is_taken(agents: Agents, real_cast: Cast,
     assert await in_database(lambda: Claim.objects.get(pk=claim.pk).state) == "active"
 
 
-async def test_a_push_reaches_the_socket(agents: Agents, real_cast: Cast, machine: Machine) -> None:
+async def test_what_is_committed_reaches_the_socket_without_a_worker(
+    agents: Agents, real_cast: Cast, machine: Machine
+) -> None:
     agent = agents()
     first = await agent.greet()
     claim = await in_database(lambda: ask(real_cast))
     await in_database(lambda: run_round(real_cast.pool))
-    await in_database(lambda: tasks.push_node(machine.node.pk))
     pushed = await agent.hear()
     assert isinstance(pushed, wire.Desired)
     assert pushed.frame == first.frame + 1
     assert [item.claim_uid for item in pushed.assignments] == [str(claim.uid)]
     await in_database(lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=50))
-    await in_database(lambda: tasks.push_node(machine.node.pk))
     again = await agent.hear()
     assert isinstance(again, wire.Desired)
     assert [(item.generation, item.core_request) for item in again.assignments] == [(2, 50)]
@@ -157,9 +158,8 @@ async def test_a_push_reaches_the_socket(agents: Agents, real_cast: Cast, machin
 async def test_a_word_of_another_release_does_not_keep_pushes_from_the_socket(agents: Agents, machine: Machine) -> None:
     agent = agents()
     await agent.greet()
-    group = registry.group(machine.node.uid)
-    desired = wire.encode(wire.Desired(frame=9, assignments=[]))
-    await hub.here().say([(group, {"type": "node.of-tomorrow"}), (group, {"type": "node.desired", "text": desired})])
+    group = registry.group(machine.node.pk)
+    await hub.here().say([(group, {"type": "node.of-tomorrow"}), (group, {}), (group, CHANGED)])
     assert isinstance(await agent.hear(), wire.Desired)
 
 
@@ -167,13 +167,13 @@ async def test_a_push_to_another_node_does_not(agents: Agents, real_cast: Cast) 
     agent = agents()
     await agent.greet()
     other = await in_database(lambda: Machine("gpu2", real_cast.pool))
-    await in_database(lambda: tasks.push_node(other.node.pk))
+    await in_database(lambda: events.push([other.node.pk], why="change"))
     assert await agent.quiet()
 
 
 async def test_a_push_before_the_hello_is_not_sent(agents: Agents, machine: Machine) -> None:
     agent = await agents().connect()
-    await in_database(lambda: tasks.push_node(machine.node.pk))
+    await in_database(lambda: events.push([machine.node.pk], why="change"))
     assert await agent.quiet()
 
 
@@ -182,7 +182,7 @@ async def test_a_second_connection_takes_over_from_the_first(agents: Agents, mac
     await first.greet()
     await second.greet()
     assert await first.closed() == wire.CLOSE_SUPERSEDED
-    await in_database(lambda: tasks.push_node(machine.node.pk))
+    await in_database(lambda: events.push([machine.node.pk], why="change"))
     assert isinstance(await second.hear(), wire.Desired)
 
 
@@ -200,7 +200,7 @@ async def test_who_says_hello_twice_is_told_once_and_leaves_nothing_behind(agent
     await agent.greet()
     await agent.say(hello("gpu1"))
     assert [type(await agent.hear()) for _ in range(2)] == [wire.Welcome, wire.Desired]
-    group = registry.group(machine.node.uid)
+    group = registry.group(machine.node.pk)
     assert len(hub.here()._joined[group]) == 1
     await agent.hang_up()
     assert group not in hub.here()._joined

@@ -1,7 +1,7 @@
 """Frames of many nodes meet before they are stored; what one node sends is never the others' loss."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +10,7 @@ from apps.nodes.gateway import intake, registry
 from apps.nodes.gateway.intake import Intake
 from apps.nodes.services.telemetry.storing import Measured, Source
 
-Told = Callable[[int | None], Awaitable[None]]
+Told = Callable[[int | None], None]
 
 
 class Nobody:
@@ -22,13 +22,6 @@ class Nobody:
 
 def frame(seq: int) -> wire.Usage:
     return wire.Usage(seq=seq, at=1, gpus=[], assignments=[])
-
-
-def hears(heard: list[int | None]) -> Told:
-    async def told(seq: int | None) -> None:
-        heard.append(seq)
-
-    return told
 
 
 async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +37,7 @@ async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch
     monkeypatch.setattr(registry, "claims", Nobody)
     frames, heard = Intake(), {name: list[int | None]() for name in ("a", "b", "bad", "c")}
     for name, said in heard.items():
-        told = hears(said)
+        told: Told = said.append
         for seq in (1, 2):
             assert frames.put(Source(1, name, "", {}), frame(seq), told)
     for _ in range(200):

@@ -18,7 +18,6 @@ from apps.quotas.models import Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.quotas.services.webhooks import hooks, outbox, sending
-from apps.scheduling import tasks
 from apps.scheduling.metrics import devices, shares
 from apps.scheduling.models import Assignment
 from apps.scheduling.services.placing.rounds import run_round
@@ -272,7 +271,6 @@ def test_every_name_in_dashboards_rules_and_alerts_is_in_a_scrape(
         _, assignment = placed(cast, machine)
         ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
         run_round(cast.pool)
-        tasks.push_node(machine.node.pk)
     tell(machine.node, used(machine, assignment))
     cast.olga.get("claims/")
     # What happens seldom has no series before.

@@ -1,12 +1,14 @@
 """What is done for claims without being asked: failures, time limits, pushes that got lost, nodes that are gone."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import current_app
 from django.utils import timezone
 
+from apps.nodes.gateway import registry
 from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
@@ -16,6 +18,7 @@ from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.placing import rounds
 from apps.scheduling.services.placing.rounds import run_round
+from gpucloud import hub
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, seen, used
 
 
@@ -76,19 +79,13 @@ def test_the_time_limit_counts_from_placing(cast: Cast, machine: Machine) -> Non
     assert state_of(claim) == "pending"
 
 
-def pushed() -> list[int]:
-    """The nodes whose push lies in Celery's queue; takes them out."""
-    ids: list[int] = []
-    with current_app.connection_for_read() as link, link.SimpleQueue(current_app.conf.task_default_queue) as queue:
-        while True:
-            try:
-                message = queue.get(block=False)
-            except queue.Empty:
-                return ids
-            message.ack()
-            # Other tests leave messages of theirs.
-            if message.headers["task"] == "apps.scheduling.tasks.push_node":
-                ids.extend(message.payload[0])
+@contextmanager
+def pushes(node: Node) -> Iterator[Callable[[float], bool]]:
+    """Whether the servers are told, within so many seconds, that the node is to be sent its desired state."""
+    with hub._redis().pubsub() as heard:
+        heard.subscribe(hub._channel(registry.group(node.pk)))
+        assert heard.get_message(timeout=5)
+        yield lambda seconds: heard.get_message(timeout=seconds) is not None
 
 
 def test_what_is_not_observed_after_five_seconds_is_pushed_again(cast: Cast, machine: Machine) -> None:
@@ -97,9 +94,9 @@ def test_what_is_not_observed_after_five_seconds_is_pushed_again(cast: Cast, mac
     aged(4)
     assert tasks.repair_pushes() == 0
     aged(6)
-    pushed()
-    assert tasks.repair_pushes() == 1
-    assert pushed() == [machine.node.pk]
+    with pushes(machine.node) as told:
+        assert tasks.repair_pushes() == 1
+        assert told(5)
 
 
 def test_a_release_whose_report_got_lost_is_pushed_again(cast: Cast, machine: Machine) -> None:
@@ -136,17 +133,17 @@ def test_each_change_of_a_node_raises_its_frame_and_is_pushed_after_the_commit(
         return Node.objects.get(name="gpu1").frame
 
     frames = [frame()]
-    pushed()  # what other tests left
     claim = ask(cast)
     for act in (
         lambda: run_round(cast.pool),
         lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=40),
         lambda: release_claim(principal=SYSTEM, claim=claim),
     ):
-        with django_capture_on_commit_callbacks(execute=True):
-            act()
-            assert pushed() == []
-        assert pushed() == [machine.node.pk]
+        with pushes(machine.node) as told:
+            with django_capture_on_commit_callbacks(execute=True):
+                act()
+                assert not told(0.05)
+            assert told(5)
         frames.append(frame())
     assert frames == [1, 2, 3, 4]
 

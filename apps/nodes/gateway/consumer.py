@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any
 
 from channels.db import database_sync_to_async
@@ -14,7 +14,8 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from agent import wire
-from apps.nodes.gateway import admission, intake, registry
+from apps.nodes.gateway import admission, intake, registry, wanted
+from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.nodes.services.telemetry import storing
@@ -29,67 +30,48 @@ class AgentConsumer(AsyncWebsocketConsumer):
     """One agent. The connection is taken over by a newer one of the same node."""
 
     node: Node | None = None
-    welcomed = False
     source: Source | None = None
-    # Closed, by either side: nothing is acknowledged any more.
-    ended = False
+    # Its hello was taken: other frames may follow.
+    welcomed = False
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        # Compared by the intake, and a bound method is made anew each time it is asked for.
-        self._told = self._stored
+        # Compared by those who call them, and a bound method is made anew each time it is asked for.
+        self._told, self._hear, self._want = self._stored, self._heard, self._wanted
         # Of this connection, so that it knows its own words.
         self.name = uuid.uuid4().hex
-        self._said: asyncio.Queue[hub.Message] = asyncio.Queue()
-        self._hear = self._said.put_nowait
-        self._listening: asyncio.Task[None] | None = None
-        self._hears = {
-            "node.desired": self.node_desired,
-            "node.superseded": self.node_superseded,
-            "node.forgotten": self.node_forgotten,
-        }
+        self.outgoing = Outgoing()
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         """Channels' own loop makes two tasks anew for each message, and has a thread look after old database
-        connections: at a frame a second of each node that is a third of the process. Here what the agent sends is read
-        by one loop and what other processes say by another; whoever uses a connection looks after it.
+        connections: at a frame a second of each node that is a third of the process. Here one task reads and one
+        writes for as long as the connection stands; whoever uses a connection to the database looks after it.
         """
         self.scope, self.base_send = scope, send
+        both = [asyncio.ensure_future(self._read(receive)), asyncio.ensure_future(self.outgoing.write(send))]
         try:
-            while True:
-                message = await receive()
-                if message["type"] == "websocket.receive":
-                    await self.receive(text_data=message.get("text"), bytes_data=message.get("bytes"))
-                elif message["type"] == "websocket.connect":
-                    await self.connect()
-                else:
-                    break
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except TimeoutError:
+            logger.warning("node %s reads nothing of what it is told: hung up", self.node and self.node.name)
+        except OSError:
+            pass  # the agent is gone just now
         finally:
-            if self._listening is not None:
-                self._listening.cancel()
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
             await self.disconnect(1006)
 
-    async def _listen(self) -> None:
-        """What workers and other connections of the node say. An agent that is gone just now ends it."""
-        with suppress(OSError):
-            while True:
-                message = await self._said.get()
-                if (heard := self._hears.get(message["type"])) is None:
-                    # Said by another release of this product: what comes after it is heard all the same.
-                    logger.warning("nobody here understands %s", message["type"])
-                else:
-                    await heard(message)
-
-    async def _say(self, text: str) -> None:
-        """As it goes out, without the steps between that Channels has for other kinds of consumers."""
-        out: Any = self.base_send
-        await out({"type": "websocket.send", "text": text})
-
-    async def close(self, code: int | None = None, reason: str | None = None) -> None:
-        """Nothing is said or stored after that. Once: two reasons may come together."""
-        if not self.ended:
-            self.ended = True
-            await super().close(code, reason)
+    async def _read(self, receive: Callable[[], Any]) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.receive":
+                await self.receive(text_data=message.get("text"), bytes_data=message.get("bytes"))
+            elif message["type"] == "websocket.connect":
+                await self.connect()
+            else:
+                break
 
     async def connect(self) -> None:
         """Accept first, so that a refusal can carry a close code that the agent can explain."""
@@ -97,11 +79,11 @@ class AgentConsumer(AsyncWebsocketConsumer):
         credential = _bearer(self.scope["headers"])
         self.node = await database_sync_to_async(nodes.authenticate)(credential=credential)
         if self.node is None:
-            await self.close(wire.CLOSE_UNAUTHORISED, "unknown or revoked credential")
+            self.outgoing.end(wire.CLOSE_UNAUTHORISED, "unknown or revoked credential")
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """One frame."""
-        if self.node is None or self.ended:
+        if self.node is None or self.outgoing.ended:
             return
         try:
             frame = _decode(text_data)
@@ -109,7 +91,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 raise Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
         except Refused as refusal:
             logger.warning("node %s sent a frame that is refused: %s", self.node.name, refusal.why)
-            await self.close(refusal.code, _brief(refusal.why))
+            self.outgoing.end(refusal.code, _brief(refusal.why))
             return
         await self._handle(self.node, frame)
 
@@ -121,7 +103,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 case wire.Observed():
                     await database_sync_to_async(registry.claims().observed)(node, frame)
                 case wire.Usage():
-                    await self._usage(frame)
+                    self._usage(frame)
                 case wire.Event():
                     await database_sync_to_async(registry.claims().event)(node, frame)
                 case wire.Conditions():
@@ -129,87 +111,85 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 case wire.Pong():
                     await database_sync_to_async(_seen)(node)
         except nodes.CredentialRevoked as error:
-            await self.close(wire.CLOSE_UNAUTHORISED, _brief(error.detail))
+            self.outgoing.end(wire.CLOSE_UNAUTHORISED, _brief(error.detail))
         except GpucloudError as error:
             logger.warning("node %s: %s", node.name, error.detail)
-            await self.close(wire.CLOSE_MALFORMED, _brief(error.detail))
+            self.outgoing.end(wire.CLOSE_MALFORMED, _brief(error.detail))
         except DatabaseError as error:
             # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
             logger.warning("node %s: the database refused a frame: %s", node.name, error)
-            await self.close(wire.CLOSE_BUSY, "the database did not take this frame")
+            self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
 
     async def _hello(self, node: Node, hello: wire.Hello) -> None:
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(admission.turn())
             except TimeoutError:
-                await self.close(wire.CLOSE_BUSY, "too many agents came at once: come again")
+                self.outgoing.end(wire.CLOSE_BUSY, "too many agents came at once: come again")
                 return
             await self._greet(node, hello)
 
     async def _greet(self, node: Node, hello: wire.Hello) -> None:
+        """Nothing is sent while the turn is held: an agent that reads nothing keeps nobody waiting."""
         self.node = node = await database_sync_to_async(nodes.take_hello)(node=node, hello=hello)
-        group = registry.group(node.uid)
+        group = registry.group(node.pk)
         await self._supersede(node, group)
-        if self._listening is None:
+        if not self.welcomed:
             # Once, whoever says hello twice: it is left once.
             await hub.here().join(group, self._hear)
-        now = timezone.now().timestamp()
-        await self._say(wire.encode(wire.Welcome(node_uid=str(node.uid), node_name=node.name, server_time=now)))
-        # Joined before it is read: a push between the two is sent twice rather than never.
-        desired, self.source = await database_sync_to_async(_wanted_of)(node)
-        await self._say(desired)
+        self.source = await database_sync_to_async(storing.source_of)(node)
+        self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed = True
-        if self._listening is None:
-            # Only now: a push from between is kept for us, and is newer than what was just sent.
-            self._listening = asyncio.ensure_future(self._listen())
+        # Joined before it is asked: what changes between the two is read now, what changes later is heard of.
+        wanted.here().ask(node.pk, self._want)
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
 
     async def _supersede(self, node: Node, group: str) -> None:
         """Have an older connection of the node closed, here or in another process."""
-        superseded = {"type": "node.superseded", "by": self.name}
-        hub.here().tell(group, superseded)
         try:
-            await hub.here().say([(group, superseded)])
+            await hub.here().say([(group, {"type": "node.superseded", "by": self.name})])
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning("other servers do not hear that node %s connected here: %s", node.name, error)
 
-    async def _usage(self, frame: wire.Usage) -> None:
+    def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
         if not intake.here().put(self.source, frame, self._told):
-            await self.close(wire.CLOSE_BUSY, "too much waits to be stored")
+            self.outgoing.end(wire.CLOSE_BUSY, "too much waits to be stored")
 
-    async def _stored(self, seq: int | None) -> None:
+    def _stored(self, seq: int | None) -> None:
         """Every frame up to this one is stored, or one is not."""
-        if self.ended:
-            return
         if seq is None:
-            await self.close(wire.CLOSE_BUSY, "the database did not take this frame")
+            self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
         else:
-            await self._say(wire.encode(wire.Ack(seq=seq)))
+            self.outgoing.ack(seq)
 
-    async def node_desired(self, message: dict[str, Any]) -> None:
-        """A push from a worker."""
-        if self.welcomed and not self.ended:
-            await self._say(message["text"])
-            if self.source is not None:
-                # What the node carries may be about to change.
-                self.source.carried = None
+    def _heard(self, message: hub.Message) -> None:
+        """What workers, other servers and other connections of the node say."""
+        match message:
+            case {"type": "node.changed"}:
+                if self.welcomed and self.node is not None:
+                    wanted.here().ask(self.node.pk, self._want)
+            case {"type": "node.superseded", "by": by}:
+                if by != self.name:
+                    self.outgoing.end(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
+            case {"type": "node.forgotten"}:
+                # Its agent is shut out until it is enrolled again.
+                self.outgoing.end(wire.CLOSE_UNAUTHORISED, "this node was forgotten")
+            case _:
+                # Said by another release of this product: what comes after it is heard all the same.
+                logger.warning("nobody here understands %s", message.get("type"))
 
-    async def node_superseded(self, message: dict[str, Any]) -> None:
-        """A newer connection of this node."""
-        if message["by"] != self.name:
-            await self.close(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
-
-    async def node_forgotten(self, message: dict[str, Any]) -> None:
-        """An operator forgot the node: its agent is shut out until it is enrolled again."""
-        await self.close(wire.CLOSE_UNAUTHORISED, "this node was forgotten")
+    def _wanted(self, text: str) -> None:
+        """The node's wanted state, as it is now."""
+        self.outgoing.desired(text)
+        if self.source is not None:
+            # What the node carries may be about to change.
+            self.source.carried = None
 
     async def disconnect(self, code: int) -> None:
         """Leave the group; what is wanted stays in the database."""
-        self.ended = True
         if self.node is not None:
-            await hub.here().leave(registry.group(self.node.uid), self._hear)
+            await hub.here().leave(registry.group(self.node.pk), self._hear)
 
 
 class Refused(Exception):
@@ -244,10 +224,6 @@ def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
         if name == b"authorization":
             return value.decode("latin-1").removeprefix("Bearer ").strip()
     return ""
-
-
-def _wanted_of(node: Node) -> tuple[str, Source]:
-    return wire.encode(registry.claims().desired(node)), storing.source_of(node)
 
 
 def _seen(node: Node) -> None:

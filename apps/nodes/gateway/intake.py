@@ -6,7 +6,7 @@ came within the same quarter of a second. Nothing is acknowledged before it is s
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,7 +29,8 @@ AT_ONCE = 1000
 RETRY_SECONDS = 1.0
 
 # Told with the highest number that is stored, or with None: what was sent since is lost here, and must be sent again.
-Told = Callable[[int | None], Awaitable[None]]
+# It only notes it: nobody's connection keeps the others' frames waiting.
+Told = Callable[[int | None], None]
 
 
 class _Waiting(NamedTuple):
@@ -90,10 +91,7 @@ class Intake:
         for waiting in batch:
             highest[waiting.told] = max(waiting.measured.usage.seq, highest.get(waiting.told, 0))
         for told, seq in highest.items():
-            try:
-                await told(seq if stored else None)
-            except Exception as error:  # noqa: BLE001 - a connection that breaks just now is its own agent's affair
-                logger.info("an agent was not told: %s", error)
+            told(seq if stored else None)
         if stored and (self._showing is None or self._showing.done()):
             # What cannot be shown in time is not shown: a chart that misses a second reads it from the database.
             self._showing = asyncio.ensure_future(registry.claims().show(measured))

@@ -1,6 +1,5 @@
 """What the gateway asks of the app above it: this app knows nodes, not claims."""
 
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 class Claims(Protocol):
     """Who knows what is wanted on a node and takes what was observed; every call is synchronous."""
 
-    def desired(self, node: Node) -> wire.Desired:
-        """The node's whole wanted state."""
+    def desired(self, node_ids: Sequence[int]) -> dict[int, wire.Desired]:
+        """The whole wanted state of each of these nodes that exists."""
 
     def observed(self, node: Node, frame: wire.Observed) -> None:
         """Take what is in force on the node."""
@@ -50,6 +49,6 @@ def claims() -> Claims:
     return _claims[0]
 
 
-def group(node_uid: uuid.UUID) -> str:
-    """The channel group of a node's connection; names are chosen here, never by a peer."""
-    return f"node.{node_uid}"
+def group(node_id: int) -> str:
+    """The hub's group of a node's connection; names are chosen here, never by a peer."""
+    return f"node.{node_id}"

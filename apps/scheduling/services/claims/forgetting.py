@@ -59,7 +59,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)
     if live.exclude(claim__in=claims).exists():
         raise Conflict(f"A claim was just placed on {node.name}: try again.")
-    events.node_forgotten_on_commit(node.uid)
+    events.node_forgotten_on_commit(node.pk)
     audit.record(principal=principal, action="node.forget", object_type="node", object_id=node.name)
     return node
 

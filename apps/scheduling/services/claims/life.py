@@ -228,6 +228,9 @@ def end_assignments(claim: Claim, **values: Any) -> bool:
 
 def raise_frames(node_ids: set[int]) -> None:
     """The desired state of these nodes changed: number it anew in this transaction, push it after the commit."""
-    for node_id in sorted(node_ids):
-        Node.objects.filter(pk=node_id).update(frame=F("frame") + 1)
+    of_these = Node.objects.filter(pk__in=node_ids)
+    if len(node_ids) > 1:
+        # In key order: an UPDATE of many takes its locks in whatever order it finds them.
+        list(of_these.order_by("pk").select_for_update(no_key=True).values_list("pk", flat=True))
+    of_these.update(frame=F("frame") + 1)
     events.push_on_commit(node_ids)

@@ -1,0 +1,83 @@
+"""What is to be said to one agent: of each kind the newest only, so that an agent that reads nothing costs no more.
+
+Nothing else writes to the socket. A desired state replaces one that was not sent yet, an acknowledgement counts for all
+frames before it, and after the end nothing is said.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django.utils import timezone
+
+from agent import wire
+
+# A socket takes megabytes before it makes us wait; an agent that took none of them for so long is not there.
+READS_WITHIN_SECONDS = 10.0
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Outgoing:
+    """One connection's."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        # The node's uid and name, while its welcome is to be said.
+        self._welcome: tuple[str, str] | None = None
+        self._desired: str | None = None
+        self._ack: int | None = None
+        self._end: tuple[int, str] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end is said, or will be next."""
+        return self._end is not None
+
+    def welcome(self, *, node_uid: str, node_name: str) -> None:
+        """Before everything else."""
+        self._welcome = node_uid, node_name
+        self._news.set()
+
+    def desired(self, text: str) -> None:
+        """The newest wanted state."""
+        self._desired = text
+        self._news.set()
+
+    def ack(self, seq: int) -> None:
+        """All frames up to this one are stored."""
+        self._ack = seq
+        self._news.set()
+
+    def end(self, code: int, why: str) -> None:
+        """The first reason counts."""
+        if self._end is None:
+            self._end = code, why
+            self._news.set()
+
+    async def write(self, send: Send) -> None:
+        """Say everything until the end is said. Raises OSError; TimeoutError where the agent reads nothing."""
+        is_over = False
+        while not is_over:
+            await self._news.wait()
+            self._news.clear()
+            is_over = self.ended
+            for message in self._taken():
+                async with asyncio.timeout(READS_WITHIN_SECONDS):
+                    await send(message)
+
+    def _taken(self) -> list[dict[str, Any]]:
+        if self._end is not None:
+            code, why = self._end
+            return [{"type": "websocket.close", "code": code, "reason": why}]
+        texts = []
+        if self._welcome is not None:
+            uid, name = self._welcome
+            now = timezone.now().timestamp()
+            texts.append(wire.encode(wire.Welcome(node_uid=uid, node_name=name, server_time=now)))
+        if self._desired is not None:
+            texts.append(self._desired)
+        if self._ack is not None:
+            texts.append(wire.encode(wire.Ack(seq=self._ack)))
+        self._welcome = self._desired = self._ack = None
+        return [{"type": "websocket.send", "text": text} for text in texts]

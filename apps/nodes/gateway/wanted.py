@@ -1,0 +1,82 @@
+"""What nodes are wanted to be, read for all connections of this process that ask: together, and as late as possible.
+
+Who asks is told what is so after it asked; who asks again before it is told, is told once. So a thousand nodes that
+change together are twenty reads, a node that changes ten times at once is one or two, and a hint needs to say
+nothing but that something changed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from weakref import WeakKeyDictionary
+
+from django.db import InterfaceError, OperationalError, close_old_connections
+
+from agent import wire
+from apps.nodes.gateway import registry
+
+logger = logging.getLogger(__name__)
+
+# Nodes of one read. Of a fleet that changes as a whole the first agents are told while the others' states are read.
+AT_ONCE = 50
+RETRY_SECONDS = 1.0
+
+# Told with the frame, in the loop; it must not raise.
+Told = Callable[[str], None]
+
+
+class Wanted:
+    """One process's. Belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Told, int] = {}
+        self._reading: asyncio.Task[None] | None = None
+        # A thread of its own: a resize must not wait behind what a fleet's agents observe.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="wanted")
+
+    def ask(self, node_id: int, told: Told) -> None:
+        """Have it told the node's whole wanted state, as it is from now on. A node that is gone is told nothing."""
+        self._asked[told] = node_id
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        while self._asked:
+            some = dict(islice(self._asked.items(), AT_ONCE))
+            for told in some:
+                del self._asked[told]
+            try:
+                node_ids = sorted(set(some.values()))
+                texts = await asyncio.get_running_loop().run_in_executor(self._thread, _texts, node_ids)
+            except (OperationalError, InterfaceError) as error:
+                logger.warning("%d nodes wait for their desired state: %s", len(some), error)
+                self._asked = some | self._asked
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:  # whatever it is, the next must not wait for ever; what is not observed is asked again
+                logger.exception("the desired states of %d nodes were not read", len(some))
+            else:
+                for told, node_id in some.items():
+                    if node_id in texts:
+                        told(texts[node_id])
+        self._reading = None
+
+
+def _texts(node_ids: Sequence[int]) -> dict[int, str]:
+    close_old_connections()
+    try:
+        return {node_id: wire.encode(state) for node_id, state in registry.claims().desired(node_ids).items()}
+    finally:
+        close_old_connections()
+
+
+_wanted: "WeakKeyDictionary[asyncio.AbstractEventLoop, Wanted]" = WeakKeyDictionary()
+
+
+def here() -> Wanted:
+    """This event loop's."""
+    loop = asyncio.get_running_loop()
+    if loop not in _wanted:
+        _wanted[loop] = Wanted()
+    return _wanted[loop]
