@@ -50,7 +50,8 @@ def _webhooks(principal: Principal, form: WebhookForm) -> dict[str, Any]:
     try:
         return {"webhooks": _file(configurations.webhooks(principal=principal, **asked))}
     except GpucloudError as error:
-        return {"no_webhooks": error.detail}
+        # Marks of code mean nothing on a page.
+        return {"no_webhooks": error.detail.replace("`", "")}
 
 
 def _converted(principal: Principal, form: ConvertForm) -> dict[str, Any]:
