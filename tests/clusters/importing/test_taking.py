@@ -77,7 +77,9 @@ def test_pods_of_all_four_hold_what_they_held_on_the_gpus_that_they_run_on(clust
 
 def test_the_agent_is_told_which_container_each_share_is_for(cluster: Cluster) -> None:
     take(cluster, populated())
-    assert Claim.objects.get(name="red/tc-0").pod == {"namespace": "red", "name": "tc-0", "container": "c1"}
+    assert Claim.objects.get(name="red/tc-0").pod == {
+        "namespace": "red", "name": "tc-0", "container": "c1", "uid": "uid-tc-0",
+    }  # fmt: skip
 
 
 def test_twice_is_once(cluster: Cluster) -> None:
