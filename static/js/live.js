@@ -140,6 +140,11 @@ export class Watch {
   }
 
   beforeSwap(event) {
+    // Opened while its part was being asked for: it stays, and the next tick asks again.
+    if (event.target.id === "living" && event.target.querySelector("dialog[open], :popover-open")) {
+      event.detail.shouldSwap = false;
+      return;
+    }
     const active = document.activeElement;
     const focusable = [...event.target.querySelectorAll("a, button")];
     this.focused = event.target.contains(active) ? { at: focusable.indexOf(active), in: event.target } : null;
