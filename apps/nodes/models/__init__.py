@@ -3,11 +3,20 @@
 from apps.nodes.models.condition import Condition
 from apps.nodes.models.gpu import Gpu
 from apps.nodes.models.node import Node
-from apps.nodes.models.rolled import LateFrames, TelemetryMark, UsageDay, UsageHour, UsageMinute, UsageTens
+from apps.nodes.models.rolled import (
+    FleetMinute,
+    LateFrames,
+    TelemetryMark,
+    UsageDay,
+    UsageHour,
+    UsageMinute,
+    UsageTens,
+)
 from apps.nodes.models.sample import Sample, UsageFrame
 
 __all__ = [
     "Condition",
+    "FleetMinute",
     "Gpu",
     "LateFrames",
     "Node",

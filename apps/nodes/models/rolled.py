@@ -55,6 +55,24 @@ class UsageDay(Rolled):
     """A day, UTC."""
 
 
+class FleetMinute(models.Model):
+    """A minute of the whole fleet, in percent of its GPUs: a day of it is read without a day of every GPU.
+
+    Used: of the GPUs that were measured. Leased: what was promised of those that were there as the minute was rolled
+    up; null where that was later.
+    """
+
+    at = models.DateTimeField(primary_key=True)
+    gpus = models.IntegerField()
+    core_used = models.FloatField()
+    memory_used = models.FloatField()
+    core_leased = models.FloatField(null=True)
+    memory_leased = models.FloatField(null=True)
+
+    def __str__(self) -> str:
+        return f"the fleet from {self.at}"
+
+
 class LateFrames(models.Model):
     """A minute of a node of which a frame came after it was rolled up: to be rolled up again.
 

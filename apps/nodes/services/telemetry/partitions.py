@@ -11,6 +11,8 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
+from apps.nodes.services.telemetry import fleet
+
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 # As many are made ahead: a worker that is away for less than that is not missed.
 AHEAD_HOURS = 4
@@ -58,6 +60,7 @@ def keep_up() -> tuple[int, int]:
         dropped += sum(_drop(name) for name in _over(table, now))
         with connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {table.name}_default WHERE at < %s", [now - table.kept])  # noqa: S608 - ours
+    fleet.forget(now - timedelta(days=settings.TELEMETRY_MINUTES_DAYS))
     return made, dropped
 
 

@@ -18,6 +18,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from apps.nodes.models import LateFrames, TelemetryMark, UsageFrame
+from apps.nodes.services.telemetry import fleet
 from apps.nodes.services.telemetry.levels import EPOCH, HOUR, MINUTE, ROLLED, TENS, Level, floor
 
 # Of what an agent sends in time, nearly all is stored by then.
@@ -136,6 +137,8 @@ def _roll(begin: datetime, end: datetime, *, rolled: datetime, nodes: Sequence[i
         if first >= last:
             break
         rows += _write(UP.format(upper=upper.table, lower=lower.table), upper, first, last, nodes)
+        if upper is MINUTE:
+            fleet.sum_up(first, last)
     return rows
 
 

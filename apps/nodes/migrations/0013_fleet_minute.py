@@ -1,0 +1,21 @@
+"""The fleet as a whole, by the minute: what is read for a day's chart without reading every GPU's minutes."""
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("nodes", "0012_kubernetes_node")]
+
+    operations = [
+        migrations.CreateModel(
+            name="FleetMinute",
+            fields=[
+                ("at", models.DateTimeField(primary_key=True, serialize=False)),
+                ("gpus", models.IntegerField()),
+                ("core_used", models.FloatField()),
+                ("memory_used", models.FloatField()),
+                ("core_leased", models.FloatField(null=True)),
+                ("memory_leased", models.FloatField(null=True)),
+            ],
+        ),
+    ]
