@@ -18,7 +18,7 @@ from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.accounting import budgets
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
-from apps.scheduling.services.claims import absences
+from apps.scheduling.services.claims import absences, draining
 from apps.scheduling.services.claims.leases import release_lapsed
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.lending import preemption
@@ -140,8 +140,11 @@ def drive_reservations() -> int:
 
 @shared_task
 def drive_preemption() -> int:
-    """Give back to tenants what they lent and need now; returns how many claims were told, spared or preempted."""
-    return preemption.drive()
+    """Empty nodes that are drained, and give back to tenants what they lent and need now.
+
+    Returns how many claims were told, spared or preempted.
+    """
+    return draining.drive() + preemption.drive()
 
 
 @shared_task

@@ -54,6 +54,7 @@ SHARED = {
     "nodes/<slug:name>/",
     "nodes/<slug:name>/enrolment/",
     "nodes/<slug:name>/forget/",
+    "nodes/<slug:name>/drain/",
     "nodes/<slug:name>/repair/",
     "nodes/<slug:name>/lift-fence/",
     "gpus/<slug:uuid>/",
@@ -249,7 +250,7 @@ def make_cluster(cast: Cast, claim: Claim) -> dict[str, str]:
 
 
 CLUSTER_VERBS = ("", "pods/", "namespaces/", "connection/", "quotas/", "import/")
-NODE_VERBS = ("", "enrolment/", "drift/", "repair/", "lift-fence/")
+NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
 
 def edit_a_page(machine: Machine, claim: Claim) -> None:

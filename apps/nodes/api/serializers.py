@@ -82,6 +82,9 @@ class NodeSerializer(Strict):
         read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned`, `fenced`, `unhealthy` or `lost`."
     )
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
+    draining_at = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="Claims on it are told and leave since then; ends with the cordon."
+    )
     labels = LabelsField(required=False, help_text="What claims may ask for by `node_selector`; given anew as a whole.")
     unhealthy = serializers.CharField(read_only=True, help_text="Why it takes no new claims; empty: it is well.")
     fenced_at = serializers.DateTimeField(

@@ -22,6 +22,9 @@ class Node(Row):
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="nodes")
     cordoned = models.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
+    # Since when it is being emptied, and how long its claims have after they are told; null: as their pool has it.
+    draining_at = models.DateTimeField(null=True)
+    drain_grace_seconds = models.PositiveIntegerField(null=True)
     # Why nothing new is placed on any of its GPUs, in a few words; empty: it is well. Follows from its conditions.
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     # Since when it takes no new claims because of what ran on it, and why; an operator lifts it.

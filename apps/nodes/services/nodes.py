@@ -153,8 +153,12 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
     before = {name: str(getattr(node, name)) for name in values}
-    # What changes the desired state is sent by the repair of pushes, within seconds.
-    more = {"frame": node.frame + 1} if values.get("repair_drift", node.repair_drift) != node.repair_drift else {}
+    more: dict[str, Any] = {}
+    if values.get("repair_drift", node.repair_drift) != node.repair_drift:
+        # What changes the desired state is sent by the repair of pushes, within seconds.
+        more["frame"] = node.frame + 1
+    if values.get("cordoned") is False:
+        more |= {"draining_at": None, "drain_grace_seconds": None}
     node.change(**values, **more)
     after = {name: str(value) for name, value in values.items()}
     audit.record(

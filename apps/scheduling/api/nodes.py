@@ -1,20 +1,23 @@
-"""/nodes/{name}/forget/, drift/ and repair/: of nodes, but about their claims."""
+"""/nodes/{name}/forget/, drain/, drift/ and repair/: of nodes, but about their claims."""
 
 from typing import Any
 
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.nodes.api.serializers import DriftSerializer
+from apps.nodes.api.serializers import DriftSerializer, NodeSerializer
 from apps.nodes.api.views import NodeView
 from apps.quotas.idempotency import idempotent
+from apps.scheduling.api.claims import DRY_RUN, dry_run
+from apps.scheduling.api.serializers import ReasonSerializer
 from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.services.claims.draining import drain_node, plan
 from apps.scheduling.services.claims.drift import repair_node
 from apps.scheduling.services.claims.forgetting import forget_node
 from gpucloud.api import etags
-from gpucloud.api.serializers import Strict
+from gpucloud.api.serializers import Strict, StrictInteger
 
 
 class NodeForget(NodeView):
@@ -27,6 +30,77 @@ class NodeForget(NodeView):
         self.without_body(request)
         versions = etags.if_match(request)
         return self.answer(forget_node(principal=self.principal, node=self.find(name), versions=versions))
+
+
+class DrainSerializer(Strict):
+    """How a node is to be emptied."""
+
+    grace_seconds = StrictInteger(
+        min_value=0,
+        max_value=7 * 86_400,
+        allow_null=True,
+        default=None,
+        help_text="What claims have after they are told. Null: as the pool has it, or 30.",
+    )
+
+
+class LeavingSerializer(Strict):
+    """A claim on a node that is to be emptied."""
+
+    claim = serializers.UUIDField(read_only=True)
+    name = serializers.CharField(read_only=True)
+    tenant = serializers.CharField(read_only=True)
+    gpu_count = serializers.IntegerField(read_only=True)
+    core_request = serializers.IntegerField(read_only=True)
+    memory_mib = serializers.IntegerField(read_only=True)
+
+
+class DrainMoveSerializer(LeavingSerializer):
+    """One that goes, and where it would be placed were it asked now."""
+
+    to = serializers.CharField(read_only=True, allow_null=True, help_text="A node; null: it would wait.")
+    reasons = ReasonSerializer(many=True, read_only=True)
+
+
+class DrainPlanSerializer(Strict):
+    """What draining a node would do."""
+
+    node = serializers.CharField(read_only=True)
+    grace_seconds = serializers.IntegerField(read_only=True)
+    moves = DrainMoveSerializer(many=True, read_only=True)
+    stays = LeavingSerializer(many=True, read_only=True, help_text="Claims of pods: their cluster moves these.")
+    webhooks_told = serializers.IntegerField(read_only=True)
+    reservations = serializers.IntegerField(read_only=True, help_text="Booked on its GPUs: they stay there.")
+
+
+DRAINED_OR_PLAN = PolymorphicProxySerializer(
+    component_name="NodeOrDrainPlan",
+    serializers=[NodeSerializer, DrainPlanSerializer],
+    resource_type_field_name=None,
+)
+
+
+class NodeDrain(NodeView):
+    """The order to empty a node."""
+
+    change_parameters = {"POST": frozenset({"dry_run"})}
+
+    def get_serializer_class(self) -> Any:
+        """The question has a shape of its own."""
+        return DrainSerializer if self.request.method == "POST" else super().get_serializer_class()
+
+    @extend_schema(parameters=[DRY_RUN], request=DrainSerializer, responses={200: DRAINED_OR_PLAN})
+    @idempotent
+    def post(self, request: Request, name: str) -> Response:
+        """Cordon it, tell the claims on it, and send them back to the queue after a grace; uncordoning ends that."""
+        node = self.find(name)
+        self.principal.require_operator()
+        values, versions = self.parsed(request), etags.if_match(request)
+        if dry_run(request):
+            return Response(DrainPlanSerializer(plan(node, **values)).data)
+        node = drain_node(principal=self.principal, node=node, versions=versions, **values)
+        shown = NodeSerializer(node, context=self.get_serializer_context()).data
+        return Response(shown, headers={"ETag": etags.etag(node.version)})
 
 
 class WantedSerializer(Strict):

@@ -30,6 +30,7 @@ urlpatterns = [
     path("assignments/<uuid:uid>/", claims.AssignmentDetail.as_view()),
     path("gpus/<slug:uuid>/clear/", health.GpuClear.as_view()),
     path("nodes/<slug:name>/forget/", nodes.NodeForget.as_view()),
+    path("nodes/<slug:name>/drain/", nodes.NodeDrain.as_view()),
     path("nodes/<slug:name>/drift/", nodes.NodeDrift.as_view()),
     path("nodes/<slug:name>/repair/", nodes.NodeRepair.as_view()),
     path("nodes/<slug:name>/lift-fence/", health.NodeLiftFence.as_view()),

@@ -1,4 +1,4 @@
-"""`node add|enrol|cordon|uncordon|lift-fence|forget|drift|repair`, and `gpu clear`."""
+"""`node add|enrol|cordon|uncordon|drain|lift-fence|forget|drift|repair`, and `gpu clear`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def join(root: click.Group) -> None:
     """Take part in the command tree."""
     group = root.commands["node"]
     assert isinstance(group, click.Group)
-    for command in (add, enrol, cordon, uncordon, lift_fence, forget, drift, repair):
+    for command in (add, enrol, cordon, uncordon, drain, lift_fence, forget, drift, repair):
         group.add_command(command)
     gpus = root.commands["gpu"]
     assert isinstance(gpus, click.Group)
@@ -61,6 +61,19 @@ def cordon(asked: Asked, name: str) -> None:
 def uncordon(asked: Asked, name: str) -> None:
     """Let it take new claims again."""
     _cordon(asked, name, cordoned=False)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--grace-seconds", type=click.IntRange(0, 604_800), help="what claims have after they are told")
+@click.option("--dry-run", is_flag=True, help="say who would move and where to, and change nothing")
+@answers
+@asked
+def drain(asked: Asked, name: str, grace_seconds: int | None, dry_run: bool) -> None:
+    """Let it take no new claims, and send those on it back to the queue; `uncordon` ends that."""
+    with asked.api() as api:
+        path, body = f"{path_of(NODE, None, name)}drain/", {"grace_seconds": grace_seconds}
+        asked.show(api.post(path, body, dry_run=dry_run or None).body)
 
 
 @click.command()

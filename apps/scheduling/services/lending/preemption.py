@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from apps.nodes.models import Node
 from apps.quotas.models import CohortShare, EventKind, Pool
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
@@ -23,6 +24,7 @@ from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.claims import states
+from apps.scheduling.services.claims.draining import leaving
 from apps.scheduling.services.claims.life import end_assignments
 from apps.scheduling.services.lending.reclaim import Plan, asking, plans
 from apps.scheduling.services.placing.failures import each
@@ -78,6 +80,7 @@ def _turn(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
             changed += _preempt(victim, plan.claim)
     told = Claim.objects.filter(preempt_at__isnull=False, state__in=(*PLACED, *WAITING))
     of_pool = told.filter(Q(preempted_for__pool=pool) | Q(preempted_for=None))
+    of_pool = of_pool.exclude(pk__in=leaving(Node.objects.filter(draining_at__isnull=False)).values("pk"))
     for victim in of_pool.exclude(pk__in=wanted).order_by("pk"):
         changed += _spare(victim)
     over = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False).exclude(pk__in=nominees)
