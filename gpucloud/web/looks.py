@@ -40,6 +40,13 @@ LOOKS: Final = {
     "applied": Look(_("Applied"), "circle-check", "good"),
     "dismissed": Look(_("Dismissed"), "x", "quiet"),
     "expired": Look(_("Expired"), "clock", "quiet"),
+    # Of requests.
+    "open": Look("Open", "hourglass", "warn"),
+    "countered": Look("Countered", "arrow-back-up", "busy"),
+    "approved": Look("Approved", "circle-check", "good"),
+    "denied": Look("Denied", "circle-x", "bad"),
+    "withdrawn": Look("Withdrawn", "x", "quiet"),
+    "lapsed": Look("Lapsed", "clock", "quiet"),
     # Of nodes.
     "ready": Look(_("Ready"), "circle-check", "good"),
     "cordoned": Look(_("Cordoned"), "ban", "warn"),

@@ -51,6 +51,7 @@ SECTIONS: Final = (
             Place("queue", _("Queue"), "clock", words="waiting pending why"),
             Place("reservations", _("Reservations"), "calendar", words="booking week"),
             Place("proposals", _("Proposals"), "adjustments-horizontal", words="rebalancing idle"),
+            Place("requests", "Requests", "hourglass", words="approvals ask for more quota approve refuse"),
         ),
     ),
     Section(
@@ -59,7 +60,7 @@ SECTIONS: Final = (
             Place(
                 "tenants", _("Tenants"), "building", within=("/quotas/", "/new-tenant/"), words="quotas members tokens"
             ),
-            Place("reports", _("Reports"), "gauge", words="gpu-hours cost usage billing"),
+            Place("reports", _("Reports"), "gauge", within=("/prices/",), words="gpu-hours cost usage billing prices"),
             Place("audit", _("Audit"), "history", words="log who changed what events"),
         ),
     ),
@@ -68,6 +69,15 @@ SECTIONS: Final = (
         (
             Place("nodes", _("Nodes"), "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
             Place("pools", _("Pools"), "cpu", operators=True, words="sharing policy idle rebalancing"),
+            Place("policies", "Policies", "gauge", operators=True, words="sharing idle rebalancing preemption"),
+            Place(
+                "access",
+                "Tokens and agents",
+                "lock",
+                operators=True,
+                within=("/new-token/", "/new-node/"),
+                words="services enrolment keys versions heartbeat install",
+            ),
             Place("rounds", _("Rounds"), "refresh", operators=True, words="scheduler decisions"),
             Place(
                 "clusters",

@@ -4,10 +4,12 @@ import { say } from "./words.js";
 
 const GAP_SECONDS = 5; // a longer silence is drawn as a gap, not as a line
 const TABLE_ROWS = 60;
+const A_DAY = 86400;
 
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hourCycle: "h23" });
+const day = (seconds) => new Date(1000 * seconds).toLocaleDateString([], { month: "short", day: "numeric" });
 const gib = (mib) => (mib == null ? null : mib / 1024);
-const number = (value, unit, digits = 0) => (value == null ? "–" : `${value.toFixed(digits)} ${unit}`);
+const number = (value, unit, digits = 0) => (value == null ? "–" : `${value.toFixed(digits)} ${unit}`.trim());
 
 // What each kind of chart draws. `of` reads a point; `colour` names a token.
 const KINDS = {
@@ -34,7 +36,29 @@ const KINDS = {
       { label: "memory", colour: "memory", of: (p, chart) => (p.memory_mib == null ? null : (100 * p.memory_mib) / chart.memory) },
     ],
   },
+  "fleet-core": share("core", "used", "used-fill"),
+  "fleet-memory": share("memory", "memory", "memory-fill"),
+  // Every change of a quota's numbers: each holds until the next.
+  quota: {
+    unit: "", digits: 1, endless: true,
+    top: (points) => 1.15 * Math.max(1, ...points.map((p) => Math.max(p.used, p.hard ?? 0))),
+    lines: [
+      { label: "used", colour: "used", fill: "used-fill", stepped: true, of: (p) => p.used },
+      { label: "quota", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", of: (p) => p.hard },
+    ],
+  },
 };
+
+// What of the fleet is promised, and what of it is in use.
+function share(what, colour, fill) {
+  return {
+    unit: "%", digits: 0, top: () => 100,
+    lines: [
+      { label: "used", colour, fill, of: (p) => p[`${what}_used`] },
+      { label: "leased", colour: "limit", dash: [7, 4], css: "dashed", of: (p) => p[`${what}_leased`] },
+    ],
+  };
+}
 
 function colourOf(token) {
   const probe = document.createElement("i");
@@ -65,9 +89,10 @@ export class Charts {
   replace(data) {
     this.offset = data.now - performance.now() / 1000; // the server's clock, by this page's
     this.window = data.window_seconds;
+    this.gap = Math.max(GAP_SECONDS, 2.5 * (data.step_seconds ?? 0));
     this.marks = data.marks;
     this.points = new Map(data.series.map((series) => [series.key, rows(series)]));
-    this.tick();
+    this.paint();
   }
 
   take(frame) {
@@ -81,7 +106,7 @@ export class Charts {
     });
     for (const item of frame.assignments ?? []) this.add(item.uid, of(item));
     for (const item of frame.gpus ?? []) this.add(item.uuid, of(item));
-    this.tick();
+    this.paint();
   }
 
   add(key, point) {
@@ -91,9 +116,14 @@ export class Charts {
     while (points.length && points[0].at < point.at - this.window) points.shift();
   }
 
+  // Time has moved on: worth a drawing once that is a pixel or two.
   tick() {
-    const now = performance.now() / 1000 + this.offset;
-    for (const chart of this.charts) chart.draw(this.points.get(chart.key) ?? [], now, this.window, this.marks);
+    if (performance.now() / 1000 + this.offset - this.now > this.window / 600) this.paint();
+  }
+
+  paint() {
+    this.now = performance.now() / 1000 + this.offset;
+    for (const chart of this.charts) chart.draw(this.points.get(chart.key) ?? [], this);
   }
 }
 
@@ -104,11 +134,11 @@ function rows(series) {
 
 class Chart {
   constructor(figure) {
-    const { chart, key, request, memory } = figure.dataset;
-    Object.assign(this, { figure, key, kind: KINDS[chart], memory: Number(memory), request: Number(request) || null });
+    const { chart, key, request, memory, unit } = figure.dataset;
+    const kind = { ...KINDS[chart], ...(unit && { unit }) };
+    Object.assign(this, { figure, key, kind, memory: Number(memory), request: Number(request) || null });
     this.plot = figure.querySelector(".plot");
-    this.marks = [];
-    this.points = [];
+    Object.assign(this, { marks: [], points: [], gap: GAP_SECONDS, stamp: clock });
     this.legend();
     this.build();
     this.observer = new ResizeObserver(() => this.chart.setSize(this.size()));
@@ -149,7 +179,7 @@ class Chart {
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
       axes: [
-        { ...axis, size: 28, space: 80, values: (_, splits) => splits.map((at) => clock(at).replace(/:00$/, "")) },
+        { ...axis, size: 28, space: 80, values: (_, splits) => splits.map((at) => this.stamp(at).replace(/:00$/, "")) },
         { ...axis, size: 48, space: 34, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
       ],
       series: [{}, ...this.kind.lines.map((line) => this.series(line))],
@@ -168,17 +198,19 @@ class Chart {
     const shown = [];
     this.points.forEach((point, index) => {
       const before = this.points[index - 1];
-      if (before && point.at - before.at > GAP_SECONDS) shown.push({ at: before.at + 1 });
+      if (before && !this.kind.endless && point.at - before.at > this.gap) shown.push({ at: before.at + 1 });
       shown.push(point);
     });
     return [shown.map((p) => p.at), ...this.kind.lines.map((line) => shown.map((p) => line.of(p, this) ?? null))];
   }
 
-  draw(points, now, window, marks) {
+  draw(points, { now, window, marks, gap }) {
     this.points = points;
     this.marks = marks.filter((mark) => mark.at > now - window);
     this.range = [now - window, now];
-    this.age = points.length ? now - points.at(-1).at : 0;
+    this.gap = gap;
+    this.stamp = window > 2 * A_DAY ? day : clock;
+    this.age = points.length && !this.kind.endless ? now - points.at(-1).at : 0;
     this.chart.setData(this.columns());
     this.tell();
     if (this.details.open) this.table();
@@ -188,7 +220,7 @@ class Chart {
   tell() {
     const hovered = this.chart?.cursor.idx;
     const columns = this.chart?.data ?? [];
-    const old = hovered == null && this.age > GAP_SECONDS ? ` (${Math.floor(this.age)} s ago)` : "";
+    const old = hovered == null && this.age > this.gap ? ` (${Math.floor(this.age)} s ago)` : "";
     this.kind.lines.forEach((line, index) => {
       const column = columns[index + 1] ?? [];
       const value = column[hovered ?? column.length - 1];
@@ -217,12 +249,16 @@ class Chart {
     ctx.restore();
   }
 
+  moment(at) {
+    return this.stamp === day ? `${day(at)} ${clock(at)}` : clock(at);
+  }
+
   table() {
     if (!this.details.open) return;
     const [head, body] = ["thead", "tbody"].map((name) => this.details.querySelector(name));
-    head.replaceChildren(row("th", [say("time"), ...this.kind.lines.map((line) => `${say(line.label)}, ${this.kind.unit}`)]));
+    head.replaceChildren(row("th", [say("time"), ...this.kind.lines.map((line) => [say(line.label), this.kind.unit].filter(Boolean).join(", "))]));
     const newest = this.points.slice(-TABLE_ROWS).reverse();
-    body.replaceChildren(...newest.map((p) => row("td", [clock(p.at), ...this.kind.lines.map((line) => line.of(p, this)?.toFixed(2) ?? "–")])));
+    body.replaceChildren(...newest.map((p) => row("td", [this.moment(p.at), ...this.kind.lines.map((line) => line.of(p, this)?.toFixed(2) ?? "–")])));
   }
 }
 

@@ -9,8 +9,10 @@ const LONGEST_BACKOFF_SECONDS = 30;
 const LEAST_BETWEEN_REFRESHES_MS = 700; // a burst of notices is one refresh
 
 export class Watch {
-  constructor({ watch, series, refreshSeconds }) {
+  constructor({ watch, series, refreshSeconds, seriesSeconds }) {
     Object.assign(this, { path: watch, series, refreshSeconds: Number(refreshSeconds) });
+    this.seriesSeconds = Number(seriesSeconds); // of charts that no frame moves; else NaN, which nothing reaches
+    this.refetched = performance.now();
     this.charts = null;
     this.attempt = 0;
     this.heard = performance.now(); // when this page last got anything from the server
@@ -101,6 +103,7 @@ export class Watch {
       this.refresh();
       if (!this.connected) this.refetch();
     }
+    if (performance.now() - this.refetched >= 1000 * this.seriesSeconds) this.refetch();
     this.charts?.tick();
     this.paint();
   }
@@ -122,12 +125,14 @@ export class Watch {
   }
 
   refetchSoon() {
+    if (this.seriesSeconds) return; // they are of minutes: news of this moment is not in them
     clearTimeout(this.soon);
     this.soon = setTimeout(() => this.refetch(), 300);
   }
 
   async refetch() {
     if (!this.series || !this.charts) return;
+    this.refetched = performance.now();
     try {
       const answer = await fetch(this.series, { headers: { Accept: "application/json" } });
       if (answer.status === 401) location.reload(); // the session ended: sign in, and come back here

@@ -52,12 +52,10 @@ document.addEventListener("change", (event) => event.target.closest("[data-submi
 setInterval(tellAges, 1000);
 
 const watched = document.querySelector("[data-watch]");
+const series = document.getElementById("series");
+const charts = series && new (await import("./charts.js")).Charts(JSON.parse(series.textContent));
 if (watched) {
   const watch = new Watch(watched.dataset);
-  const series = document.getElementById("series");
-  if (series) {
-    const { Charts } = await import("./charts.js");
-    watch.show(new Charts(JSON.parse(series.textContent)));
-  }
+  if (charts) watch.show(charts);
   watch.start();
 }

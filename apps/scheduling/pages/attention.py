@@ -11,6 +11,8 @@ from django.utils.translation import gettext as _
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import FRESH
+from apps.quotas.models import QuotaRequest, Role
+from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
@@ -37,7 +39,7 @@ class Notice:
 def notices(principal: Principal) -> list[Notice]:
     """Lost nodes, what is over its limit or failed, what is not in force, what waits and why: at most six of each."""
     found = _nodes() if principal.is_operator else []
-    return [*found, *_assignments(principal), *_idle(principal), *_queued(principal)]
+    return [*found, *_assignments(principal), *_requests(principal), *_idle(principal), *_queued(principal)]
 
 
 def _nodes() -> list[Notice]:
@@ -104,6 +106,27 @@ def _of_assignment(row: Assignment) -> Notice:
         )
     detail = _("The agent has not confirmed the last change; it is sent again until it does.")
     return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
+
+
+def _requests(principal: Principal) -> list[Notice]:
+    """To operators what waits for their answer, to a tenant's admins what waits for theirs."""
+    rows = QuotaRequest.objects.select_related("tenant").order_by("pk")
+    if principal.is_operator:
+        rows, what = rows.filter(state=RequestState.OPEN), "asks for"
+    else:
+        mine = principal.with_role(Role.ADMIN)
+        rows, what = rows.filter(state=RequestState.COUNTERED, tenant__in=mine), "was offered something else for"
+    return [
+        Notice(
+            "warn",
+            "hourglass",
+            f"{row.tenant} {what} {row.amount} more {row.resource}",
+            row.words or row.reason,
+            reverse("request", args=[row.uid]),
+            row.created_at,
+        )
+        for row in rows[:MOST]
+    ]
 
 
 def _idle(principal: Principal) -> list[Notice]:

@@ -17,11 +17,17 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.bars import bars_of
+from apps.scheduling.pages.drain import heartbeat
+from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.measured import chart_of_gpus, use_of_assignments, use_of_gpus
 from apps.scheduling.pages.shared import shared
 from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
 
 REPORTS = 8
+COLUMNS = [
+    "node", "pool", "state", "gpu_count", "core_leased", "core_total", "memory_leased", "memory_total", "agent_version",
+    "last_seen_at",
+]  # fmt: skip
 
 
 @require_GET
@@ -38,8 +44,17 @@ def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
         memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
         memory_total=Sum("gpus__memory_mib", filter=present, default=0),
     )
+    if file := asked_as_file(request):
+        return as_file(file, "nodes", COLUMNS, map(_facts, nodes))
     template = "nodes/_rows.html" if wants_fragment(request) else "nodes/list.html"
     return render(request, template, {"nodes": nodes})
+
+
+def _facts(node: Any) -> dict[str, Any]:
+    return {name: getattr(node, name) for name in COLUMNS if name not in ("node", "pool")} | {
+        "node": node.name,
+        "pool": node.pool.name,
+    }
 
 
 @require_GET
@@ -102,6 +117,7 @@ def _shown(node: Node) -> dict[str, Any]:
     return {
         "node": node,
         "conditions": of_node(node),
+        "heartbeat": heartbeat(node),
         "reports": AuditEvent.objects.filter(
             object_type="node", object_id=node.name, action__startswith="agent."
         ).order_by("-pk")[:REPORTS],

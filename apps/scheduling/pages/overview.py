@@ -14,7 +14,9 @@ from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.attention import notices
 from apps.scheduling.pages.first_steps import first_steps
 from apps.scheduling.pages.fleet import read_fleet_map
+from apps.scheduling.pages.fleet_history import STEPS, history, hours_of
 from apps.scheduling.pages.measured import NOTHING, use_of_assignments
+from apps.scheduling.pages.room import room_of
 from apps.scheduling.pages.shared import shared
 
 CLAIMS = 10
@@ -26,8 +28,12 @@ EVENTS = 8
 @shared
 def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
     """The page, or its living part."""
-    template = "overview/_live.html" if wants_fragment(request) else "overview/overview.html"
-    return render(request, template, _shown(principal))
+    shown = _shown(principal) | {"hours": hours_of(request), "windows": list(STEPS)}
+    if wants_fragment(request):
+        return render(request, "overview/_live.html", shown)
+    if principal.is_operator:
+        shown["chart"] = history(shown["hours"])
+    return render(request, "overview/overview.html", shown)
 
 
 def _shown(principal: Principal) -> dict[str, Any]:
@@ -39,10 +45,12 @@ def _shown(principal: Principal) -> dict[str, Any]:
         core_percent=Sum("charged_core_percent", default=0),
         memory_mib=Sum("charged_memory_mib", default=0),
     )
+    fleet = read_fleet_map(principal) if principal.is_operator else None
     return {
         "steps": first_steps(principal),
         "notices": notices(principal),
-        "fleet": read_fleet_map(principal) if principal.is_operator else None,
+        "fleet": fleet,
+        "room": room_of(fleet.nodes) if fleet else [],
         "counts": counts,
         "claims": with_use(claims.live()[:CLAIMS]),
         "quotas": _pressed(principal),

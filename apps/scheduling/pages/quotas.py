@@ -5,8 +5,10 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from apps.quotas.models import AuditEvent, LedgerEntry, Pool, Resource, ResourceQuota, Tenant
@@ -21,6 +23,8 @@ from apps.scheduling.services.accounting.preview import preview
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.newest import part_of
 
+# More steps than a chart has pixels show nothing more.
+MOST_CHANGES = 1000
 MOST = (1 << 63) - 1
 LEDGER = ["at", "kind", "amount", "used", "hard", "claim_uid", "actor"]
 
@@ -100,9 +104,28 @@ def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
     return render(
         request,
         "tenants/quota.html",
-        {**shown, "quota": quota, "entries": rows, "part": part},
+        {**shown, "quota": quota, "entries": rows, "part": part, "chart": history(quota, entries)},
         status=422 if refused else 200,
     )
+
+
+def history(quota: ResourceQuota, entries: QuerySet[LedgerEntry]) -> dict[str, Any] | None:
+    """What the quota's chart shows: `used` and `hard` after each of the last changes, up to now. None without any."""
+    rows = list(entries.values_list("at", "used", "hard")[:MOST_CHANGES])[::-1]
+    if not rows:
+        return None
+    # Memory is read in GiB.
+    size = 1024 if quota.resource == Resource.MEMORY_MIB else 1
+    now = timezone.now()
+    rows.append((now, quota.used, quota.hard))
+    series = {
+        "key": "quota",
+        "times": [at.timestamp() for at, _, _ in rows],
+        "used": [used / size for _, used, _ in rows],
+        "hard": [None if hard is None else hard / size for _, _, hard in rows],
+    }
+    seconds = max(60.0, (now - rows[0][0]).total_seconds())
+    return {"now": now.timestamp(), "window_seconds": seconds, "series": [series], "marks": []}
 
 
 def _posted(

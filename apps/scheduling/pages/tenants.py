@@ -1,5 +1,6 @@
 """Tenants: who is short of what, and one of them with its quotas, people and tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -9,21 +10,27 @@ from django.db.models import Count, ExpressionWrapper, F, FloatField, Max, Outer
 from django.db.models.functions import Coalesce, NullIf
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods
 
-from apps.quotas.models import ResourceQuota, Tenant, Token
+from apps.quotas.models import ResourceQuota, Role, Tenant, Token
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED, WAITING
+from apps.scheduling.pages import tokens
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import ServiceForm
+from apps.scheduling.pages.people import MemberForm
+from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.errors import GpucloudError
 
 PER_PAGE = 50
 COLUMNS = ["tenant", "name", "cohort", "weight", "pressure_percent", "running", "waiting"]
+QUOTAS = ["resource", "pool", "hard", "used", "borrowed", "lent", "free", "excess"]
+MEMBERS = ["person", "role"]
 
 
 class SearchForm(forms.Form):
@@ -128,19 +135,49 @@ def _by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
 
 @require_GET
 @page
-def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """One tenant, or its living part."""
+def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> HttpResponseBase:
+    """One tenant, or its living part, or one of its tables as a file."""
     tenant = find(principal, slug)
-    quotas = list(_by_pressure(ResourceQuota.objects.filter(tenant=tenant)))
-    shown: dict[str, Any] = {"tenant": tenant, "quotas": quotas}
+    quotas = _by_pressure(ResourceQuota.objects.filter(tenant=tenant))
     if wants_fragment(request):
-        return render(request, "tenants/_quotas.html", shown)
+        return render(request, "tenants/_quotas.html", {"tenant": tenant, "quotas": quotas})
+    alive = Token.objects.visible_to(principal).filter(tenant=tenant, revoked_at=None)
+    tables: dict[str, tuple[list[str], QuerySet[Any], Callable[[Any], dict[str, Any]]]] = {
+        "quotas": (QUOTAS, quotas, _quota_facts),
+        "members": (MEMBERS, tenant.memberships.select_related("user").order_by("user__username"), _member_facts),
+        "tokens": (tokens.COLUMNS, alive.select_related("tenant").order_by("-pk"), tokens.facts),
+    }
+    if file := asked_as_file(request):
+        asked = request.GET.get("table", "")
+        name = asked if asked in tables else "quotas"
+        columns, rows, facts = tables[name]
+        return as_file(file, f"{slug}-{name}", columns, map(facts, rows))
+    shown: dict[str, Any] = {name: rows for name, (_, rows, _) in tables.items()}
     shown |= {
-        "members": tenant.memberships.select_related("user").order_by("user__username"),
-        "tokens": Token.objects.visible_to(principal).filter(tenant=tenant, revoked_at=None).order_by("-pk"),
+        "tenant": tenant,
         "may_administer": principal.is_operator or tenant.pk in principal.with_role("admin"),
+        "member_form": MemberForm(),
+        "roles": Role.choices,
     }
     return render(request, "tenants/tenant.html", shown)
+
+
+def _quota_facts(quota: ResourceQuota) -> dict[str, Any]:
+    return {name: getattr(quota, name) for name in QUOTAS} | {"pool": quota.pool and quota.pool.name}
+
+
+def _member_facts(membership: Any) -> dict[str, Any]:
+    return {"person": membership.user.get_username(), "role": membership.role}
+
+
+@require_GET
+@page
+def tenant_hours(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
+    """A part of the tenant's page: its GPU-hours of this month, and their cost. It reads a month of the ledger."""
+    tenant, now = find(principal, slug), timezone.now()
+    begin = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    report = usage_report(tenants=[tenant], begin=begin, end=now)
+    return render(request, "tenants/_hours.html", {"report": report, "tenant": tenant})
 
 
 def find(principal: Principal, slug: str) -> Tenant:

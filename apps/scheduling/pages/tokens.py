@@ -1,0 +1,119 @@
+"""Tokens for programs: making one, whose text is shown once, and revoking one."""
+
+from datetime import timedelta
+from typing import Any, Final
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.quotas.api.serializers import TokenSerializer
+from apps.quotas.models import Role, Tenant, Token, User
+from apps.quotas.principals import SCOPES, Principal
+from apps.quotas.services import tokens
+from apps.scheduling.pages.access import page
+from apps.scheduling.pages.forms import ServiceForm, flat
+from gpucloud.errors import GpucloudError
+
+COLUMNS = [
+    "key", "name", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at", "revoked_at",
+]  # fmt: skip
+DAYS: Final = [("7", "a week"), ("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "never")]
+READS: Final = tuple(scope for scope in SCOPES if scope.endswith(":read"))
+MAY: Final = [("all", "Read and change"), ("read", "Only read")]
+
+
+class TokenForm(ServiceForm):
+    """A new token; the API can choose single scopes as well."""
+
+    name = forms.CharField(
+        max_length=200,
+        help_text="What will use it.",
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "ci"}),
+    )
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(), to_field_name="slug", required=False, widget=forms.Select(attrs={"class": "form-select"})
+    )
+    role = forms.ChoiceField(
+        choices=Role.choices,
+        initial=Role.MEMBER,
+        help_text="In the tenant; a token of the whole platform is an operator’s.",
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    may = forms.ChoiceField(label="It may", choices=MAY, widget=forms.Select(attrs={"class": "form-select"}))
+    days = forms.ChoiceField(
+        label="It ends after", choices=DAYS, required=False, widget=forms.Select(attrs={"class": "form-select"})
+    )
+    cidrs = forms.CharField(
+        label="Only from",
+        required=False,
+        max_length=1000,
+        help_text="Networks, with spaces between: 10.0.0.0/8. Empty: from everywhere.",
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        mine = Tenant.objects.order_by("slug")
+        field.queryset = mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.ADMIN))
+        field.required = not principal.is_operator
+        field.empty_label = "The whole platform" if principal.is_operator else None
+
+    def clean_cidrs(self) -> list[str]:
+        """The API's own rule about networks."""
+        said = TokenSerializer(data={"name": "any", "cidrs": self.cleaned_data["cidrs"].split()})
+        if not said.is_valid():
+            raise forms.ValidationError(" ".join(flat(said.errors)))
+        networks: list[str] = said.validated_data["cidrs"]
+        return networks
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service."""
+        values = self.cleaned_data
+        end = timezone.now() + timedelta(days=int(values["days"])) if values["days"] else None
+        scopes = SCOPES if values["may"] == "all" else READS
+        return {name: values[name] for name in ("name", "tenant", "role", "cidrs")} | {
+            "scopes": scopes,
+            "expires_at": end,
+        }
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_token(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Make a token. This page is the only place where its text ever is."""
+    form = TokenForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
+    if not principal.is_operator and not principal.with_role(Role.ADMIN):
+        raise Http404("Tokens are made by a tenant's admins.")
+    shown: dict[str, Any] = {"form": form}
+    if request.method == "POST" and form.is_valid():
+        try:
+            maker = User.objects.filter(pk=principal.user_id or 0).first()
+            token, text = tokens.create(principal=principal, user=maker, **form.asked)
+            return render(request, "access/token.html", {"token": token, "text": text}, status=201)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "access/new_token.html", shown, status=422 if form.is_bound else 200)
+
+
+@require_POST
+@page
+def revoke(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
+    """End a token at once."""
+    token = Token.objects.visible_to(principal).select_related("tenant").filter(key=key).first()
+    if token is None:
+        raise Http404("There is no such token that you may see.")
+    tokens.revoke(principal=principal, token=token)
+    messages.success(request, f"Token {token.name} is revoked: what still uses it is refused from now on.")
+    return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("access")
+
+
+def facts(token: Token) -> dict[str, Any]:
+    """The token in a file, without what is kept of its secret."""
+    return {name: getattr(token, name) for name in COLUMNS} | {"tenant": token.tenant and token.tenant.slug}

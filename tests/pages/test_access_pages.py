@@ -1,0 +1,212 @@
+"""Members, tokens, agents, prices and requests as people change them."""
+
+import csv
+import io
+import json
+import re
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.quotas.models import AuditEvent, Membership, Price, QuotaRequest, ResourceQuota, Token
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import quotas, requests, tokens
+from tests.cast import MODEL, Api, Cast, Machine, give, placed
+from tests.pages.conftest import SignIn
+
+
+def text(answer: Any) -> str:
+    return " ".join(answer.content.decode().split())
+
+
+def test_a_tenants_admin_names_members_and_removes_them(cast: Cast, browser: SignIn) -> None:
+    anna = browser("anna")
+    anna.post("/tenants/acme/members/", {"username": "gus", "role": "viewer"})
+    assert Membership.objects.get(tenant=cast.acme, user__username="gus").role == "viewer"
+    anna.post("/tenants/acme/members/", {"username": "gus", "role": "member"})
+    assert Membership.objects.get(tenant=cast.acme, user__username="gus").role == "member"
+    assert 'aria-label="Role of gus"' in text(anna.get("/tenants/acme/"))
+    anna.post("/tenants/acme/members/remove/", {"username": "gus"})
+    assert not Membership.objects.filter(tenant=cast.acme, user__username="gus").exists()
+    assert "nobody of that name" in text(anna.post("/tenants/acme/members/", {"username": "eve"}, follow=True))
+    assert AuditEvent.objects.filter(action="member.remove", actor="user:anna").exists()
+
+
+def test_members_are_changed_by_nobody_else(cast: Cast, browser: SignIn) -> None:
+    for who, status in (("vera", 403), ("gus", 404)):
+        for path in ("members/", "members/remove/"):
+            answer = browser(who).post(f"/tenants/acme/{path}", {"username": "anna", "role": "viewer"})
+            assert answer.status_code == status, (who, path)
+    assert Membership.objects.get(tenant=cast.acme, user__username="anna").role == "admin"
+    assert "Remove…" not in text(browser("vera").get("/tenants/acme/"))
+
+
+def test_a_tokens_text_is_shown_once_and_works_until_it_is_revoked(cast: Cast, browser: SignIn) -> None:
+    anna = browser("anna")
+    posted = {"name": "ci", "tenant": "acme", "role": "member", "may": "read", "days": "7", "cidrs": ""}
+    made = anna.post("/new-token/", posted)
+    assert made.status_code == 201
+    assert "no-store" in made["Cache-Control"]
+    shown = re.search(r"gpc_[0-9a-f]+\.[\w-]+", text(made))
+    assert shown is not None
+    token = Token.objects.get(name="ci")
+    assert token.expires_at is not None
+    assert token.expires_at < timezone.now() + timedelta(days=7)
+    assert Api(shown[0]).get("claims/").status == 200
+    assert Api(shown[0]).post("claims/", {}).status == 403
+    page = text(anna.get("/tenants/acme/"))
+    assert token.key in page
+    assert shown[0] not in page
+    assert browser("gus").post(f"/tokens/{token.key}/revoke/").status_code == 404
+    anna.post(f"/tokens/{token.key}/revoke/")
+    assert Api(shown[0]).get("claims/").status == 401
+
+
+def test_nobody_makes_a_token_beyond_their_tenants(cast: Cast, browser: SignIn) -> None:
+    posted = {"name": "ci", "tenant": "", "role": "admin", "may": "all", "days": "", "cidrs": ""}
+    assert browser("vera").get("/new-token/").status_code == 404
+    for tenant in ("", "globex"):
+        assert browser("anna").post("/new-token/", {**posted, "tenant": tenant}).status_code == 422
+    answer = browser("olga").post("/new-token/", {**posted, "cidrs": "everywhere"})
+    assert "everywhere is not a network" in text(answer)
+    assert not Token.objects.filter(name="ci").exists()
+    assert browser("olga").post("/new-token/", posted).status_code == 201
+    assert Token.objects.get(name="ci").tenant is None
+
+
+def test_tokens_and_agents_are_the_operators_and_files_hold_no_secret(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    token, _ = tokens.create(principal=SYSTEM, name="service", tenant=None)
+    olga = browser("olga")
+    page = text(olga.get("/access/"))
+    assert f"gpc_{token.key}" in page
+    assert 'href="/nodes/gpu1/"' in page
+    rows = list(csv.DictReader(io.StringIO(olga.get("/access/?format=csv&table=agents").content.decode())))
+    assert [(row["node"], row["state"]) for row in rows] == [("gpu1", "ready")]
+    file = olga.get("/access/?format=json&table=tokens").content.decode()
+    assert token.key in file
+    assert token.digest not in file
+    assert browser("anna").get("/access/").status_code == 403
+
+
+def test_a_node_is_made_by_one_copied_line_and_gets_another(cast: Cast, browser: SignIn) -> None:
+    olga = browser("olga")
+    made = olga.post("/new-node/", {"name": "gpu7", "pool": "default"})
+    assert made.status_code == 201
+    assert "gpe_" in text(made)
+    first = Node.objects.get(name="gpu7").enrolment_digest
+    assert "There is a node gpu7 already" in text(olga.post("/new-node/", {"name": "gpu7", "pool": "default"}))
+    assert "gpe_" in text(olga.post("/nodes/gpu7/renew/"))
+    assert Node.objects.get(name="gpu7").enrolment_digest != first
+    assert browser("anna").post("/new-node/", {"name": "gpu8", "pool": "default"}).status_code == 403
+    assert browser("anna").post("/nodes/gpu7/renew/").status_code == 403
+
+
+def test_prices_are_set_by_operators_and_read_by_all(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    posted = {"gpu_model": MODEL, "pool": "", "valid_from": "2026-01-01", "per_gpu_hour": "2.5"}
+    assert browser("anna").post("/prices/", posted).status_code == 403
+    olga = browser("olga")
+    assert olga.post("/prices/", posted).status_code == 302
+    assert "has a price" in text(olga.post("/prices/", posted))
+    assert "2.5000" in text(browser("vera").get("/prices/"))
+    assert json.loads(browser("vera").get("/prices/?format=json").content)[0]["gpu_model"] == MODEL
+    price = Price.objects.get()
+    assert browser("anna").post(f"/prices/{price.pk}/remove/").status_code == 403
+    olga.post(f"/prices/{price.pk}/remove/")
+    assert not Price.objects.exists()
+
+
+def test_a_tenants_page_counts_its_hours_of_this_month(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=50)
+    page = text(browser("vera").get("/tenants/acme/hours/"))
+    assert MODEL in page
+    assert "no price" in page
+    assert browser("gus").get("/tenants/acme/hours/").status_code == 404
+
+
+def test_a_tenants_tables_are_files_of_what_the_reader_may_see(cast: Cast, browser: SignIn) -> None:
+    tokens.create(principal=SYSTEM, name="secret-service", tenant=cast.acme)
+    give(cast.acme, core_percent=400)
+    members = json.loads(browser("vera").get("/tenants/acme/?format=json&table=members").content)
+    assert {"person": "anna", "role": "admin"} in members
+    quotas_ = json.loads(browser("vera").get("/tenants/acme/?format=json&table=quotas").content)
+    assert [(row["resource"], row["hard"]) for row in quotas_] == [("core_percent", 400)]
+    assert "secret-service" not in browser("vera").get("/tenants/acme/?format=csv&table=tokens").content.decode()
+    assert "secret-service" in browser("anna").get("/tenants/acme/?format=csv&table=tokens").content.decode()
+
+
+def test_a_quotas_chart_has_its_changes_and_its_limit(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    quota = ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent", pool=None)
+    quotas.change_quota(principal=SYSTEM, quota=quota, hard=300)
+    placed(cast, machine, core_request=30)
+    page = browser("vera").get(f"/quotas/{quota.pk}/").content.decode()
+    found = re.search(r'<script id="series" type="application/json">(.*?)</script>', page)
+    assert found is not None
+    (series,) = json.loads(found[1])["series"]
+    assert series["hard"][-2:] == [300, 300]
+    assert series["used"][-3:] == [0, 30, 30]
+
+
+def asked(cast: Cast) -> QuotaRequest:
+    give(cast.acme, core_percent=100)
+    return requests.ask(
+        principal=SYSTEM, tenant=cast.acme, pool=None, resource="core_percent", amount=50, reason="a course"
+    )
+
+
+def test_a_request_is_asked_for_and_approved(cast: Cast, browser: SignIn) -> None:
+    give(cast.acme, core_percent=100)
+    posted = {"tenant": "acme", "resource": "core_percent", "pool": "", "amount": "50", "reason": "a course"}
+    assert browser("anna").post("/requests/new/", posted).status_code == 302
+    row = QuotaRequest.objects.get()
+    olga = browser("olga")
+    assert "a course" in text(olga.get("/requests/"))
+    assert "acme asks for 50 more core_percent" in text(olga.get("/"))
+    assert "Nothing is changed yet" in text(olga.get(f"/requests/{row.uid}/"))
+    olga.post(f"/requests/{row.uid}/", {"act": "approve", "words": "", "version": row.version})
+    assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 150
+    assert "Approved" in text(browser("vera").get(f"/requests/{row.uid}/"))
+    assert json.loads(browser("gus").get("/requests/?state=all&format=json").content) == []
+
+
+def test_a_refusal_needs_words_and_an_offer_an_amount(cast: Cast, browser: SignIn) -> None:
+    row, olga = asked(cast), browser("olga")
+    for act, words in (("deny", "Say why."), ("counter", "Say how much.")):
+        answer = olga.post(f"/requests/{row.uid}/", {"act": act, "words": "", "version": row.version})
+        assert (answer.status_code, words in text(answer)) == (422, True)
+    olga.post(f"/requests/{row.uid}/", {"act": "counter", "amount": "20", "version": row.version})
+    row.refresh_from_db()
+    anna = browser("anna")
+    assert "was offered something else" in text(anna.get("/"))
+    assert anna.post(f"/requests/{row.uid}/", {"act": "deny", "words": "x"}).status_code == 403
+    anna.post(f"/requests/{row.uid}/", {"act": "accept", "version": row.version})
+    assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 120
+
+
+def test_who_answers_second_is_told_and_changes_nothing(cast: Cast, browser: SignIn) -> None:
+    row = asked(cast)
+    requests.counter(principal=SYSTEM, request=row, amount=10)
+    posted = {"act": "deny", "words": "no", "version": row.version}
+    answer = browser("olga").post(f"/requests/{row.uid}/", posted, follow=True)
+    assert "Somebody answered it while" in text(answer)
+    row.refresh_from_db()
+    assert row.state == "countered"
+
+
+def test_requests_are_asked_for_by_admins_only(cast: Cast, browser: SignIn) -> None:
+    row = asked(cast)
+    assert browser("vera").get("/requests/new/").status_code == 403
+    assert browser("gus").get(f"/requests/{row.uid}/").status_code == 404
+    assert browser("vera").post(f"/requests/{row.uid}/", {"act": "withdraw"}).status_code == 403
+    assert "Withdraw" not in text(browser("vera").get(f"/requests/{row.uid}/"))
+
+
+def test_policies_of_all_pools_lead_to_their_forms(cast: Cast, browser: SignIn) -> None:
+    page = text(browser("olga").get("/policies/"))
+    assert 'href="/pools/default/"' in page
+    rows = json.loads(browser("olga").get("/policies/?format=json").content)
+    assert rows[0]["pool"] == "default"
+    assert browser("anna").get("/policies/").status_code == 403

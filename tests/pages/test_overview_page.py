@@ -1,0 +1,60 @@
+"""The overview: how full, for how long, what still fits."""
+
+import json
+from typing import Any
+
+from django.utils import timezone
+
+from apps.nodes.models import FleetMinute, Gpu, Node
+from apps.nodes.services.telemetry.levels import MINUTE, floor
+from apps.scheduling.pages.fleet import Cell
+from apps.scheduling.pages.measured import Use
+from apps.scheduling.pages.room import room_of
+from tests.cast import GIB, Cast, Machine, placed
+from tests.pages.conftest import SignIn
+
+
+def text(answer: Any) -> str:
+    return " ".join(answer.content.decode().split())
+
+
+def test_hours_live_in_the_url_and_nonsense_is_one(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    at = floor(timezone.now(), MINUTE.span) - MINUTE.span
+    FleetMinute.objects.create(at=at, gpus=4, core_used=12.5, memory_used=3, core_leased=50, memory_leased=25)
+    olga = browser("olga")
+    for asked, seconds in (("6", 21_600), ("24", 86_400), ("7", 3600), ("x", 3600)):
+        found = json.loads(olga.get(f"/fleet/series/?hours={asked}").content)
+        assert found["window_seconds"] == seconds, asked
+        assert found["series"][0]["core_used"] == [12.5]
+    page = text(olga.get("/?hours=6"))
+    assert 'href="/?hours=6" aria-current="true"' in page
+    assert 'hx-get="/?hours=6"' in page
+
+
+def test_the_fleets_history_is_the_operators(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    assert browser("anna").get("/fleet/series/").status_code == 403
+    page = text(browser("anna").get("/"))
+    assert "fleet-history" not in page
+    assert "Still fits" not in page
+
+
+def test_what_still_fits_is_said_by_model(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    for _ in range(4):
+        placed(cast, machine, core_request=60, memory_mib=4 * GIB)
+    page = text(browser("olga").get("/"))
+    assert "40 % with 20 GiB" in page
+    assert "0 of 4 GPUs that take claims are wholly free" in page
+    Node.objects.update(cordoned=True)
+    assert "nothing" in text(browser("olga").get("/"))
+
+
+def test_a_share_with_more_memory_is_told_beside_one_with_more_core() -> None:
+    node = Node(last_seen_at=timezone.now())
+    sizes = [(90, 100), (40, 50), (100, 500), (20, 20)]
+    gpus = [Gpu(model="A", memory_mib=1000, core_used=core, memory_used_mib=used) for core, used in sizes]
+    (room,) = room_of([(node, [Cell(gpu, Use()) for gpu in gpus])])
+    # 10 % with 900 MiB is less of both than 60 % with 950.
+    assert room.fits == [(80, 980)]
+    gpus[3].memory_used_mib = 600
+    (room,) = room_of([(node, [Cell(gpu, Use()) for gpu in gpus])])
+    assert room.fits == [(80, 400), (60, 950)]
