@@ -25,6 +25,16 @@ HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state
         "/audit/",
         "/reports/",
         "/rounds/",
+        "/access/",
+        "/new-token/",
+        "/new-node/",
+        "/policies/",
+        "/prices/",
+        "/requests/",
+        "/requests/new/",
+        "/nodes/gpu1/drain/",
+        "/tenants/acme/hours/",
+        "/fleet/series/",
         "/claims/",
         "/claims/new/",
         "/nodes/",
@@ -101,10 +111,11 @@ def test_the_lists_hold_ones_own_tenants_claims_only(cast: Cast, machine: Machin
 
 
 def test_nodes_are_the_operators(cast: Cast, machine: Machine, browser: SignIn) -> None:
-    for path in ("/nodes/", "/nodes/gpu1/", "/nodes/gpu1/series/"):
+    for path in ("/nodes/", "/nodes/gpu1/", "/nodes/gpu1/series/", "/nodes/gpu1/drain/"):
         assert browser("anna").get(path).status_code == 403, path
         assert browser("olga").get(path).status_code == 200, path
     assert browser("anna").post("/nodes/gpu1/cordon/", {"cordoned": "yes"}).status_code == 403
+    assert browser("anna").post("/nodes/gpu1/drain/", {"act": "drain"}).status_code == 403
 
 
 def test_a_node_shows_what_its_self_check_found_wrong(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -1,7 +1,7 @@
 """A node's last hour of heartbeats, and emptying a node after a look at what moves. Operators only."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
@@ -9,7 +9,6 @@ from django.contrib import messages
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
-from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from apps.nodes.models import Node, UsageMinute
@@ -60,10 +59,10 @@ class Heartbeat:
         return [(at + 0.1, HEIGHTS[word], word) for at, word in enumerate(self.minutes)]
 
 
-def heartbeat(node: Node) -> Heartbeat:
+def heartbeat(node: Node, *, now: datetime) -> Heartbeat:
     """By the frames that were stored of each minute. Of a node that is new, since it enrolled."""
     # The minute before this one may not be rolled up yet.
-    end = floor(timezone.now(), MINUTE.span) - MINUTE.span
+    end = floor(now, MINUTE.span) - MINUTE.span
     begin = max(end - timedelta(minutes=MINUTES), floor(node.enrolled_at or node.created_at, MINUTE.span))
     moments = [begin + number * MINUTE.span for number in range(max(0, (end - begin) // MINUTE.span))]
     # By its moments, not by a range: the key begins with the time, and holds every node's rows of it.

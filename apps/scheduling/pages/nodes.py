@@ -6,6 +6,7 @@ from django.contrib import messages
 from django.db.models import Count, Q, Sum
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from apps.nodes.models import Node
@@ -117,7 +118,7 @@ def _shown(node: Node) -> dict[str, Any]:
     return {
         "node": node,
         "conditions": of_node(node),
-        "heartbeat": heartbeat(node),
+        "heartbeat": heartbeat(node, now=timezone.now()),
         "reports": AuditEvent.objects.filter(
             object_type="node", object_id=node.name, action__startswith="agent."
         ).order_by("-pk")[:REPORTS],

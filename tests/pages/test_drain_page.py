@@ -1,0 +1,55 @@
+"""A node's heartbeats, and emptying it from its page."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from apps.nodes.models import Node, UsageMinute
+from apps.nodes.models.rolled import WHOLE_GPU
+from apps.nodes.services.telemetry.levels import MINUTE, floor
+from apps.scheduling.pages.drain import heartbeat
+from tests.cast import Cast, Machine, placed
+from tests.pages.conftest import SignIn
+
+
+def text(answer: Any) -> str:
+    return " ".join(answer.content.decode().split())
+
+
+def test_a_node_is_drained_after_a_look_at_who_moves(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, name="train-7")
+    olga = browser("olga")
+    page = text(olga.get("/nodes/gpu1/drain/"))
+    assert "train-7" in page
+    assert "1 of them would wait" in page
+    Machine("gpu2", cast.pool)
+    posted = {"grace_seconds": "120", "version": Node.objects.get(name="gpu1").version}
+    page = text(olga.post("/nodes/gpu1/drain/", {**posted, "act": "preview"}))
+    assert 'href="/nodes/gpu2/"' in page
+    assert "2 min later" in page
+    assert json.loads(olga.get("/nodes/gpu1/drain/?format=json").content)[0]["to"] == "gpu2"
+    assert Node.objects.get(name="gpu1").draining_at is None
+    assert olga.post("/nodes/gpu1/drain/", {**posted, "act": "drain"}).status_code == 302
+    node = Node.objects.get(name="gpu1")
+    assert (node.cordoned, node.drain_grace_seconds) == (True, 120)
+    assert "It is being drained" in text(olga.get("/nodes/gpu1/"))
+
+
+def test_who_was_overtaken_drains_nothing(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    answer = browser("olga").post("/nodes/gpu1/drain/", {"version": "999", "act": "drain"})
+    assert answer.status_code == 422
+    assert Node.objects.get(name="gpu1").draining_at is None
+
+
+def test_a_heartbeat_tells_whole_minutes_from_parts_and_silence(cast: Cast, machine: Machine) -> None:
+    now = timezone.now()
+    end = floor(now, MINUTE.span) - MINUTE.span
+    Node.objects.update(enrolled_at=end - timedelta(minutes=3))
+    facts = {"node_id": machine.node.pk, "gpu_id": machine.gpu().pk, "uid": WHOLE_GPU, "core": 1, "core_most": 1}
+    facts |= {"memory": 0, "memory_most": 0, "gpu_time_ms": 0}
+    for minutes, samples in ((3, 60), (2, 12)):
+        UsageMinute.objects.create(at=end - timedelta(minutes=minutes), samples=samples, **facts)
+    found = heartbeat(Node.objects.get(name="gpu1"), now=now)
+    assert (found.minutes, found.heard) == (["whole", "part", "silent"], 2)
