@@ -41,12 +41,12 @@ LOOKS: Final = {
     "dismissed": Look(_("Dismissed"), "x", "quiet"),
     "expired": Look(_("Expired"), "clock", "quiet"),
     # Of requests.
-    "open": Look("Open", "hourglass", "warn"),
-    "countered": Look("Countered", "arrow-back-up", "busy"),
-    "approved": Look("Approved", "circle-check", "good"),
-    "denied": Look("Denied", "circle-x", "bad"),
-    "withdrawn": Look("Withdrawn", "x", "quiet"),
-    "lapsed": Look("Lapsed", "clock", "quiet"),
+    "open": Look(_("Open"), "hourglass", "warn"),
+    "countered": Look(_("Countered"), "arrow-back-up", "busy"),
+    "approved": Look(_("Approved"), "circle-check", "good"),
+    "denied": Look(_("Denied"), "circle-x", "bad"),
+    "withdrawn": Look(_("Withdrawn"), "x", "quiet"),
+    "lapsed": Look(_("Lapsed"), "clock", "quiet"),
     # Of nodes.
     "ready": Look(_("Ready"), "circle-check", "good"),
     "cordoned": Look(_("Cordoned"), "ban", "warn"),

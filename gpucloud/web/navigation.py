@@ -51,7 +51,7 @@ SECTIONS: Final = (
             Place("queue", _("Queue"), "clock", words="waiting pending why"),
             Place("reservations", _("Reservations"), "calendar", words="booking week"),
             Place("proposals", _("Proposals"), "adjustments-horizontal", words="rebalancing idle"),
-            Place("requests", "Requests", "hourglass", words="approvals ask for more quota approve refuse"),
+            Place("requests", _("Requests"), "hourglass", words="approvals ask for more quota approve refuse"),
         ),
     ),
     Section(
@@ -69,10 +69,10 @@ SECTIONS: Final = (
         (
             Place("nodes", _("Nodes"), "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
             Place("pools", _("Pools"), "cpu", operators=True, words="sharing policy idle rebalancing"),
-            Place("policies", "Policies", "gauge", operators=True, words="sharing idle rebalancing preemption"),
+            Place("policies", _("Policies"), "gauge", operators=True, words="sharing idle rebalancing preemption"),
             Place(
                 "access",
-                "Tokens and agents",
+                _("Tokens and agents"),
                 "lock",
                 operators=True,
                 within=("/new-token/", "/new-node/"),
