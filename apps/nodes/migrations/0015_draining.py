@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("nodes", "0013_fleet_minute")]
+    dependencies = [("nodes", "0014_fleet_minute")]
 
     operations = [
         migrations.AddField("node", "draining_at", models.DateTimeField(null=True)),

@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("nodes", "0012_kubernetes_node")]
+    dependencies = [("nodes", "0013_used_outside")]
 
     operations = [
         migrations.CreateModel(
