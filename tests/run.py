@@ -62,12 +62,15 @@ def counts(report: Path) -> tuple[int, int, int]:
     return total - failed - skipped, failed, skipped
 
 
-def c_suite(suite: str, target: str) -> Row:
+def c_suite(suite: str, target: str, *, beside_others: bool = False) -> Row:
+    """Beside others it is silent until its end, and then says all in one piece."""
     begun = time.monotonic()
-    status = subprocess.run(
-        ["make", "--no-print-directory", "-C", "libvcuda", target], cwd=ROOT, check=False
-    ).returncode
-    return Row(suite, None, None, None, time.monotonic() - begun, status == 0)
+    command = ["make", "--no-print-directory", "-C", "libvcuda", target]
+    stdout = subprocess.PIPE if beside_others else None
+    stderr = subprocess.STDOUT if beside_others else None
+    done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=stdout, stderr=stderr)
+    print(done.stdout or "", end="", flush=True)
+    return Row(suite, None, None, None, time.monotonic() - begun, done.returncode == 0)
 
 
 def beside(*lanes: list[Callable[[], Row]]) -> list[Row]:
@@ -104,7 +107,10 @@ def main() -> int:
         rows = [
             c_suite("C, by the clock", "test-timed"),
             *beside(
-                [lambda: c_suite("C, the rest", "test-untimed"), lambda: c_suite("C, sanitizers", "sanitize")],
+                [
+                    lambda: c_suite("C, the rest", "test-untimed", beside_others=True),
+                    lambda: c_suite("C, sanitizers", "sanitize", beside_others=True),
+                ],
                 [lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *STEALING, *extra)],
             ),
             pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra),
