@@ -112,8 +112,9 @@ class Hub:
         async with asyncio.timeout(ANSWER_SECONDS):
             pipe = self.redis.pipeline(transaction=False)
             for group, message in messages:
-                self.tell(group, message)
+                # Before anybody here has it, who may add to it what is this process's own.
                 pipe.publish(_channel(group), _encode((self.name, message)))
+                self.tell(group, message)
             await pipe.execute()
 
     def tell(self, group: str, message: Message) -> None:

@@ -169,7 +169,8 @@ def _copied(template: Path, fresh: Path) -> bool:
         shutil.copytree(template, fresh)
     except (OSError, shutil.Error):
         return False
-    return True
+    # What was removed before it was listed is missing without an error.
+    return (template / "PG_VERSION").exists()
 
 
 def sync(state: Path) -> None:

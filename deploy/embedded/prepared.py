@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from deploy.embedded import postgres, processes
 from deploy.embedded.processes import StartFailed
@@ -44,14 +45,19 @@ def template() -> Path | None:
 
 
 def make() -> Path | None:
-    """The same, made now where it is not kept; None where PostgreSQL runs as another user, who could not read it.
+    """The same, made now where it is not kept; None where nothing can be kept, or PostgreSQL's user could not read it.
 
     Raises StartFailed where the migrations fail.
     """
     if not postgres.is_ours():
         return None
-    KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _alone():
+    try:
+        KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (KEPT / "lock").open("w")
+    except OSError:
+        # A checkout that may not be written to, or a directory that another user made: initdb is slower, no more.
+        return None
+    with lock, _alone(lock):
         if (kept := template()) is not None:
             return kept
         # Of other migrations, or left by a maker that was killed.
@@ -62,11 +68,10 @@ def make() -> Path | None:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _alone(lock: IO[str]) -> Iterator[None]:
     """One maker at a time; the others wait and find it made."""
-    with (KEPT / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
 
 
 def _make(kept: Path) -> None:

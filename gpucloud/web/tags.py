@@ -1,5 +1,6 @@
 """Template tags and filters of every page; built in, so that no template loads them."""
 
+import secrets
 from datetime import datetime
 from itertools import count
 from typing import Any
@@ -21,7 +22,8 @@ register = template.Library()
 SPRITE = "vendor/icons-3.51.0.svg"
 GIB = 1024
 # A popover's id, which a page has once; pages are put together of parts that are asked for again one by one.
-NUMBERS = count(1)
+# A page of one server may get such a part from another, so each begins somewhere.
+NUMBERS = count(secrets.randbelow(10**9))
 # The largest unit that leaves at least one whole: (seconds, how many of it).
 UNITS = (
     (86400, gettext_noop("{0} d")),

@@ -68,3 +68,17 @@ def test_what_other_migrations_left_goes_when_a_new_one_is_made(
     assert prepared.template() is None
     assert prepared.make() == tmp_path / "kept" / prepared.digest()
     assert len([path for path in (tmp_path / "kept").iterdir() if path.is_dir()]) == 1
+
+
+def test_where_nothing_may_be_kept_initdb_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way, as a directory of another user is")
+    monkeypatch.setattr(prepared, "KEPT", tmp_path / "file" / "kept")
+    assert prepared.make() is None
+
+
+def test_what_was_removed_while_it_was_copied_is_no_copy(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    # Its files had gone before they were listed.
+    assert not postgres._copied(tmp_path / "kept", tmp_path / "fresh")
+    (tmp_path / "kept" / "PG_VERSION").write_text("18")
+    assert postgres._copied(tmp_path / "kept", tmp_path / "fresh")

@@ -74,6 +74,15 @@ async def test_what_is_said_here_is_heard_here_at_once_and_once_and_elsewhere_to
     await other.close()
 
 
+async def test_what_a_listener_here_adds_to_a_message_stays_here() -> None:
+    other, there = hub.Hub(), asyncio.Queue[hub.Message]()
+    await hub.here().join("one", lambda message: message.update(at=1))
+    await other.join("one", there.put_nowait)
+    await hub.here().say([("one", {"number": 1})])
+    assert await next_of(there) == {"number": 1}
+    await other.close()
+
+
 async def test_what_is_said_here_is_heard_here_while_redis_is_away(settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1"
     said = await joined("one")

@@ -58,3 +58,9 @@ def test_a_share_with_more_memory_is_told_beside_one_with_more_core() -> None:
     gpus[3].memory_used_mib = 600
     (room,) = room_of([(node, [Cell(gpu, Use()) for gpu in gpus])])
     assert room.fits == [(80, 400), (60, 950)]
+
+
+def test_a_gpu_that_a_pod_uses_without_a_claim_is_not_wholly_free() -> None:
+    gpus = [Gpu(model="A", memory_mib=1000, core_outside=core, memory_outside_mib=core) for core in (0, 30)]
+    (room,) = room_of([(Node(last_seen_at=timezone.now()), [Cell(gpu, Use()) for gpu in gpus])])
+    assert (room.gpus, room.whole) == (2, 1)

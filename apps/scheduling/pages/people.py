@@ -34,8 +34,8 @@ def set_member(request: HttpRequest, principal: Principal, slug: str) -> HttpRes
     tenant = _find(principal, slug)
     principal.require_role(tenant, Role.ADMIN)
     form = MemberForm(request.POST)
-    user = User.objects.filter(username=request.POST.get("username", "")).first()
-    if not form.is_valid() or user is None:
+    user = User.objects.filter(username=form.cleaned_data["username"]).first() if form.is_valid() else None
+    if user is None:
         messages.error(request, "There is nobody of that name. People are known after their first sign-in.")
         return redirect("tenant", slug=slug)
     membership = tenants.set_member(principal=principal, tenant=tenant, user=user, role=form.cleaned_data["role"])
@@ -47,7 +47,7 @@ def set_member(request: HttpRequest, principal: Principal, slug: str) -> HttpRes
 @page
 def remove_member(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
     """Take a person's role away."""
-    tenant, username = _find(principal, slug), request.POST.get("username", "")
+    tenant, username = _find(principal, slug), request.POST.get("username", "").replace("\0", "")
     principal.require_role(tenant, Role.ADMIN)
     rows = Membership.objects.filter(tenant=tenant, user__username=username).select_related("tenant", "user")
     for membership in rows:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from apps.nodes.models import Gpu, Node
+from apps.nodes.models.gpu import WHOLE
 from apps.scheduling.pages.fleet import Cell
 
 
@@ -29,7 +30,7 @@ def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
 
 
 def _whole(gpu: Gpu) -> bool:
-    return not gpu.core_used and not gpu.memory_used_mib
+    return gpu.core_free == WHOLE and gpu.memory_free_mib == gpu.memory_mib
 
 
 def _largest(gpus: list[Gpu]) -> list[tuple[int, int]]:

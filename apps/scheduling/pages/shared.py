@@ -48,6 +48,7 @@ class Part:
 
 
 _parts: dict[Hashable, Part] = {}
+_changing = threading.Lock()
 
 
 def shared(view: PageView[P]) -> PageView[P]:
@@ -72,9 +73,10 @@ def shared(view: PageView[P]) -> PageView[P]:
 
 
 def _part_of(reader: Hashable) -> Part:
-    while len(_parts) >= MOST_KEPT and reader not in _parts:
-        _parts.pop(next(iter(_parts)), None)
-    return _parts.setdefault(reader, Part())
+    with _changing:
+        while len(_parts) >= MOST_KEPT and reader not in _parts:
+            _parts.pop(next(iter(_parts)))
+        return _parts.setdefault(reader, Part())
 
 
 def _reader(request: HttpRequest, principal: Principal) -> Hashable:
