@@ -159,8 +159,9 @@ def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_las
         assert seconds(200, 280, 100.0) == []
         assert it.verdict().reason == "CoreOverLimit"
         it.follow("kill")
-        assert seconds(280, 282, 100.0) == ["process-ended"]
-        assert program.wait(10) == -signal.SIGTERM
+        # The second look may find it still ending, where there is no grace.
+        assert seconds(280, 282, 100.0) in (["process-ended"], ["process-ended", "process-killed"])
+        assert program.wait(10) in (-signal.SIGTERM, -signal.SIGKILL)
     finally:
         program.kill()
         program.wait()

@@ -39,7 +39,8 @@ def test_modules_name_each_other_by_their_content(place: Path) -> None:
     known = names(place)
     page = (place / known["js/page.js"]).read_text()
     imported = re.findall(r'(?:from |import\()"\./([^"]+)"', page)
-    assert sorted(imported) == sorted(known[name].removeprefix("js/") for name in ("js/live.js", "js/charts.js"))
+    wanted = ("js/live.js", "js/charts.js", "js/words.js")
+    assert sorted(imported) == sorted(known[name].removeprefix("js/") for name in wanted)
 
 
 def test_a_file_is_sent_compressed_and_may_be_kept_for_good(place: Path, settings: Any) -> None:

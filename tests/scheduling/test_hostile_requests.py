@@ -86,8 +86,8 @@ def test_a_preview_changes_nothing_or_is_refused(platform: Platform, route: Rout
     before = stored()
     path = platform.path(route) + "?dry_run=true"
     answer = platform.cast.olga.call(method, path, route.body(method), If_Match="*")
-    # 409: what the act itself would be refused for.
-    assert answer.status in (400, 409) or answer.body["dry_run"] is True
+    # 409: what the act itself would be refused for; 429: whom one would have to ask does not answer.
+    assert answer.status in (400, 409, 429) or answer.body["dry_run"] is True
     assert stored() == before
 
 

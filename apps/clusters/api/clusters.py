@@ -20,7 +20,7 @@ from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict
 
 # NAMESPACE/NAME of a service account, or nothing.
-ACCOUNT = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
+ACCOUNT = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 
 class ClusterSerializer(Strict):

@@ -65,6 +65,7 @@ class DrainMoveSerializer(LeavingSerializer):
 class DrainPlanSerializer(Strict):
     """What draining a node would do."""
 
+    dry_run = serializers.BooleanField(read_only=True)
     node = serializers.CharField(read_only=True)
     grace_seconds = serializers.IntegerField(read_only=True)
     moves = DrainMoveSerializer(many=True, read_only=True)
@@ -97,7 +98,7 @@ class NodeDrain(NodeView):
         self.principal.require_operator()
         values, versions = self.parsed(request), etags.if_match(request)
         if dry_run(request):
-            return Response(DrainPlanSerializer(plan(node, **values)).data)
+            return Response({"dry_run": True, **DrainPlanSerializer(plan(node, **values)).data})
         node = drain_node(principal=self.principal, node=node, versions=versions, **values)
         shown = NodeSerializer(node, context=self.get_serializer_context()).data
         return Response(shown, headers={"ETag": etags.etag(node.version)})
