@@ -16,6 +16,7 @@ from apps.clusters.services import bindings, clusters
 from apps.clusters.sharepods.controller import SharePods
 from apps.clusters.watching import Watched
 from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, give_plenty
 from tests.clusters import paper
 from tests.clusters.kubeconfigs import kubeconfig
@@ -88,6 +89,16 @@ def test_a_sharepod_with_odd_words_hears_so_and_the_next_is_kept(watched: Watche
     told = look(sharepod("a-odd", **words), sharepod("b-good"))
     assert told["a-odd"]["Phase"] == "Failed"
     assert told["b-good"]["Phase"] == "Pending"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64, 7])
+def test_a_sharepod_whose_container_no_agent_could_be_told_has_no_claim(watched: Watched, name: object) -> None:
+    odd = sharepod("a-odd")
+    odd["spec"]["containers"][0]["name"] = name
+    told = look(odd, sharepod("b-good"))
+    assert told["a-odd"]["Phase"] == "Failed"
+    assert "name of 1 to 63 characters" in told["a-odd"]["Message"]
+    assert list(Claim.objects.values_list("pod__name", flat=True)) == ["b-good"]
 
 
 def test_a_gpuid_that_is_too_long_is_named() -> None:

@@ -5,6 +5,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ class Reads:
         return {node_id: f"{node_id} by read {number}" for node_id in node_ids}
 
 
+def fail() -> None:
+    raise AssertionError("it could be read")
+
+
 async def eventually(what: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not what():  # noqa: ASYNC110 - whatever is waited for
@@ -48,10 +53,10 @@ async def eventually(what: Callable[[], bool]) -> None:
 async def test_who_asks_while_it_is_read_is_told_of_a_later_read_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads, reader, told = Reads(monkeypatch), Wanted(), list[str]()
     tell = told.append
-    reader.ask(7, tell)
+    reader.ask(7, tell, fail)
     await reads.begun.get()
     for _ in range(5):
-        reader.ask(7, tell)
+        reader.ask(7, tell, fail)
     reads.let.release(2)
     await eventually(lambda: len(told) == 2)
     assert told == ["7 by read 1", "7 by read 2"]
@@ -63,7 +68,7 @@ async def test_many_that_ask_together_are_read_together(monkeypatch: pytest.Monk
     reads.let.release(9)
     told: dict[int, list[str]] = {node_id: [] for node_id in range(1, 8)}
     for node_id, said in told.items():
-        reader.ask(node_id, said.append)
+        reader.ask(node_id, said.append, fail)
     await eventually(lambda: all(told.values()))
     assert reads.asked == [[1, 2, 3], [4, 5, 6], [7]]
 
@@ -79,9 +84,43 @@ async def test_a_database_that_is_away_is_asked_again(monkeypatch: pytest.Monkey
         return {7: "at last"}
 
     monkeypatch.setattr(wanted, "_texts", read)
-    Wanted().ask(7, told.append)
+    Wanted().ask(7, told.append, fail)
     await eventually(lambda: bool(told))
     assert (told, len(tries)) == (["at last"], 3)
+
+
+async def test_a_node_that_cannot_be_read_hears_so_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(node_ids: Sequence[int]) -> dict[int, str]:
+        if 7 in node_ids:
+            raise ValueError("an odd row")
+        return {node_id: f"{node_id}" for node_id in node_ids if node_id != 8}
+
+    monkeypatch.setattr(wanted, "_texts", read)
+    reader, failed = Wanted(), list[int]()
+    told: dict[int, list[str]] = {node_id: [] for node_id in (6, 7, 8, 9)}
+    for node_id, said in told.items():
+        reader.ask(node_id, said.append, partial(failed.append, node_id))
+    await eventually(lambda: bool(told[9]))
+    # 8 is gone: that is no failure.
+    assert (told, failed) == ({6: ["6"], 7: [], 8: [], 9: ["9"]}, [7])
+
+
+async def test_an_agent_whose_node_cannot_be_read_is_told_to_come_again(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(node_ids: Sequence[int]) -> dict[int, str]:
+        raise ValueError("an odd row")
+
+    with monkeypatch.context() as context:
+        context.setattr(wanted, "_texts", read)
+        agent = await agents().connect()
+        await agent.say(hello("gpu1"))
+        message = await agent.socket.receive_output(timeout=5)
+        # The end may overtake the welcome.
+        if message["type"] == "websocket.send":
+            message = await agent.socket.receive_output(timeout=5)
+        assert (message["type"], message["code"]) == ("websocket.close", wire.CLOSE_BUSY)
+    await agents().greet()
 
 
 async def test_of_what_an_agent_did_not_read_the_newest_is_said_and_nothing_after_the_end() -> None:

@@ -40,3 +40,11 @@ def test_a_kubelets_agent_is_told_which_container_a_claim_is_for(claim: Claim, m
 def test_an_older_agent_is_told_nothing_that_it_cannot_read(claim: Claim, machine: Machine) -> None:
     assert '"pod"' not in wire.encode(desired_state(machine.node))
     assert "kubernetes_node" not in wire.encode(hello("gpu1"))
+
+
+@pytest.mark.parametrize("container", ["", "x" * 64, 7])
+def test_a_container_of_an_odd_name_holds_up_nobody(claim: Claim, machine: Machine, container: object) -> None:
+    nodes.take_hello(node=machine.node, hello=msgspec.structs.replace(hello("gpu1"), kubernetes_node="10.0.200.4"))
+    claim.change(pod={**POD, "container": container})
+    [told] = desired_state(machine.node).assignments
+    assert (told.claim_uid, told.pod) == (str(claim.uid), None)

@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from apps.clusters.formats import kubeshare, pods
-from apps.clusters.formats.asks import Ask
+from apps.clusters.formats.asks import Ask, Unreadable
 from apps.clusters.models import Cluster, PodClaim, SharePod
 from apps.clusters.services import bindings, outside, placing
 from apps.clusters.sharepods import words
@@ -25,6 +25,9 @@ from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.placing.fleet import read_devices, read_nodes
 from gpucloud.errors import Conflict
 
+# A DNS label; the spec of a SharePod has no schema that says so.
+LONGEST_NAME = 63
+
 
 class NobodyPays(Conflict):
     """No tenant is bound to the namespace."""
@@ -37,9 +40,9 @@ class NobodyPays(Conflict):
 def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mapping[str, str]) -> SharePod:
     """Its claim: queued until a round places it, or placed at once where it names its node or a GPUID.
 
-    `labels` are the namespace's. Raises NobodyPays, NotAsItRuns, and what a claim raises.
+    `labels` are the namespace's. Raises Unreadable, NobodyPays, NotAsItRuns, and what a claim raises.
     """
-    meta = thing["metadata"]
+    meta, container = thing["metadata"], _container(thing)
     tenant = bindings.tenant_of(cluster.bindings.select_related("tenant"), meta["namespace"], dict(labels))
     if tenant is None:
         raise NobodyPays(f"No tenant is bound to namespace {meta['namespace']} of {cluster.name}: bind one.")
@@ -54,7 +57,7 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
         pod={
             "namespace": meta["namespace"],
             "name": meta["name"],
-            "container": thing["spec"]["containers"][0]["name"],
+            "container": container,
         },
         **ask.claimed(0),
     )
@@ -63,6 +66,14 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
     return SharePod.objects.create(
         cluster=cluster, uid=meta["uid"], namespace=meta["namespace"], name=meta["name"], gpu_id=gpu_id, claim=claim
     )
+
+
+def _container(thing: Mapping[str, Any]) -> str:
+    """What the node's agent is told: it takes no other name. Raises Unreadable."""
+    name = thing["spec"]["containers"][0]["name"]
+    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+        raise Unreadable(f"{pods.name_of(thing)}: its first container needs a name of 1 to {LONGEST_NAME} characters.")
+    return name
 
 
 @transaction.atomic

@@ -141,7 +141,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed = True
         # Joined before it is asked: what changes between the two is read now, what changes later is heard of.
-        wanted.here().ask(node.pk, self._want)
+        wanted.here().ask(node.pk, self._want, self._unread)
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
 
     async def _supersede(self, node: Node, group: str) -> None:
@@ -168,7 +168,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         match message:
             case {"type": "node.changed"}:
                 if self.welcomed and self.node is not None:
-                    wanted.here().ask(self.node.pk, self._want)
+                    wanted.here().ask(self.node.pk, self._want, self._unread)
             case {"type": "node.superseded", "by": by}:
                 if by != self.name:
                     self.outgoing.end(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
@@ -185,6 +185,10 @@ class AgentConsumer(AsyncWebsocketConsumer):
         if self.source is not None:
             # What the node carries may be about to change.
             self.source.carried = None
+
+    def _unread(self) -> None:
+        """Nobody else would ask again where all that is wanted was in force before: the agent does, by coming again."""
+        self.outgoing.end(wire.CLOSE_BUSY, "what this node is to be could not be read: come again")
 
     async def disconnect(self, code: int) -> None:
         """Leave the group; what is wanted stays in the database."""

@@ -25,20 +25,27 @@ RETRY_SECONDS = 1.0
 
 # Told with the frame, in the loop; it must not raise.
 Told = Callable[[str], None]
+# Told that there is none for it, likewise.
+Failed = Callable[[], None]
+# What is over by itself.
+AWAY = (OperationalError, InterfaceError)
 
 
 class Wanted:
     """One process's. Belongs to its event loop."""
 
     def __init__(self) -> None:
-        self._asked: dict[Told, int] = {}
+        self._asked: dict[Told, tuple[int, Failed]] = {}
         self._reading: asyncio.Task[None] | None = None
         # A thread of its own: a resize must not wait behind what a fleet's agents observe.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wanted")
 
-    def ask(self, node_id: int, told: Told) -> None:
-        """Have it told the node's whole wanted state, as it is from now on. A node that is gone is told nothing."""
-        self._asked[told] = node_id
+    def ask(self, node_id: int, told: Told, failed: Failed) -> None:
+        """Have it told the node's whole wanted state, as it is from now on, or that this cannot be read.
+
+        A node that is gone is told nothing.
+        """
+        self._asked[told] = node_id, failed
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
 
@@ -48,19 +55,36 @@ class Wanted:
             for told in some:
                 del self._asked[told]
             try:
-                node_ids = sorted(set(some.values()))
-                texts = await asyncio.get_running_loop().run_in_executor(self._thread, _texts, node_ids)
-            except (OperationalError, InterfaceError) as error:
+                texts = await self._texts_of(sorted({node_id for node_id, _ in some.values()}))
+            except AWAY as error:
                 logger.warning("%d nodes wait for their desired state: %s", len(some), error)
                 self._asked = some | self._asked
                 await asyncio.sleep(RETRY_SECONDS)
-            except Exception:  # whatever it is, the next must not wait for ever; what is not observed is asked again
-                logger.exception("the desired states of %d nodes were not read", len(some))
             else:
-                for told, node_id in some.items():
-                    if node_id in texts:
-                        told(texts[node_id])
+                for told, (node_id, failed) in some.items():
+                    _answer(texts.get(node_id, ""), told, failed)
         self._reading = None
+
+    async def _texts_of(self, node_ids: Sequence[int]) -> dict[int, str | None]:
+        """Of the nodes that are there; None: it cannot be read. Raises what is over by itself."""
+        try:
+            return {**await asyncio.get_running_loop().run_in_executor(self._thread, _texts, node_ids)}
+        except AWAY:
+            raise
+        except Exception:  # whatever it is, the next must not wait for ever
+            logger.exception("the desired states of nodes %s were not read", node_ids)
+        if len(node_ids) == 1:
+            return {node_ids[0]: None}
+        # What one node's row raises holds up no other.
+        return {key: text for node_id in node_ids for key, text in (await self._texts_of([node_id])).items()}
+
+
+def _answer(text: str | None, told: Told, failed: Failed) -> None:
+    """Empty: the node is gone."""
+    if text is None:
+        failed()
+    elif text:
+        told(text)
 
 
 def _texts(node_ids: Sequence[int]) -> dict[int, str]:

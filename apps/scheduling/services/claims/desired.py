@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
@@ -15,6 +16,8 @@ from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
 from gpucloud.statements import kept
+
+logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 
@@ -115,7 +118,16 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         memory_bytes=row.memory_mib * MIB,
         sharing=None if sharing == wire.Sharing() else sharing,
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
-        pod=msgspec.convert(row.claim__pod, wire.Pod) if row.claim__pod and row.gpu__node__kubernetes_node else None,
+        pod=_pod(row) if row.claim__pod and row.gpu__node__kubernetes_node else None,
         pod_uid=str((row.claim__pod or {}).get("uid", "")) if row.gpu__node__kubernetes_node else "",
         present=row.state != AssignmentState.RELEASING,
     )
+
+
+def _pod(row: Any) -> wire.Pod | None:
+    """None where its names are none that an agent takes: the other claims must not wait for it."""
+    try:
+        return msgspec.convert(row.claim__pod, wire.Pod)
+    except msgspec.ValidationError as error:
+        logger.warning("claim %s is for no pod that its node can be told: %s", row.claim__uid, error)
+        return None
