@@ -82,9 +82,10 @@ class Client:
         """Replace an object. Raises Unreachable, Refused."""
         return self._answer("PUT", path, {}, json.dumps(body).encode())
 
-    def delete(self, path: str) -> bytes:
-        """Remove an object. Raises Unreachable, Refused."""
-        return self._answer("DELETE", path, {})
+    def delete(self, path: str, *, uid: str | None = None) -> bytes:
+        """Remove an object; with `uid` only where the name is still that one's. Raises Unreachable, Refused."""
+        only = None if uid is None else json.dumps({"preconditions": {"uid": uid}}).encode()
+        return self._answer("DELETE", path, {}, only)
 
     def list(self, path: str, **query: str) -> tuple[list[msgspec.Raw], str]:
         """All objects, page by page, and the version to watch from. Raises Unreachable, Refused."""

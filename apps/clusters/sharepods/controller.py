@@ -134,9 +134,10 @@ class SharePods:
         if meta.get("deletionTimestamp"):
             return
         try:
-            self._client.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
+            # What we saw may be old, and the name another pod's since.
+            self._client.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", uid=meta["uid"])
         except Refused as error:
-            if error.status != MISSING:
+            if error.status not in (MISSING, CONFLICT):
                 raise
 
     def _tell(self, thing: Thing, status: Mapping[str, Any]) -> None:

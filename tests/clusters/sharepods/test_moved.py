@@ -51,7 +51,9 @@ class Kube:
         self.pods = [{**body, "metadata": {**body["metadata"], "uid": f"pod-{self.made}"}, "status": {}}]
         return json.dumps(self.pods[0]).encode()
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, *, uid: str) -> None:
+        if self.pods[0]["metadata"]["uid"] != uid:
+            raise Refused(409, "Conflict", "the UID in the precondition is another")
         self.pods[0]["metadata"]["deletionTimestamp"] = "2"
 
     def patch(self, path: str, body: Json) -> None:
@@ -140,6 +142,32 @@ def test_a_pod_that_is_ending_does_not_take_the_claim_along(
     holding.end(cluster=cluster, pod_uid="pod-1")
     assert Claim.objects.get().state == "assigned"
     assert not PodHold.objects.exists()
+
+
+def test_a_view_that_is_old_ends_no_pod_that_came_since(cluster: Cluster, kube: Kube) -> None:
+    """The SharePod was removed and made again, and its new pod has the old one's name."""
+    seen = kube.pods
+    kube.pods = [{**seen[0], "metadata": {**seen[0]["metadata"], "uid": "pod-2"}}]
+    SharePods(cluster, typing.cast(Client, kube)).reconcile([], seen)
+    assert not kube.ending()
+    assert Claim.objects.get().state in ("releasing", "released")
+
+
+def test_a_cluster_is_told_which_one_of_the_name_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes | None] = []
+
+    def answer(client: Client, method: str, path: str, query: Json, body: bytes | None = None) -> bytes:
+        sent.append(body)
+        return b"{}"
+
+    monkeypatch.setattr(Client, "_answer", answer)
+    client = Client(kubeconfig())
+    client.delete("/api/v1/namespaces/ml/pods/train", uid="pod-1")
+    client.delete("/api/v1/namespaces/ml/pods/train?gracePeriodSeconds=0")
+    assert sent[0] is not None
+    assert json.loads(sent[0]) == {"preconditions": {"uid": "pod-1"}}
+    # With a body, what its query says would not count.
+    assert sent[1] is None
 
 
 def test_what_is_watched_is_not_listed_again(cluster: Cluster, kube: Kube) -> None:
