@@ -2,19 +2,24 @@
 
 import base64
 import json
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import yaml
+from django.db import connection
 from django.utils import timezone
 
-from apps.clusters.kube.client import Refused
+from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.models import Cluster, JoinedNode
 from apps.clusters.services import clusters, connections, joining
 from apps.nodes.models import Node
+from apps.nodes.services import nodes
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
+from apps.scheduling.services.claims.forgetting import forget_node
 from tests.cast import Cast, Machine
 from tests.clusters.answering import Json
 from tests.clusters.kubeconfigs import kubeconfig
@@ -37,13 +42,20 @@ class Reviewing:
     said: Json = {}
     pod: Json = {}
     reviews = 0
+    # What happens while it is asked.
+    meanwhile: Callable[[], None] | None = None
+    patience_seconds = 0.0
 
     def __init__(self, kubeconfig: Mapping[str, Any] | None) -> None:
         pass
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         assert (path, body["spec"]["audiences"]) == (joining.REVIEWS, ["gpucloud"])
+        assert self.patience_seconds == joining.PATIENCE_SECONDS
         type(self).reviews += 1
+        if (happens := type(self).meanwhile) is not None:
+            type(self).meanwhile = None
+            happens()
         return json.dumps({"status": self.said}).encode()
 
     def get(self, path: str, **query: str) -> Json:
@@ -60,6 +72,7 @@ def cluster(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(Reviewing, "said", {"authenticated": True, "audiences": ["gpucloud"], "user": user})
     monkeypatch.setattr(Reviewing, "pod", {"metadata": {"uid": "u-7"}, "spec": {"nodeName": "gpu-1.example"}})
     monkeypatch.setattr(Reviewing, "reviews", 0)
+    monkeypatch.setattr(Reviewing, "meanwhile", None)
     return clusters.connect(
         principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig(), agent_account=ACCOUNT
     )
@@ -94,6 +107,67 @@ def test_a_machine_that_lost_its_state_gets_its_node_again_and_a_second_machine_
     assert join(cast, key=OTHER) == (200, "gpu-1-example")
     assert Node.objects.count() == 1
     assert JoinedNode.objects.get().node == machine
+
+
+def test_a_forgotten_node_joins_again_by_an_operators_token_only(cast: Cast, cluster: Cluster) -> None:
+    join(cast)
+    forget_node(principal=SYSTEM, node=Node.objects.get())
+    before = stored()
+    for key in (KEY, OTHER):
+        assert join(cast, key=key) == (403, "enrolment-refused")
+    assert stored() == before
+    _, enrolment = nodes.renew_enrolment(principal=SYSTEM, node=Node.objects.get())
+    assert join(cast) == (403, "enrolment-refused")
+    nodes.enrol(token=enrolment, key_digest=KEY)
+    assert join(cast, key=OTHER) == (200, "gpu-1-example")
+
+
+def test_a_node_that_is_forgotten_while_its_cluster_is_asked_stays_out(cast: Cast, cluster: Cluster) -> None:
+    join(cast)
+
+    def forget() -> None:
+        forget_node(principal=SYSTEM, node=Node.objects.get())
+
+    Reviewing.meanwhile = forget
+    assert join(cast) == (403, "enrolment-refused")
+    assert Node.objects.get().key_digest is None
+
+
+def test_few_ask_the_api_server_at_a_time_and_others_are_told_to_come_again(cast: Cast, cluster: Cluster) -> None:
+    inner: list[tuple[int, str]] = []
+
+    def third() -> None:
+        inner.append(join(cast))
+
+    def second() -> None:
+        Reviewing.meanwhile = third
+        inner.append(join(cast))
+
+    Reviewing.meanwhile = second
+    assert join(cast) == (200, "gpu-1-example")
+    assert inner == [(429, "busy"), (200, "gpu-1-example")]
+    # Nobody's turn is lost with a refusal.
+    Reviewing.said = {"authenticated": False}
+    assert {join(cast) for _ in range(3)} == {(403, "enrolment-refused")}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_connection_to_the_database_is_held_while_the_api_server_is_asked(cast: Cast, cluster: Cluster) -> None:
+    held: list[bool] = []
+    Reviewing.meanwhile = lambda: held.append(connection.connection is not None)
+    assert join(cast) == (200, "gpu-1-example")
+    assert held == [False]
+
+
+def test_an_api_server_that_says_nothing_is_waited_for_as_long_as_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = Client(yaml.safe_load(kubeconfig(server=url)))
+        client.patience_seconds = 0.1
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            client.version()
+    assert time.monotonic() - began < 5
 
 
 def test_a_node_of_another_origin_is_not_taken_over(cast: Cast, cluster: Cluster) -> None:
@@ -137,6 +211,7 @@ def test_a_pod_on_no_node_is_no_node(cast: Cast, cluster: Cluster) -> None:
         {"token": token(aud=["https://kubernetes.default.svc"])},
         {"token": token(exp=1)},
         {"token": token(exp="soon")},
+        {"token": token(exp=10**400)},
         {"cluster": "none"},
     ],
 )

@@ -48,6 +48,9 @@ class Gone(Refused):
 class Client:
     """One API server, with the credentials of `kubeconfig`; None: those of the pod that runs us."""
 
+    # How long to wait for a connection, and for an answer.
+    patience_seconds = ANSWER_SECONDS
+
     def __init__(self, kubeconfig: Mapping[str, Any] | None) -> None:
         configuration = client.Configuration()
         # Whoever asks decides whether to ask again.
@@ -132,7 +135,7 @@ class Client:
         body: bytes | None = None,
         *,
         content_type: str = "application/json",
-        seconds: float = ANSWER_SECONDS,
+        seconds: float | None = None,
     ) -> Any:
         settings: Any = self._configuration.auth_settings().values()
         headers = {str(item["key"]): str(item["value"]) for item in settings if item["value"]}
@@ -140,7 +143,8 @@ class Client:
         if body is not None:
             headers["Content-Type"] = content_type
         url = f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
-        timeout = urllib3.Timeout(connect=ANSWER_SECONDS, read=seconds)
+        patience = self.patience_seconds
+        timeout = urllib3.Timeout(connect=patience, read=patience if seconds is None else seconds)
         try:
             response = self._pool.request(
                 method, url, body=body, headers=headers, timeout=timeout, preload_content=False, redirect=False

@@ -8,11 +8,14 @@ it is follows from the pod that the API server knows under that name and uid, ne
 import base64
 import logging
 import re
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.models import Cluster, JoinedNode
@@ -22,6 +25,7 @@ from apps.nodes.services import nodes
 from apps.nodes.services.nodes import EnrolmentRefused
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
+from gpucloud.errors import Busy
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +33,24 @@ AUDIENCE = "gpucloud"
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
 NOT_OURS = "No cluster of that name lets this agent in: see its `agent_account`, and what the server's log says."
+# Whoever is asked for us may be slow, and anybody may have us ask: so few threads of a process wait, and not for long.
+ASKING = threading.BoundedSemaphore(2)
+PATIENCE_SECONDS = 3.0
 
 
 def join(*, cluster: str, token: str, key_digest: str, source_ip: str | None = None) -> Node:
     """The node that the token's pod runs on, made where there is none, with this key from now on.
 
-    The same key may come again: the first answer may have been lost. Raises EnrolmentRefused, Unreachable.
+    The same key may come again: the first answer may have been lost. Raises EnrolmentRefused, Busy, Unreachable.
     """
     row = Cluster.objects.select_related("pool").filter(name=cluster, enabled=True).exclude(agent_account="").first()
     if row is None or not _may_be_ours(row, token):
         raise EnrolmentRefused(NOT_OURS)
     try:
-        name = _node_of(row, client_of(row), token)
+        with _asking():
+            client = client_of(row)
+            client.patience_seconds = PATIENCE_SECONDS
+            name = _node_of(row, client, token)
     except Refused as error:
         logger.warning("an agent of cluster %s cannot be let in: %s", row.name, error.detail)
         raise EnrolmentRefused(NOT_OURS) from error
@@ -60,8 +70,22 @@ def _may_be_ours(cluster: Cluster, token: str) -> bool:
         audiences = said.get("aud")
         named = audiences == AUDIENCE or (isinstance(audiences, list) and AUDIENCE in audiences)
         return named and said.get("sub") == subject(cluster) and float(said.get("exp", 0)) > time.time()
-    except (IndexError, RecursionError, TypeError, ValueError):  # among them what base64 and msgspec raise
+    except (ArithmeticError, IndexError, RecursionError, TypeError, ValueError):  # also what base64 and msgspec raise
         return False
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """One of the few who ask an API server, without a connection to the database meanwhile. Raises Busy."""
+    if not ASKING.acquire(blocking=False):
+        raise Busy("Other agents are joining at this moment: try again.", retry_after_seconds=2)
+    try:
+        # Back to the pool, for other requests; what comes afterwards takes another.
+        if not connection.in_atomic_block:
+            connection.close()
+        yield
+    finally:
+        ASKING.release()
 
 
 def _node_of(cluster: Cluster, client: Client, token: str) -> str:
@@ -90,7 +114,9 @@ def _take(cluster: Cluster, name: str, key_digest: str, principal: Principal) ->
         with transaction.atomic():
             joined = JoinedNode.objects.select_related("node").filter(cluster=cluster, kubernetes_node=name).first()
             node = joined.node if joined is not None else _make(cluster, name, principal)
-            return nodes.adopt(principal=principal, node=node, key_digest=key_digest, kubernetes_node=name)
+            return nodes.adopt(
+                principal=principal, node=node, new=joined is None, key_digest=key_digest, kubernetes_node=name
+            )
     except IntegrityError as error:
         raise EnrolmentRefused(f"Node {name} was joining at this moment: try again.") from error
 

@@ -101,10 +101,11 @@ def enrol(*, token: str, key_digest: str, source_ip: str | None = None) -> Node:
 
 
 @transaction.atomic
-def adopt(*, principal: Principal, node: Node, key_digest: str, **facts: Any) -> Node:
+def adopt(*, principal: Principal, node: Node, new: bool, key_digest: str, **facts: Any) -> Node:
     """Give the node this key, where somebody else vouches for its agent. The same key may come again.
 
-    Raises EnrolmentRefused while an agent with another key is connected: of two machines one is not this node.
+    Raises EnrolmentRefused while an agent with another key is connected: of two machines one is not this node. Also
+    where the node is not `new` and has no key: it was forgotten, and only an operator's token lets it in again.
     """
     node = Node.objects.select_for_update().get(pk=node.pk)
     if node.key_digest is not None:
@@ -112,6 +113,8 @@ def adopt(*, principal: Principal, node: Node, key_digest: str, **facts: Any) ->
             return node
         if node.online:
             raise EnrolmentRefused(f"Node {node.name} is connected with another key.")
+    elif not new:
+        raise EnrolmentRefused(f"Node {node.name} was forgotten: an operator gives its agent a token of its own.")
     node.change(key_digest=keyed_digest(key_digest), enrolled_at=timezone.now(), **facts)
     audit.record(principal=principal, action="node.enrol", object_type="node", object_id=node.name)
     return node
