@@ -8,11 +8,14 @@ from django.utils import timezone
 
 from apps.clusters.models import Cluster, PodHold
 from apps.clusters.services import bindings, clusters, holding, outside
+from apps.nodes.models import Gpu
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import life
+from apps.scheduling.services.lending import guarantees
+from apps.scheduling.services.placing.fleet import read_fleet
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed
 from tests.clusters import paper
@@ -95,6 +98,19 @@ def test_no_claim_grows_into_what_a_pod_uses(cast: Cast, cluster: Cluster, machi
     gpu = machine.gpu()
     assert not capacity.take_many({gpu.pk: (21, 1)})
     assert not capacity.borrow(gpu_id=gpu.pk, core=21, memory_mib=1)
+
+
+def test_what_is_used_twice_is_known_to_rounds_and_shown_as_nothing_free(cast: Cast, machine: Machine) -> None:
+    both = {"core_used": 80, "core_outside": 60, "memory_used_mib": 20 * GIB, "memory_outside_mib": 5 * GIB}
+    Gpu.objects.update(**both)
+    assert free(machine) == (0, 0)
+    seen = read_fleet(cast.pool)[0]
+    assert (seen.core_free, seen.core_over, seen.memory_free_mib, seen.memory_over_mib) == (0, 40, 0, GIB)
+    after = seen.with_more(80, 20 * GIB)
+    assert (after.core_free, after.core_over, after.memory_free_mib, after.memory_over_mib) == (40, 0, 19 * GIB, 0)
+    assert after.with_more(-80, -20 * GIB) == seen
+    Gpu.objects.update(core_lent=50)
+    assert [gpu.core_free for gpu in guarantees._lent_fleet(cast.pool)] == [10]
 
 
 def test_what_is_used_without_a_claim_is_shown(cast: Cast, cluster: Cluster, machine: Machine) -> None:

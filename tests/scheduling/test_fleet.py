@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.placement import native
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 
 HALF = Request(1, 50, 8, tenant="acme")
@@ -146,3 +147,22 @@ def test_gpus_and_nodes_come_change_and_go() -> None:
     assert [state.uuid for state in pool.gpus()] == ["a0"]
     pool.set_node(NodeState("a", cpu_milli_free=0))
     assert codes(pool.place(replace(HALF, cpu_milli=1))) == [("node-cpu", 1)]
+
+
+@pytest.mark.parametrize("backend", ["python", "numpy", *(["c"] if native.LIBRARY else [])])
+def test_what_is_used_twice_is_not_free_when_one_of_them_goes(backend: str) -> None:
+    over = replace(gpu(core=0, memory=16), core_over=40)
+    pool = Fleet([over, gpu("b", core=0)], [NodeState("a", cpu_milli_free=0)], policy="binpack", backend=backend)
+    victim = replace(HALF, core_request=80, memory_mib=8, cpu_milli=2)
+    before = pool.gpus()
+    assert codes(pool.place(replace(HALF, core_request=1))) == [("gpu-core", 2)]
+    pool.give_back(("a0",), victim)
+    assert codes(pool.place(replace(HALF, core_request=41))) == [("gpu-core", 2)]
+    assert pool.place(replace(HALF, core_request=40, cpu_milli=2)) == Placed(("a0",))
+    pool.take(("a0",), victim)
+    assert pool.gpus() == before
+    pool.give_back_many([(("a0",), victim), (("b0",), HALF)])
+    assert [(one.core_free, one.core_over) for one in pool.gpus()] == [(40, 0), (50, 0)]
+    pool.set_gpu(gpu(core=0, memory=16))
+    pool.give_back(("a0",), victim)
+    assert pool.gpus()[0].core_free == 80

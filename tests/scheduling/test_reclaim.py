@@ -52,6 +52,15 @@ def names(found: Victims | None) -> list[str]:
     return [item.claim for item in found.claims]
 
 
+def test_nobody_goes_for_room_that_is_used_without_a_claim_too() -> None:
+    there = scene(living("a", "borrower", 80))
+    # Of the 100 there 60 are used without a claim.
+    there.fleet.set_gpu(replace(gpu(0), core_free=0, core_over=40))
+    assert reclaim(there, wanting(50)) is None
+    assert there.fleet.gpus() == [replace(gpu(0), core_free=0, core_over=40)]
+    assert names(reclaim(there, wanting(40))) == ["a"]
+
+
 def test_who_lent_gets_it_back_from_who_borrowed() -> None:
     found = reclaim(scene(living("a", "borrower", 60), living("b", "borrower", 40)), wanting(30))
     assert names(found) == ["a"]

@@ -151,7 +151,7 @@ class ByLedger:
 
 def _with(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
     core, memory_mib = own.get(gpu.uuid, (0, 0))
-    return replace(gpu, core_free=gpu.core_free + core, memory_free_mib=gpu.memory_free_mib + memory_mib)
+    return gpu.with_more(core, memory_mib)
 
 
 # Core and units of memory, by the cluster's name of a node and the GPU's index there.

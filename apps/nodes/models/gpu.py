@@ -56,9 +56,19 @@ class Gpu(Row):
     @property
     def core_free(self) -> int:
         """Percent neither promised nor used without a claim."""
-        return max(0, WHOLE - self.core_used - self.core_outside)
+        return max(0, self.core_left)
 
     @property
     def memory_free_mib(self) -> int:
         """MiB neither promised nor used without a claim."""
-        return max(0, self.memory_mib - self.memory_used_mib - self.memory_outside_mib)
+        return max(0, self.memory_left_mib)
+
+    @property
+    def core_left(self) -> int:
+        """The same, below zero by what is used of it twice: that much must go before any is free."""
+        return WHOLE - self.core_used - self.core_outside
+
+    @property
+    def memory_left_mib(self) -> int:
+        """The same, below zero by what is used of it twice."""
+        return self.memory_mib - self.memory_used_mib - self.memory_outside_mib

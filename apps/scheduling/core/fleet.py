@@ -62,6 +62,8 @@ class Fleet:
         self._drift = 0
         # While there are rows, their board says what is free of a GPU, and `_gpus` what was when they were made.
         self._rows: Rows | None = None
+        # GPUs that came with some of them used twice: what is given back there is not all free.
+        self._over: set[str] = set()
         for gpu in gpus:
             self.set_gpu(gpu)
 
@@ -98,7 +100,8 @@ class Fleet:
 
     def give_back_many(self, gone: Iterable[tuple[Sequence[str], Request]]) -> None:
         """Each of these requests is no longer on its GPUs, which are of one node."""
-        if self._rows is None:
+        gone = list(gone)
+        if self._rows is None or (self._over and any(self._over.intersection(gpus) for gpus, _ in gone)):
             for gpus, request in gone:
                 self.give_back(gpus, request)
             return
@@ -120,6 +123,10 @@ class Fleet:
             self._prices = self._machines = None
             insort(self._on.setdefault(state.node, []), (state.index, state.uuid))
         self._relabel(state.uuid, known.labels if known else (), state.labels)
+        (self._over.add if state.core_over or state.memory_over_mib else self._over.discard)(state.uuid)
+        self._put(state)
+
+    def _put(self, state: GpuState) -> None:
         self._gpus[state.uuid] = state
         if self._rows is not None:
             spot = self._rows.board.spot[state.uuid]
@@ -132,6 +139,7 @@ class Fleet:
             return
         self._settle()
         self._prices = self._machines = None
+        self._over.discard(uuid)
         gone = self._gpus.pop(uuid)
         self._relabel(uuid, gone.labels, ())
         on = self._on[gone.node]
@@ -222,6 +230,9 @@ class Fleet:
     def _move(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
         self._drift += sign * len(gpus) * request.core_request
         self._beside(gpus, node, request, sign)
+        if self._over and gpus:
+            node = self._gpus[gpus[0]].node
+            gpus = self._move_over(gpus, request, sign)
         if self._rows is not None:
             self._rows.move(gpus, node, request, sign)
             return
@@ -229,6 +240,12 @@ class Fleet:
             gpu = self._gpus[uuid]
             core, memory = gpu.core_free - sign * request.core_request, gpu.memory_free_mib - sign * request.memory_mib
             self._gpus[uuid] = replace(gpu, core_free=core, memory_free_mib=memory)
+
+    def _move_over(self, gpus: Sequence[str], request: Request, sign: int) -> list[str]:
+        """Move what is of GPUs used twice, by themselves: a board knows nothing below zero. The other GPUs."""
+        for uuid in self._over.intersection(gpus):
+            self._put(self._now(uuid).with_more(-sign * request.core_request, -sign * request.memory_mib))
+        return [uuid for uuid in gpus if uuid not in self._over]
 
     def _beside(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
         """What of a move rows do not keep: labels, and the nodes as they are told."""

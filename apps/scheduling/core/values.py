@@ -1,6 +1,6 @@
 """What the core speaks of. Core is percent of one GPU, memory is MiB."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -30,6 +30,21 @@ class GpuState:
     # Of one that is not schedulable for this alone: what it suffers from, in a few words.
     unhealthy: str = ""
     labels: tuple[Label, ...] = ()
+    # Used of it twice, by claims and without one: so much must be given back before any of it is free.
+    core_over: int = 0
+    memory_over_mib: int = 0
+
+    def with_more(self, core: int, memory_mib: int) -> "GpuState":
+        """The same with so much more free, or less; below zero it is used twice."""
+        core += self.core_free - self.core_over
+        memory_mib += self.memory_free_mib - self.memory_over_mib
+        return replace(
+            self,
+            core_free=max(0, core),
+            core_over=max(0, -core),
+            memory_free_mib=max(0, memory_mib),
+            memory_over_mib=max(0, -memory_mib),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Lending idle guarantees to best-effort claims, giving them back, and placing claims on what is lent."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import datetime
 from operator import itemgetter
 
@@ -169,7 +168,7 @@ def _lent_fleet(pool: Pool) -> list[GpuState]:
     """
     either = Gpu.objects.filter(Q(core_lent__gt=0) | Q(core_borrowed__gt=0), node__pool=pool)
     more = {gpu.uuid: gpu.core_lent - gpu.core_borrowed for gpu in either}
-    return [replace(gpu, core_free=max(0, gpu.core_free + more.get(gpu.uuid, 0))) for gpu in read_fleet(pool)]
+    return [gpu.with_more(more.get(gpu.uuid, 0), 0) for gpu in read_fleet(pool)]
 
 
 @transaction.atomic

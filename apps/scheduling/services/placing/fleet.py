@@ -91,6 +91,8 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 schedulable=gpu.present and gpu.node.state == "ready" and not gpu.unhealthy,
                 unhealthy=_ails(gpu),
                 labels=labels.get(gpu.pk, ()),
+                core_over=max(0, -gpu.core_left),
+                memory_over_mib=max(0, -gpu.memory_left_mib),
             ),
         )
         for gpu in gpus
