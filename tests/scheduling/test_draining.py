@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from apps.nodes.models import Node
@@ -13,6 +14,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import draining
 from apps.scheduling.services.lending import preemption
 from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.tasks import drive_preemption
 from tests.cast import Cast, Machine, assert_books_agree, cast, give_plenty, placed
 
 __all__ = ["cast"]
@@ -70,6 +72,40 @@ def test_a_turn_that_comes_twice_tells_once(cast: Cast, machine: Machine) -> Non
     turn()
     turn()
     assert AuditEvent.objects.filter(action="claim.notice", object_id=str(claim.uid)).count() == 1
+
+
+def test_a_claim_over_which_a_turn_raises_holds_up_no_other(
+    cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (placed(cast, machine, core_request=10)[0] for _ in range(2))
+    drain(cast)
+    tell = draining._tell
+
+    def raising(seen: Claim, node: Node, grace: int) -> bool:
+        if seen.pk == first.pk:
+            raise ZeroDivisionError("as if by a mistake")
+        return tell(seen, node, grace)
+
+    monkeypatch.setattr(draining, "_tell", raising)
+    turn()
+    assert [claim.pk for claim in Claim.objects.filter(preempt_at__isnull=False)] == [second.pk]
+
+
+def test_preemption_has_its_turn_whatever_draining_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = list[str]()
+
+    def raising() -> int:
+        raise OperationalError("as if by a deadlock")
+
+    def counted() -> int:
+        turns.append("preemption")
+        return 0
+
+    monkeypatch.setattr(draining, "drive", raising)
+    monkeypatch.setattr(preemption, "drive", counted)
+    with pytest.raises(OperationalError):
+        drive_preemption()
+    assert turns == ["preemption"]
 
 
 def test_uncordoning_spares_who_was_told_and_still_runs(cast: Cast, machine: Machine) -> None:

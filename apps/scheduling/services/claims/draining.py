@@ -10,6 +10,7 @@ moved by its cluster.
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db import transaction
@@ -27,6 +28,7 @@ from apps.scheduling.models.claim import PLACED
 from apps.scheduling.models.reservation import OPEN
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.claims.life import end_assignments, locked, request_of
+from apps.scheduling.services.placing.failures import each
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
 from apps.scheduling.services.reserving.reserved import read_reserved
 from gpucloud.api import etags
@@ -74,10 +76,14 @@ def drive() -> int:
     """Tell who is not told, end whose time has come; returns how many claims it changed. May run twice."""
     changed = 0
     for node in Node.objects.filter(draining_at__isnull=False).select_related("pool").order_by("pk"):
-        grace = grace_of(node, node.drain_grace_seconds)
-        for claim in leaving(Node.objects.filter(pk=node.pk)).order_by("pk"):
-            changed += _end(claim, node) if claim.preempt_at is not None else _tell(claim, node, grace)
+        changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_turn, node))
     return changed
+
+
+def _turn(node: Node, claim: Claim) -> bool:
+    if claim.preempt_at is not None:
+        return _end(claim, node)
+    return _tell(claim, node, grace_of(node, node.drain_grace_seconds))
 
 
 @transaction.atomic
