@@ -133,8 +133,8 @@ class _Table:
         """Whether all that it carries may be moved."""
         core = sum(item.request.core_request for item in self.on[gpu.uuid])
         memory = sum(item.request.memory_mib for item in self.on[gpu.uuid])
-        alone = gpu.with_more(core, memory)
-        return alone.core_free == WHOLE and alone.memory_free_mib == gpu.memory_mib
+        core, memory = core - gpu.core_over, memory - gpu.memory_over_mib
+        return gpu.core_free + core == WHOLE and gpu.memory_free_mib + memory == gpu.memory_mib
 
     def undo(self, done: Sequence[tuple[Sitting, Move]]) -> None:
         """Move everything back, the last first."""

@@ -5,6 +5,7 @@ import typing
 from typing import Any
 
 import pytest
+import yaml
 from django.db import transaction
 from django.utils import timezone
 
@@ -161,7 +162,7 @@ def test_a_cluster_is_told_which_one_of_the_name_is_meant(monkeypatch: pytest.Mo
         return b"{}"
 
     monkeypatch.setattr(Client, "_answer", answer)
-    client = Client(kubeconfig())
+    client = Client(yaml.safe_load(kubeconfig()))
     client.delete("/api/v1/namespaces/ml/pods/train", uid="pod-1")
     client.delete("/api/v1/namespaces/ml/pods/train?gracePeriodSeconds=0")
     assert sent[0] is not None
