@@ -21,7 +21,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's status when a selection is empty
 # More than the two cores that there are at least: many tests wait, for agents or for what was killed.
-PROCESSES, PLATFORMS = "4", "3"
+PROCESSES, PLATFORMS = "3", "2"
 # A module's tests stay together, with what they share, until a process has nothing left to do.
 STEALING = ("--dist", "worksteal")
 # In the order of tests/conftest.py: the longest first.
