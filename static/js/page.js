@@ -12,7 +12,7 @@ function words(seconds) {
 
 // The server said how old it was when it was written; from then on this page's own clock counts.
 function tellAges() {
-  for (const element of document.querySelectorAll("[data-ago]")) {
+  for (const element of document.querySelectorAll("time[data-ago]")) {
     element.since ??= performance.now() - 1000 * Number(element.dataset.ago);
     const text = words((performance.now() - element.since) / 1000);
     if (element.textContent !== text) element.textContent = text;

@@ -37,8 +37,8 @@ class Visitor:
     def sign_in(self, platform: Platform) -> None:
         """Through the form, as people do."""
         self.page.goto("/sign-in/")
-        self.page.get_by_label("Name").fill("operator")
-        self.page.get_by_label("Password").fill((platform.state / "operator.password").read_text().strip())
+        self.page.get_by_label("Name", exact=True).fill("operator")
+        self.page.get_by_label("Password", exact=True).fill((platform.state / "operator.password").read_text().strip())
         self.page.get_by_role("button", name="Sign in").click()
         self.page.get_by_role("heading", name="Overview").wait_for()
 

@@ -19,7 +19,7 @@ def test_a_request_is_found_on_the_overview_and_approved(visitor: Visitor, platf
     page.goto("/")
     page.get_by_role("link", name="browser-asks asks for 50 more core_percent").click()
     expect(page.locator("#preview")).to_contain_text("Nothing is changed yet")
-    page.get_by_label("In words").fill("For this term.")
+    page.get_by_label("In words", exact=True).fill("For this term.")
     page.get_by_role("button", name="Approve").click()
     expect(page.locator("h1 [data-state]")).to_have_text("Approved")
     (quota,) = platform.granted("GET", "quotas/?tenant=browser-asks&resource=core_percent")["results"]
@@ -35,7 +35,7 @@ def test_a_node_is_drained_after_a_look_and_uncordoned_again(visitor: Visitor, p
     page.get_by_role("link", name="Drain…").click()
     expect(page.get_by_role("heading", name="Who moves")).to_be_visible()
     expect(page.get_by_role("link", name="moving")).to_be_visible()
-    page.get_by_label("Grace, in seconds").fill("600")
+    page.get_by_label("Grace, in seconds", exact=True).fill("600")
     page.get_by_role("button", name="Drain it").click()
     expect(page.locator("h1 [data-state]")).to_have_text("Cordoned")
     until(lambda: told(platform, claim), seconds=20, what="the claim to be told")
@@ -53,7 +53,7 @@ def told(platform: Platform, claim: dict[str, Any]) -> bool:
 def test_a_token_is_shown_once_and_revoked(visitor: Visitor, platform: Platform) -> None:
     page = visitor.page
     page.goto("/new-token/")
-    page.get_by_label("Name").fill("from-a-browser")
+    page.get_by_label("Name", exact=True).fill("from-a-browser")
     page.get_by_role("button", name="Make the token").click()
     expect(page.locator("#once")).to_contain_text("gpc_")
     page.get_by_role("link", name="Back to the tokens").click()

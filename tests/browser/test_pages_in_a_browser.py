@@ -88,7 +88,7 @@ def test_a_resize_is_seen_in_the_chart_of_the_running_program(visitor: Visitor, 
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
     until(lambda: near(now(page), used=25, limit=25), what="the program to use its 25 %")
 
-    page.get_by_label("Core limit").fill("75")
+    page.get_by_label("Core limit", exact=True).fill("75")
     page.get_by_role("button", name="Apply").click()
     expect(page.locator("#change")).to_contain_text("In force after")
     expect(page.locator("#change")).to_contain_text("limit 25 → 75 %")
@@ -106,11 +106,11 @@ def test_a_resize_is_seen_in_the_chart_of_the_running_program(visitor: Visitor, 
 def test_a_resize_that_is_refused_says_why_and_keeps_what_was_typed(visitor: Visitor, running: dict[str, Any]) -> None:
     page = visitor.page
     page.goto(f"/claims/{running['uid']}/")
-    page.get_by_label("Core limit").fill("10")
+    page.get_by_label("Core limit", exact=True).fill("10")
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_role("alert")).to_contain_text("core_limit 10 is below core_request 25")
     page.wait_for_timeout(1500)
-    assert page.get_by_label("Core limit").input_value() == "10"
+    assert page.get_by_label("Core limit", exact=True).input_value() == "10"
     # The refusal's status is an error to the browser's console; here it was meant.
     visitor.complaints[:] = [text for text in visitor.complaints if "422" not in text]
 
@@ -123,15 +123,15 @@ def test_a_resize_by_others_appears_without_a_reload(
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
     platform.granted("PATCH", f"claims/{running['uid']}/?wait=10", {"core_limit": 60})
     expect(page.locator("#change")).to_contain_text("limit 25 → 60 %")
-    expect(page.get_by_label("Core limit")).to_have_value("60")
+    expect(page.get_by_label("Core limit", exact=True)).to_have_value("60")
 
 
 def test_a_claim_is_made_by_form_and_released_after_a_word_of_warning(visitor: Visitor, platform: Platform) -> None:
     page = visitor.page
     platform.new_tenant("browser-forms")
     page.goto("/claims/new/")
-    page.get_by_label("Tenant").select_option("browser-forms")
-    page.get_by_label("Name").fill("by-hand")
+    page.get_by_label("Tenant", exact=True).select_option("browser-forms")
+    page.get_by_label("Name", exact=True).fill("by-hand")
     page.get_by_role("button", name="Make the claim").click()
     state = page.locator("[data-announce] [data-state]")
     expect(state).to_have_text("Active")

@@ -138,6 +138,8 @@ def test_killing_it_ends_them_too_and_the_next_start_goes_on(platform: Platform)
 
 def test_a_port_that_is_taken_is_named(platform: Platform) -> None:
     with socket.socket() as other:
+        # Connections of the platforms before may still be closing there.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", platform.port))
         other.listen()
         with pytest.raises(AssertionError, match=f"listens on 127.0.0.1:{platform.port}"):
