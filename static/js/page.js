@@ -48,7 +48,10 @@ function onInput(event) {
 
 document.addEventListener("click", onClick);
 document.addEventListener("input", onInput);
-document.addEventListener("change", (event) => event.target.closest("[data-submit-on-change]")?.requestSubmit());
+document.addEventListener("change", (event) => {
+  // A dialog that opens over a half-written filter takes its focus, and sends nothing.
+  if (event.target.closest("dialog") || !document.querySelector("dialog[open]")) event.target.closest("[data-submit-on-change]")?.requestSubmit();
+});
 setInterval(tellAges, 1000);
 
 const watched = document.querySelector("[data-watch]");
