@@ -6,12 +6,13 @@ In the event loop (`grpc.aio`): no call waits for a thread, and none holds one u
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 # Before the first import: the agent's children exec at once, and the library's own care for forks only warns of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 
 from agent.kubelet.proto import deviceplugin_pb2 as plugin
@@ -30,6 +31,7 @@ CHANNEL = [
     ("grpc.max_receive_message_length", MOST_LIST_BYTES),
 ]
 Context = aio.ServicerContext[Any, Any]
+Answer = TypeVar("Answer", bound=Message)
 
 
 class Unreachable(Exception):
@@ -68,31 +70,23 @@ async def serve(path: Path, service: DevicePlugin) -> aio.Server:
 
 async def register(kubelet: Path, request: plugin.RegisterRequest) -> None:
     """Tell the kubelet of a plugin. Raises Unreachable."""
-    try:
-        async with aio.insecure_channel(f"unix:{kubelet}", options=CHANNEL) as channel:
-            call = channel.unary_unary(
-                "/v1beta1.Registration/Register",
-                request_serializer=plugin.RegisterRequest.SerializeToString,
-                response_deserializer=plugin.Empty.FromString,
-            )
-            await call(request, timeout=CALL_SECONDS)
-    except aio.AioRpcError as error:
-        raise Unreachable(f"{kubelet}: {error.details()}") from error
+    await _asked(kubelet, "/v1beta1.Registration/Register", request, plugin.Empty)
 
 
 async def list_pods(socket: Path) -> resources.ListPodResourcesResponse:
     """All pods of the kubelet with their devices. Raises Unreachable."""
+    request = resources.ListPodResourcesRequest()
+    return await _asked(socket, "/v1.PodResourcesLister/List", request, resources.ListPodResourcesResponse)
+
+
+async def _asked(socket: Path, method: str, request: Message, answer: type[Answer]) -> Answer:
     try:
         async with aio.insecure_channel(f"unix:{socket}", options=CHANNEL) as channel:
             call = channel.unary_unary(
-                "/v1.PodResourcesLister/List",
-                request_serializer=resources.ListPodResourcesRequest.SerializeToString,
-                response_deserializer=resources.ListPodResourcesResponse.FromString,
+                method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
             )
-            answer: resources.ListPodResourcesResponse = await call(
-                resources.ListPodResourcesRequest(), timeout=CALL_SECONDS
-            )
-            return answer
+            said: Answer = await call(request, timeout=CALL_SECONDS)
+            return said
     except aio.AioRpcError as error:
         raise Unreachable(f"{socket}: {error.details()}") from error
 

@@ -7,6 +7,7 @@ of everything.
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from django.db import InterfaceError, OperationalError, connection
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 END_SECONDS = 5.0
 
 
-class Watch:
+class Watch(ABC):
     """One cluster's thread. Who inherits says in `step` what it does, again and again, each time within seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -31,9 +32,9 @@ class Watch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"cluster-{cluster.name}", daemon=True)
 
+    @abstractmethod
     def step(self) -> None:
         """Once."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Begin."""

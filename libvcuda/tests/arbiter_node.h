@@ -27,7 +27,7 @@ void node_set_limit(int i, struct vcuda_limit limit);
 void node_stop(int i); /* kills the claim's player */
 /* The shares of GPU time over some seconds, in percent, as the usage pages say. */
 void node_measure(double seconds, double shares[SHARERS]);
-/* Within so many points of these shares; measured up to four times, as a busy machine holds tenants up. */
+/* By its parts within so many points of these shares; measured up to six times. */
 void expect_shares(const char *what, double a, double b, double c, double tolerance);
 
 uint64_t ends_of(int i);

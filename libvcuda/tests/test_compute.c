@@ -23,12 +23,12 @@ static double measured_share(const char *ns, const char *sync, uint32_t core, do
     return said(&p, "overall");
 }
 
-/* A machine that is busy with something else may hold a launch up, so a share that falls short is measured again, twice at
- * most. One that passes the limit is never excused. */
+/* A machine that is busy with something else may hold a launch up, so a share that falls short is measured again, four times
+ * at most. One that passes the limit is never excused. */
 static void test_share(const char *ns, const char *sync, uint32_t core, double seconds)
 {
     double share = measured_share(ns, sync, core, seconds);
-    for (int again = 0; again < 2 && share < core - TOLERANCE; again++)
+    for (int again = 0; again < 4 && share < core - TOLERANCE; again++)
         share = measured_share(ns, sync, core, seconds);
     expect(fabs(share - core) <= TOLERANCE, "a limit of %u %%, kernels of %.0f us, %s: %.2f %%", core, atof(ns) / 1000,
            *sync == '1' ? "waiting for each" : "queued", share);
