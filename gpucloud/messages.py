@@ -47,15 +47,29 @@ def of_template(text: str) -> Iterator[str]:
 
 
 def of_code(text: str) -> Iterator[str]:
-    """The messages of calls with plain strings."""
-    if "gettext" not in text:
+    """The messages of calls with plain strings, and the titles of errors: a page says them where it refuses."""
+    if "gettext" not in text and "title" not in text:
         return
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+        if isinstance(node, ast.ClassDef):
+            yield from _title(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
             said = node.args[:2] if node.func.id.startswith("n") else node.args[:1]
             strings = [part.value for part in said if isinstance(part, ast.Constant) and isinstance(part.value, str)]
             if strings:
                 yield PLURAL.join(strings)
+
+
+def _title(kind: ast.ClassDef) -> Iterator[str]:
+    """An error has both a `code` and a `title` (`gpucloud.errors`)."""
+    said = {
+        ast.unparse(target): line.value.value
+        for line in kind.body
+        if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant)
+        for target in (line.targets if isinstance(line, ast.Assign) else [line.target])
+    }
+    if {"code", "title"} <= said.keys():
+        yield str(said["title"])
 
 
 def file_of(locale: str, suffix: str) -> Path:

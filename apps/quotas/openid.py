@@ -11,6 +11,7 @@ from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.django_client import OAuth, OAuthError
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext_noop
 from joserfc.errors import JoseError
 from requests import RequestException
 
@@ -35,7 +36,9 @@ def begin(request: HttpRequest, *, return_to: str) -> HttpResponse:
     try:
         answer: HttpResponse = _client().authorize_redirect(request, return_to)
     except FAULTS as error:
-        raise SignOnRefused("The identity provider does not answer: try again, or use a password.") from error
+        raise SignOnRefused(
+            gettext_noop("The identity provider does not answer: try again, or use a password.")
+        ) from error
     return answer
 
 
@@ -45,10 +48,14 @@ def claims_of(request: HttpRequest) -> dict[str, Any]:
         return _checked(request)
     except OAuthError as error:
         if error.error == "access_denied":
-            raise SignOnRefused("You cancelled at the identity provider, or it did not let you through.") from error
-        raise SignOnRefused("This sign-in is not valid any more: begin again.") from error
+            raise SignOnRefused(
+                gettext_noop("You cancelled at the identity provider, or it did not let you through.")
+            ) from error
+        raise SignOnRefused(gettext_noop("This sign-in is not valid any more: begin again.")) from error
     except FAULTS as error:
-        raise SignOnRefused("The identity provider's answer cannot be trusted: tell an operator.") from error
+        raise SignOnRefused(
+            gettext_noop("The identity provider's answer cannot be trusted: tell an operator.")
+        ) from error
 
 
 def _checked(request: HttpRequest) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from django.utils.translation import gettext_noop
+
 from apps.quotas.models import Role, Tenant, Token, User
 from gpucloud.errors import Denied
 
@@ -81,7 +83,7 @@ class Principal:
     def require_operator(self) -> None:
         """Raises RoleMissing unless the caller runs the platform."""
         if not self.is_operator:
-            raise RoleMissing("Only an operator may do this.", role="operator")
+            raise RoleMissing(gettext_noop("Only an operator may do this."), role="operator")
 
     def require_role(self, tenant: Tenant, least: str) -> None:
         """Raises RoleMissing. Say first, by `visible_to`, that a foreign tenant does not exist."""

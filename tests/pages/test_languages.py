@@ -1,11 +1,17 @@
 """The languages of the pages: chosen by the reader, without scripts; programs are answered in English."""
 
+from collections.abc import Callable
+
 import pytest
 from django.test import Client
 
 from gpucloud import messages
 from tests.cast import Cast, Machine, ask, placed
+from tests.house.test_languages import Said
 from tests.pages.conftest import SignIn
+from tests.pages.test_queries import everywhere, grow
+
+__all__ = ["grow"]
 
 CHINESE = {"Accept-Language": "zh-TW,zh;q=0.9,en;q=0.5"}
 
@@ -24,6 +30,36 @@ def test_the_browsers_language_is_spoken(cast: Cast, machine: Machine, browser: 
         assert words in page, path
     assert "运行中" in anna.get(f"/claims/{claim.uid}/", headers={"Accept-Language": "zh-CN"}).content.decode()
     assert "Overview" in anna.get("/", headers={"Accept-Language": "fr"}).content.decode()
+
+
+@pytest.mark.parametrize("name", ["olga", "anna"])
+def test_no_page_in_chinese_says_a_sentence_in_english(browser: SignIn, grow: Callable[[str], None], name: str) -> None:
+    grow("a")
+    known = messages.read(messages.file_of("zh_Hant", ".po").read_text())
+    # Names and codes of things are the same in every language, and some are also words: a condition is called Ready.
+    english = {one for one, said in known.items() if one != said and (" " in one or one[0].isupper())} - {"Ready"}
+    reader, paths = browser(name), everywhere()
+    left = {}
+    for path in [*paths, "/clusters/", "/new-cluster/", "/integrations/"]:
+        answer, page = reader.get(path, headers=CHINESE), Said()
+        page.feed(answer.content.decode())
+        left[path] = {" ".join(text.split()) for text in page.texts} & english
+    assert {path: words for path, words in left.items() if words} == {}
+
+
+def test_a_refusal_names_its_kind_in_the_readers_language(cast: Cast, browser: SignIn) -> None:
+    refused = browser("olga").post("/new-tenant/", {"slug": "acme", "name": "x", "weight": "1"}, headers=CHINESE)
+    assert refused.status_code == 422
+    assert "名稱已被使用" in refused.content.decode()
+    denied = browser("anna").get("/nodes/", headers=CHINESE)
+    assert denied.status_code == 403
+    assert "只有營運人員可以這麼做。" in denied.content.decode()
+
+
+def test_what_was_done_is_said_in_the_readers_language(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    olga = browser("olga")
+    page = olga.post("/nodes/gpu1/cordon/", {"cordoned": "yes"}, follow=True, headers=CHINESE).content.decode()
+    assert "節點 gpu1 不接受新的申領，原有的保留。" in page
 
 
 def test_the_switch_is_a_form_and_is_kept(cast: Cast, browser: SignIn) -> None:
@@ -80,7 +116,22 @@ def test_a_text_file_is_read_as_it_was_written() -> None:
         ("{% blocktranslate count n=x %}one{% plural %}{{ n }}{% endblocktranslate %}", ["one\0%(n)s"]),
         ('{% word "core" _("Core now") %}', ["Core now"]),
         ("Hello", []),
+        ('{{ a|default:_("none") }}', ["none"]),
+        ("{% blocktranslate trimmed asvar t %}Remove {{ n }}?{% endblocktranslate %}", ["Remove %(n)s?"]),
     ],
 )
 def test_a_templates_messages_are_found(template: str, said: list[str]) -> None:
     assert list(messages.of_template(template)) == said
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("from django.utils.translation import gettext as _\n_('Done.')", ["Done."]),
+        ("gettext_lazy('one ' 'two'); gettext(text); other('three')", ["one two"]),
+        ("class Taken(Conflict):\n    code = 'taken'\n    title = 'It is taken'", ["It is taken"]),
+        ("class Page:\n    title = 'Pools'", []),
+    ],
+)
+def test_a_modules_messages_are_found(code: str, said: list[str]) -> None:
+    assert list(messages.of_code(code)) == said

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext_lazy as _
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -27,37 +28,41 @@ class ClusterSerializer(Strict):
     """A cluster, without its credentials."""
 
     uid = serializers.UUIDField(read_only=True)
-    name = serializers.RegexField(SLUG, help_text="Lower-case letters, digits and dashes; 63 at most; never changes.")
-    pool = PoolByName(help_text="Whose GPUs its nodes are, and where its pods are charged.")
+    name = serializers.RegexField(
+        SLUG, help_text=_("Lower-case letters, digits and dashes; 63 at most; never changes.")
+    )
+    pool = PoolByName(help_text=_("Whose GPUs its nodes are, and where its pods are charged."))
     server = serializers.CharField(read_only=True, help_text="Where its API is.")
     in_cluster = serializers.BooleanField(
-        default=False, help_text="This runs in the cluster itself, and uses its pod's service account."
+        default=False, help_text=_("This runs in the cluster itself, and uses its pod's service account.")
     )
     kubeconfig = serializers.CharField(
         write_only=True,
         allow_null=True,
         default=None,
         max_length=100_000,
-        help_text="As `kubectl config view --minify --flatten --raw` prints it; kept sealed and never shown.",
+        help_text=_("As `kubectl config view --minify --flatten --raw` prints it; kept sealed and never shown."),
     )
-    enabled = serializers.BooleanField(default=True, help_text="False: it is not watched, and its claims stay.")
+    enabled = serializers.BooleanField(default=True, help_text=_("False: it is not watched, and its claims stay."))
     placement = serializers.ChoiceField(
         choices=Placement.choices,
         default=Placement.GPU_ADMISSION,
-        help_text="By whose rules the extender chooses: gpu-admission's exactly, or the pool's own policy.",
+        help_text=_("By whose rules the extender chooses: gpu-admission's exactly, or the pool's own policy."),
     )
     strict = serializers.BooleanField(
-        default=False, help_text="Answer as gpu-admission does also where that wedges a pod."
+        default=False, help_text=_("Answer as gpu-admission does also where that wedges a pod.")
     )
     sync_quotas = serializers.BooleanField(
-        default=False, help_text="Write tenants' quotas into their namespaces as ResourceQuotas."
+        default=False, help_text=_("Write tenants' quotas into their namespaces as ResourceQuotas.")
     )
     agent_account = serializers.RegexField(
         ACCOUNT,
         max_length=127,
         default="",
         allow_blank=True,
-        help_text="`NAMESPACE/NAME` of the service account whose pods join as agents of their nodes; empty: none do.",
+        help_text=_(
+            "`NAMESPACE/NAME` of the service account whose pods join as agents of their nodes; empty: none do."
+        ),
     )
     state = serializers.ChoiceField(choices=ClusterState.choices, read_only=True)
     state_reason = serializers.CharField(read_only=True, help_text="What was wrong at the last attempt.")

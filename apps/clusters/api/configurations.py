@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
@@ -34,23 +35,29 @@ class SchedulerQuestion(Strict):
         choices=("configuration", "policy"), default="configuration", help_text="`policy`: before Kubernetes 1.23."
     )
     url = serializers.RegexField(
-        ADDRESS, default="", allow_blank=True, max_length=500, help_text="Where kube-scheduler reaches the extender."
+        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("Where kube-scheduler reaches the extender.")
     )
     cluster = ClusterByName(
-        required=False, default=None, help_text="For one of several clusters: its name becomes part of the path."
+        required=False, default=None, help_text=_("For one of several clusters: its name becomes part of the path.")
     )
-    by_name = serializers.BooleanField(default=False, help_text="Nodes are sent by name: much less, from 1.25 on.")
-    everything = serializers.BooleanField(default=False, help_text="Also prioritize, bind and preempt.")
+    by_name = serializers.BooleanField(default=False, help_text=_("Nodes are sent by name: much less, from 1.25 on."))
+    everything = serializers.BooleanField(default=False, help_text=_("Also prioritize, bind and preempt."))
     scheduler_name = serializers.RegexField(
-        r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$", default="", allow_blank=True, help_text="Of a second kube-scheduler."
+        r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$",
+        default="",
+        allow_blank=True,
+        help_text=_("Of a second kube-scheduler."),
     )
     ca_file = serializers.CharField(
-        default="", allow_blank=True, max_length=500, help_text="On kube-scheduler's machine: who the extender is."
+        default="", allow_blank=True, max_length=500, help_text=_("On kube-scheduler's machine: who the extender is.")
     )
     cert_file = serializers.CharField(
-        default="", allow_blank=True, max_length=500, help_text="Its own certificate, where the extender asks for one."
+        default="",
+        allow_blank=True,
+        max_length=500,
+        help_text=_("Its own certificate, where the extender asks for one."),
     )
-    key_file = serializers.CharField(default="", allow_blank=True, max_length=500, help_text="And its key.")
+    key_file = serializers.CharField(default="", allow_blank=True, max_length=500, help_text=_("And its key."))
 
     def asked(self) -> dict[str, Any]:
         """For the service."""
@@ -64,12 +71,12 @@ class WebhookQuestion(Strict):
     """How API servers reach the webhooks."""
 
     service = serializers.RegexField(
-        r"^[-a-z0-9]+/[-a-z0-9]+$", default="", allow_blank=True, help_text="NAMESPACE/NAME of their Service."
+        r"^[-a-z0-9]+/[-a-z0-9]+$", default="", allow_blank=True, help_text=_("NAMESPACE/NAME of their Service.")
     )
     url = serializers.RegexField(
-        ADDRESS, default="", allow_blank=True, max_length=500, help_text="Or their address, `https://…`."
+        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("Or their address, `https://…`.")
     )
-    before_1_28 = serializers.BooleanField(default=False, help_text="Without matchConditions: asked for every pod.")
+    before_1_28 = serializers.BooleanField(default=False, help_text=_("Without matchConditions: asked for every pod."))
 
 
 class ConfigurationSerializer(Strict):

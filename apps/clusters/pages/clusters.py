@@ -7,6 +7,7 @@ from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.clusters.models import Cluster, PodClaim, SharePod
@@ -62,7 +63,8 @@ def new_cluster(request: HttpRequest, principal: Principal) -> HttpResponse:
         except GpucloudError as error:
             form.refuse(error)
         else:
-            messages.success(request, f"Cluster {made.name} is kept. Test the connection, then bind its namespaces.")
+            said = _("Cluster {0} is kept. Test the connection, then bind its namespaces.")
+            messages.success(request, said.format(made.name))
             return redirect("cluster", name=made.name)
     return render(request, "clusters/new.html", {"form": form}, status=422 if form.is_bound else 200)
 
@@ -127,8 +129,9 @@ def _changed(request: HttpRequest, principal: Principal, form: ClusterForm) -> t
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
-    told = ", ".join(sorted(changes)).replace("_", " ")
-    messages.success(request, f"{form.cluster} is changed: {told}." if changes else "Nothing was to be changed.")
+    told = ", ".join(str(form.fields[name].label).lower() for name in sorted(changes))
+    said = _("{0} is changed: {1}.") if changes else _("Nothing was to be changed.")
+    messages.success(request, said.format(form.cluster, told))
     return {}, True
 
 
@@ -157,9 +160,9 @@ def remove(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
         try:
             clusters.remove(principal=principal, cluster=cluster, versions=versions)
         except GpucloudError as error:
-            refusal = error.detail
+            refusal = _(error.detail)
         else:
-            messages.success(request, f"Cluster {name} is forgotten.")
+            messages.success(request, _("Cluster {0} is forgotten.").format(name))
             return redirect("clusters")
     whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster)
     holding = Claim.objects.live().filter(whose).distinct().select_related("tenant").order_by("name")

@@ -1,11 +1,13 @@
 """Forms of the pages of clusters, made from the API's own fields: bounds and words are said once."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from django import forms
 from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
+from django.utils.functional import keep_lazy_text
+from django.utils.translation import gettext_lazy as _
 
 from apps.clusters.api.clusters import ACCOUNT, ClusterSerializer
 from apps.clusters.api.configurations import ADDRESS, TLS_FILES, SchedulerQuestion, WebhookQuestion
@@ -16,30 +18,41 @@ from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.tenant import SLUG
 from apps.scheduling.pages.forms import ServiceForm
 
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
 SETTABLE = ("enabled", "placement", "sync_quotas", "strict", "agent_account")
 TEXT = {"class": "form-control", "autocomplete": "off"}
 # A password field would be kept and offered by browsers; what is typed here is never shown again.
 KUBECONFIG = {"class": "form-control code", "rows": 8, "autocomplete": "off", "spellcheck": "false"}
 
 
-def words(serializer: Any, name: str) -> str:
-    """What the API says of the field; marks of code mean nothing on a page."""
-    return str(serializer().fields[name].help_text or "").replace("`", "")
+def words(serializer: Any, name: str) -> "StrPromise":
+    """What the API says of the field, in the reader's language."""
+    return _plain(serializer().fields[name].help_text)
 
 
-def choice(label: str, choices: Any, help_text: str = "", **more: Any) -> forms.ChoiceField:
+@keep_lazy_text
+def _plain(said: str) -> str:
+    """Marks of code mean nothing on a page."""
+    return said.replace("`", "")
+
+
+def choice(label: "StrPromise", choices: Any, help_text: "str | StrPromise" = "", **more: Any) -> forms.ChoiceField:
     """One of several."""
     select = forms.Select(attrs={"class": "form-select"})
     return forms.ChoiceField(label=label, choices=choices, help_text=help_text, widget=select, **more)
 
 
-def switch(label: str, help_text: str, **more: Any) -> forms.BooleanField:
+def switch(label: "StrPromise", help_text: "StrPromise", **more: Any) -> forms.BooleanField:
     """Yes or no."""
     box = forms.CheckboxInput(attrs={"class": "form-check-input"})
     return forms.BooleanField(label=label, required=False, help_text=help_text, widget=box, **more)
 
 
-def text(label: str, help_text: str, *, example: str = "", pattern: str = "", **more: Any) -> forms.CharField:
+def text(
+    label: "StrPromise", help_text: "StrPromise", *, example: str = "", pattern: str = "", **more: Any
+) -> forms.CharField:
     """A line that may be empty."""
     widget = forms.TextInput(attrs={**TEXT, "placeholder": example})
     checks = [RegexValidator(pattern)] if pattern else []
@@ -47,20 +60,20 @@ def text(label: str, help_text: str, *, example: str = "", pattern: str = "", **
     return forms.CharField(label=label, help_text=help_text, widget=widget, validators=checks, **more)
 
 
-def kubeconfig(help_text: str) -> forms.CharField:
+def kubeconfig(help_text: "StrPromise") -> forms.CharField:
     """Credentials, as kubectl prints them."""
     area = forms.Textarea(attrs=KUBECONFIG)
-    return forms.CharField(label="Kubeconfig", required=False, max_length=100_000, help_text=help_text, widget=area)
+    return forms.CharField(label=_("Kubeconfig"), required=False, max_length=100_000, help_text=help_text, widget=area)
 
 
 class SettingsForm(ServiceForm):
     """How a cluster's pods are placed and its quotas kept."""
 
-    placement = choice("Placement", Placement.choices, words(ClusterSerializer, "placement"))
-    sync_quotas = switch("Write quotas", words(ClusterSerializer, "sync_quotas"))
-    strict = switch("Strict", words(ClusterSerializer, "strict"))
+    placement = choice(_("Placement"), Placement.choices, words(ClusterSerializer, "placement"))
+    sync_quotas = switch(_("Write quotas"), words(ClusterSerializer, "sync_quotas"))
+    strict = switch(_("Strict"), words(ClusterSerializer, "strict"))
     agent_account = text(
-        "Agents’ account",
+        _("Agents’ account"),
         words(ClusterSerializer, "agent_account"),
         pattern=ACCOUNT,
         max_length=127,
@@ -71,14 +84,15 @@ class SettingsForm(ServiceForm):
 class NewClusterForm(SettingsForm):
     """A cluster that is not connected yet."""
 
-    name = text("Name", words(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod")
+    name = text(_("Name"), words(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod")
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
         to_field_name="name",
+        label=_("Pool"),
         help_text=words(ClusterSerializer, "pool"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    in_cluster = switch("From within", words(ClusterSerializer, "in_cluster"))
+    in_cluster = switch(_("From within"), words(ClusterSerializer, "in_cluster"))
     kubeconfig = kubeconfig(words(ClusterSerializer, "kubeconfig"))
     field_order = ("name", "pool", "kubeconfig", "in_cluster")
 
@@ -91,8 +105,8 @@ class NewClusterForm(SettingsForm):
 class ClusterForm(SettingsForm):
     """What can be changed of one."""
 
-    enabled = switch("Watched", words(ClusterSerializer, "enabled"))
-    kubeconfig = kubeconfig("Only to replace the credentials; empty: they stay.")
+    enabled = switch(_("Watched"), words(ClusterSerializer, "enabled"))
+    kubeconfig = kubeconfig(_("Only to replace the credentials; empty: they stay."))
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
     field_order = (*SETTABLE, "kubeconfig")
 
@@ -114,14 +128,15 @@ class ClusterForm(SettingsForm):
 class BindingForm(ServiceForm):
     """Which tenant pays for which namespaces."""
 
-    namespace = text("Namespace", "One by its name.", pattern=LABEL_NAME, max_length=63, example="research")
+    namespace = text(_("Namespace"), _("One by its name."), pattern=LABEL_NAME, max_length=63, example="research")
     labels = text(
-        "Or all with labels", "Such as team=vision, stage=prod. A name wins, then the oldest.", max_length=2000
+        _("Or all with labels"), _("Such as team=vision, stage=prod. A name wins, then the oldest."), max_length=2000
     )
     tenant = forms.ModelChoiceField(
         Tenant.objects.order_by("slug"),
         to_field_name="slug",
-        help_text="It pays for their pods from now on.",
+        label=_("Tenant"),
+        help_text=_("It pays for their pods from now on."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
 
@@ -130,7 +145,7 @@ class BindingForm(ServiceForm):
         said = [part.strip() for part in self.cleaned_data["labels"].split(",") if part.strip()]
         parts = dict(part.split("=", 1) for part in said if "=" in part)
         if len(parts) < len(said) or not all(name.strip() for name in parts):
-            raise ValidationError("Each label is NAME=VALUE, and each name stands once.")
+            raise ValidationError(_("Each label is NAME=VALUE, and each name stands once."))
         return {name.strip(): value.strip() for name, value in parts.items()} or None
 
     @property
@@ -144,10 +159,10 @@ class ImportForm(ServiceForm):
     """How to read what is there."""
 
     gpushare_unit_mib = forms.TypedChoiceField(
-        label="One aliyun.com/gpu-mem is",
+        label=_("One aliyun.com/gpu-mem is"),
         coerce=int,
         choices=[(gpushare.GIB, "1 GiB"), (1, "1 MiB")],
-        help_text="gpushare's device plugin decides; without gpushare it does not matter.",
+        help_text=_("gpushare’s device plugin decides; without gpushare it does not matter."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
 
@@ -156,23 +171,28 @@ class SchedulerForm(forms.Form):
     """How kube-scheduler is to ask; it lives in the URL."""
 
     form = choice(
-        "For", [("configuration", "Kubernetes 1.23 and later"), ("policy", "Kubernetes before 1.23")], required=False
+        _("For"),
+        [("configuration", _("Kubernetes 1.23 and later")), ("policy", _("Kubernetes before 1.23"))],
+        required=False,
     )
-    url = text("Extender at", words(SchedulerQuestion, "url"), pattern=ADDRESS, example="https://gpucloud:3456")
+    url = text(_("Extender at"), words(SchedulerQuestion, "url"), pattern=ADDRESS, example="https://gpucloud:3456")
     cluster = forms.ModelChoiceField(
         Cluster.objects.order_by("name"),
         to_field_name="name",
         required=False,
-        empty_label="The only one",
+        label=_("Cluster"),
+        empty_label=_("The only one"),
         help_text=words(SchedulerQuestion, "cluster"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    scheduler_name = text("Scheduler's name", words(SchedulerQuestion, "scheduler_name"), pattern=LABEL_NAME)
-    by_name = switch("Nodes by name", words(SchedulerQuestion, "by_name"))
-    everything = switch("Everything", words(SchedulerQuestion, "everything"))
-    ca_file = text("Authority's file", words(SchedulerQuestion, "ca_file"), example="/etc/kubernetes/gpucloud/ca.crt")
-    cert_file = text("Certificate's file", words(SchedulerQuestion, "cert_file"))
-    key_file = text("Key's file", words(SchedulerQuestion, "key_file"))
+    scheduler_name = text(_("Scheduler’s name"), words(SchedulerQuestion, "scheduler_name"), pattern=LABEL_NAME)
+    by_name = switch(_("Nodes by name"), words(SchedulerQuestion, "by_name"))
+    everything = switch(_("Everything"), words(SchedulerQuestion, "everything"))
+    ca_file = text(
+        _("Authority’s file"), words(SchedulerQuestion, "ca_file"), example="/etc/kubernetes/gpucloud/ca.crt"
+    )
+    cert_file = text(_("Certificate’s file"), words(SchedulerQuestion, "cert_file"))
+    key_file = text(_("Key’s file"), words(SchedulerQuestion, "key_file"))
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -186,18 +206,18 @@ class SchedulerForm(forms.Form):
 class WebhookForm(forms.Form):
     """How API servers reach the webhooks; it lives in the URL."""
 
-    service = text("Service", words(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
-    webhook_url = text("Or address", words(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
-    before_1_28 = switch("Before 1.28", words(WebhookQuestion, "before_1_28"))
+    service = text(_("Service"), words(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
+    webhook_url = text(_("Or address"), words(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
+    before_1_28 = switch(_("Before 1.28"), words(WebhookQuestion, "before_1_28"))
 
 
 class ConvertForm(ServiceForm):
     """A configuration to be converted."""
 
     document = forms.CharField(
-        label="Policy or KubeSchedulerConfiguration",
+        label=_("Policy or KubeSchedulerConfiguration"),
         max_length=100_000,
-        help_text="YAML or JSON; the answer is the other form of it.",
+        help_text=_("YAML or JSON; the answer is the other form of it."),
         widget=forms.Textarea(attrs=KUBECONFIG),
     )
 
@@ -206,7 +226,7 @@ class ConvertForm(ServiceForm):
         try:
             document = yaml.safe_load(self.cleaned_data["document"])
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ValidationError("It is not YAML that can be read.") from error
+            raise ValidationError(_("It is not YAML that can be read.")) from error
         if not isinstance(document, dict):
-            raise ValidationError("It is no configuration: it has no `kind`.")
+            raise ValidationError(_("It is no configuration: it has no kind."))
         return document

@@ -5,6 +5,7 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from apps.clusters.importing.taking_over import take_over
@@ -31,6 +32,6 @@ def import_page(request: HttpRequest, principal: Principal, name: str) -> HttpRe
         else:
             shown |= {"report": report, "rehearsal": rehearsal}
             if not rehearsal:
-                messages.success(request, f"{cluster} is taken over, as far as the table says.")
+                messages.success(request, _("{0} is taken over, as far as the table says.").format(cluster))
     refused = form.is_bound and not form.is_valid()
     return render(request, "clusters/import.html", shown, status=422 if refused else 200)

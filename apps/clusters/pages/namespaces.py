@@ -5,6 +5,7 @@ from typing import Any
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from apps.clusters.models import NamespaceBinding, PodClaim
@@ -36,7 +37,7 @@ def bind(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
         except GpucloudError as error:
             form.refuse(error)
         else:
-            messages.success(request, f"{row.tenant} pays for {said(row)} from now on.")
+            messages.success(request, _("{0} pays for {1} from now on.").format(row.tenant, said(row)))
             return redirect("cluster", name=name)
     return whole(request, cluster, bind=form, refused=True)
 
@@ -44,9 +45,9 @@ def bind(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
 def said(row: NamespaceBinding) -> str:
     """The namespaces in words."""
     if row.namespace is not None:
-        return f"namespace {row.namespace}"
+        return _("namespace {0}").format(row.namespace)
     labels = ", ".join(f"{name}={value}" for name, value in sorted((row.selector or {}).items()))
-    return f"namespaces with {labels}" if labels else "every namespace"
+    return _("namespaces with {0}").format(labels) if labels else _("every namespace")
 
 
 @require_http_methods(["GET", "POST"])
@@ -60,7 +61,7 @@ def unbind(request: HttpRequest, principal: Principal, name: str, pk: int) -> Ht
         raise Http404("There is no such binding.")
     if request.method == "POST":
         bindings.unbind(principal=principal, binding=row)
-        messages.success(request, f"{row.tenant} no longer pays for what comes to {said(row)}.")
+        messages.success(request, _("{0} no longer pays for what comes to {1}.").format(row.tenant, said(row)))
         return redirect("cluster", name=name)
     return render(request, "clusters/unbind.html", {"cluster": cluster, "row": row, "about": said(row), **_effect(row)})
 

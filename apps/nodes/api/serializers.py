@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -14,7 +15,7 @@ from gpucloud.api.serializers import Strict
 
 LABEL_NAME = r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?\Z"
 LABEL_VALUE = r"^([a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?\Z"
-LABEL_WRONG = "Letters, digits, dots, dashes and underscores, 63 at most; the first and the last a letter or digit."
+LABEL_WRONG = _("Letters, digits, dots, dashes and underscores, 63 at most; the first and the last a letter or digit.")
 MOST_LABELS = 32
 RESERVED = {"enrol"}  # a route below /nodes/
 

@@ -1,7 +1,8 @@
 """The shape of a pool."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from apps.quotas.models import RebalanceMode, RebalancePolicy, SharingPolicy
@@ -16,6 +17,9 @@ from apps.quotas.models.pool import (
 from apps.quotas.models.tenant import SLUG
 from gpucloud.api.serializers import Strict, StrictInteger
 
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
 
 def overcommit_field(what: str) -> StrictInteger:
     """A ratio in percent."""
@@ -28,7 +32,7 @@ def overcommit_field(what: str) -> StrictInteger:
     )
 
 
-def bound(least: int, most: int, help_text: str) -> StrictInteger:
+def bound(least: int, most: int, help_text: "StrPromise") -> StrictInteger:
     """A number within which the rebalancer stays."""
     return StrictInteger(min_value=least, max_value=most, required=False, help_text=help_text)
 
@@ -57,16 +61,16 @@ class HoursSerializer(Strict):
 class RebalanceBoundsSerializer(Strict):
     """What the rebalancer may do; what is left out is as its help text says."""
 
-    window_seconds = bound(5, 86_400, "What is looked at; 300.")
-    cool_down_seconds = bound(5, 86_400, "Between two changes of a claim, giving back excepted; 300.")
-    floor_percent = bound(1, 100, "What a claim that lends keeps; 5.")
-    ceiling_percent = bound(1, 100, "What nothing is raised above; 100.")
-    step_percent = bound(1, 100, "Points of core in one change; 20.")
-    margin_percent = bound(0, 1000, "`percentile`: above what was used; 20.")
-    idle_percent = bound(0, 100, "Up to so much of a GPU is noise, not use; 2.")
-    wake_percent = bound(1, 100, "From so much of a GPU on a claim is awake; 5. Above idle_percent.")
-    throttled_percent = bound(1, 100, "Of the time: from so much waiting on a claim is throttled; 20.")
-    most_changes = bound(1, 10_000, "In one run, giving back excepted; 50.")
+    window_seconds = bound(5, 86_400, _("What is looked at; 300."))
+    cool_down_seconds = bound(5, 86_400, _("Between two changes of a claim, giving back excepted; 300."))
+    floor_percent = bound(1, 100, _("What a claim that lends keeps; 5."))
+    ceiling_percent = bound(1, 100, _("What nothing is raised above; 100."))
+    step_percent = bound(1, 100, _("Points of core in one change; 20."))
+    margin_percent = bound(0, 1000, _("`percentile`: above what was used; 20."))
+    idle_percent = bound(0, 100, _("Up to so much of a GPU is noise, not use; 2."))
+    wake_percent = bound(1, 100, _("From so much of a GPU on a claim is awake; 5. Above idle_percent."))
+    throttled_percent = bound(1, 100, _("Of the time: from so much waiting on a claim is throttled; 20."))
+    most_changes = bound(1, 10_000, _("In one run, giving back excepted; 50."))
     calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first of them that holds counts.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -84,18 +88,21 @@ class PoolSerializer(Strict):
     sharing_policy = serializers.ChoiceField(
         choices=SharingPolicy.choices,
         default=SharingPolicy.BURST,
-        help_text="What a claim gets of a GPU's compute while others want it too.",
+        help_text=_("What a claim gets of a GPU's compute while others want it too."),
     )
     core_ceiling = StrictInteger(
-        min_value=1, max_value=100, default=100, help_text="Percent of each GPU that all its claims together may use."
+        min_value=1,
+        max_value=100,
+        default=100,
+        help_text=_("Percent of each GPU that all its claims together may use."),
     )
     parts = StrictInteger(
-        min_value=1, max_value=MOST_PARTS, default=1, help_text="`average` only: into how many each GPU is divided."
+        min_value=1, max_value=MOST_PARTS, default=1, help_text=_("`average` only: into how many each GPU is divided.")
     )
     placement_policy = serializers.ChoiceField(
         choices=PlacementPolicy.choices,
         default=PlacementPolicy.GPUCLOUD,
-        help_text="Which GPUs carry a claim, where several could. A change counts for what is placed from then on.",
+        help_text=_("Which GPUs carry a claim, where several could. A change counts for what is placed from then on."),
     )
     core_overcommit_percent = overcommit_field("core")
     memory_overcommit_percent = overcommit_field("memory")
@@ -130,18 +137,20 @@ class PoolSerializer(Strict):
     audit_policy = serializers.ChoiceField(
         choices=AuditPolicy.choices,
         default=AuditPolicy.WARN,
-        help_text="What becomes of a GPU process that no limit holds, or that is above its limit.",
+        help_text=_("What becomes of a GPU process that no limit holds, or that is above its limit."),
     )
     repair_drift = serializers.BooleanField(
         default=True,
-        help_text="What somebody changes on a machine is put right at once. False: on every node of the pool it waits "
-        "for a repair, else on those that say so themselves.",
+        help_text=_(
+            "What somebody changes on a machine is put right at once. False: on every node of the pool it waits "
+            "for a repair, else on those that say so themselves."
+        ),
     )
     rebalance_mode = serializers.ChoiceField(
-        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text="What the rebalancer does here."
+        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text=_("What the rebalancer does here.")
     )
     rebalance_policy = serializers.ChoiceField(
-        choices=RebalancePolicy.choices, default=RebalancePolicy.FEEDBACK, help_text="How it finds changes."
+        choices=RebalancePolicy.choices, default=RebalancePolicy.FEEDBACK, help_text=_("How it finds changes.")
     )
     rebalance_bounds = RebalanceBoundsSerializer(
         required=False, help_text="Within which bounds; given anew as a whole."
@@ -149,26 +158,26 @@ class PoolSerializer(Strict):
     idle_rule = serializers.ChoiceField(
         choices=IdleRule.choices,
         default=IdleRule.OFF,
-        help_text="What becomes of claims that were measured to do nothing for idle_seconds.",
+        help_text=_("What becomes of claims that were measured to do nothing for idle_seconds."),
     )
     idle_seconds = StrictInteger(
         min_value=LEAST_IDLE_SECONDS,
         max_value=MOST_IDLE_SECONDS,
         default=1800,
-        help_text="So long a claim must have done nothing. What was not measured is never taken for idleness.",
+        help_text=_("So long a claim must have done nothing. What was not measured is never taken for idleness."),
     )
     unused_seconds = StrictInteger(
         min_value=LEAST_IDLE_SECONDS,
         max_value=MOST_IDLE_SECONDS,
         allow_null=True,
         default=None,
-        help_text="A claim that is held so long without any program is released, after the same notice. Null: kept.",
+        help_text=_("A claim that is held so long without any program is released, after the same notice. Null: kept."),
     )
     idle_grace_seconds = StrictInteger(
         min_value=0,
         max_value=MOST_IDLE_SECONDS,
         default=600,
-        help_text="So long before it is released a claim's owner is told; a claim that works meanwhile is kept.",
+        help_text=_("So long before it is released a claim's owner is told; a claim that works meanwhile is kept."),
     )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)

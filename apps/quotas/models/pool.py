@@ -3,6 +3,7 @@
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
@@ -16,13 +17,13 @@ LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 10, 7 * 86_400
 class SharingPolicy(models.TextChoices):
     """Which compute each claim of a GPU gets while several of them want it. The nodes' arbiters carry it out."""
 
-    BURST = "burst", "Burst: core_request guaranteed, up to core_limit of what others leave"
-    FIXED = "fixed", "Fixed: core_request, no more"
-    FAIR = "fair", "Fair: equal parts for those that want the GPU now"
-    WEIGHTED = "weighted", "Weighted: parts by the claims' weights"
-    AVERAGE = "average", "Average: one of `parts` equal parts each; parts of nobody stay idle"
-    PREEMPT = "preempt", "Preempt: as burst, but best-effort claims get only what the others leave"
-    NATIVE = "native", "Native: the driver's own time slices, no limit of compute"
+    BURST = "burst", _("Burst: core_request guaranteed, up to core_limit of what others leave")
+    FIXED = "fixed", _("Fixed: core_request, no more")
+    FAIR = "fair", _("Fair: equal parts for those that want the GPU now")
+    WEIGHTED = "weighted", _("Weighted: parts by the claims' weights")
+    AVERAGE = "average", _("Average: one of `parts` equal parts each; parts of nobody stay idle")
+    PREEMPT = "preempt", _("Preempt: as burst, but best-effort claims get only what the others leave")
+    NATIVE = "native", _("Native: the driver's own time slices, no limit of compute")
 
 
 # By these the arbiter lets others use what is idle, and guarantees a request nevertheless.
@@ -32,46 +33,46 @@ LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 class AuditPolicy(models.TextChoices):
     """What becomes of a GPU process that no limit holds, or that is above its own (`agent.machine.audit`)."""
 
-    WARN = "warn", "Warn: it is told of"
-    KILL = "kill", "Kill: it is ended, SIGTERM first; processes of the system's own users are only told of"
-    FENCE = "fence", "Fence: its node takes no new claims until an operator lifts the fence"
+    WARN = "warn", _("Warn: it is told of")
+    KILL = "kill", _("Kill: it is ended, SIGTERM first; processes of the system's own users are only told of")
+    FENCE = "fence", _("Fence: its node takes no new claims until an operator lifts the fence")
 
 
 class RebalanceMode(models.TextChoices):
     """What the rebalancer does with what it finds."""
 
-    OFF = "off", "Off: nothing is looked at"
-    PROPOSE = "propose", "Propose: changes wait for somebody's yes"
-    APPLY = "apply", "Apply: what costs the owner nothing is done, the rest is proposed"
+    OFF = "off", _("Off: nothing is looked at")
+    PROPOSE = "propose", _("Propose: changes wait for somebody's yes")
+    APPLY = "apply", _("Apply: what costs the owner nothing is done, the rest is proposed")
 
 
 class RebalancePolicy(models.TextChoices):
     """By which function changes are found (`apps.scheduling.core.rebalancing`)."""
 
-    FEEDBACK = "feedback", "Feedback: raise limits of what is throttled, lend what is idle"
-    PERCENTILE = "percentile", "Percentile: guarantee the 95th percentile of use and a margin"
-    CRON = "cron", "Cron: shares by weekday and hour"
+    FEEDBACK = "feedback", _("Feedback: raise limits of what is throttled, lend what is idle")
+    PERCENTILE = "percentile", _("Percentile: guarantee the 95th percentile of use and a margin")
+    CRON = "cron", _("Cron: shares by weekday and hour")
 
 
 class IdleRule(models.TextChoices):
     """What becomes of a claim that does nothing for long (`apps.scheduling.services.rebalancing.idleness`)."""
 
-    OFF = "off", "Off: nothing is looked at"
-    REPORT = "report", "Report: it is told of"
-    SHRINK = "shrink", "Shrink: it lends its guarantee but for a floor, until it works again"
-    RELEASE = "release", "Release: it is released after a notice, unless it works meanwhile"
+    OFF = "off", _("Off: nothing is looked at")
+    REPORT = "report", _("Report: it is told of")
+    SHRINK = "shrink", _("Shrink: it lends its guarantee but for a floor, until it works again")
+    RELEASE = "release", _("Release: it is released after a notice, unless it works meanwhile")
 
 
 class PlacementPolicy(models.TextChoices):
     """Which GPUs carry a claim, where several could (`apps.scheduling.core.placement.policies`)."""
 
-    GPUCLOUD = "gpucloud", "gpucloud: where what is typically asked for still fits best afterwards"
-    FGD = "fgd", "FGD: fragmentation gradient descent, as published"
-    BINPACK = "binpack", "Binpack: the fullest GPU that fits"
-    SPREAD = "spread", "Spread: the emptiest GPU"
-    TOPOLOGY = "topology", "Topology: several GPUs close to each other, one where few links are broken"
-    GPU_ADMISSION = "gpu-admission", "gpu-admission: the fullest node that fits, as Tencent's scheduler has it"
-    RANDOM = "random", "Random: any that fits"
+    GPUCLOUD = "gpucloud", _("gpucloud: where what is typically asked for still fits best afterwards")
+    FGD = "fgd", _("FGD: fragmentation gradient descent, as published")
+    BINPACK = "binpack", _("Binpack: the fullest GPU that fits")
+    SPREAD = "spread", _("Spread: the emptiest GPU")
+    TOPOLOGY = "topology", _("Topology: several GPUs close to each other, one where few links are broken")
+    GPU_ADMISSION = "gpu-admission", _("gpu-admission: the fullest node that fits, as Tencent's scheduler has it")
+    RANDOM = "random", _("Random: any that fits")
 
 
 class Pool(Row):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.pool import Pool
@@ -126,10 +127,10 @@ class LedgerEntry(models.Model):
     class Kind(models.TextChoices):
         """Why the numbers changed."""
 
-        SET = "set"
-        CHARGE = "charge"
-        REFUND = "refund"
-        REPAIR = "repair"
+        SET = "set", _("Set")
+        CHARGE = "charge", _("Charge")
+        REFUND = "refund", _("Refund")
+        REPAIR = "repair", _("Repair")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="ledger")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, null=True, related_name="+")

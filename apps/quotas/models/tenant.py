@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from django.contrib.auth.models import AbstractUser
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.row import Row
 
@@ -50,9 +51,9 @@ class Tenant(Row):
 class Role(models.TextChoices):
     """What a member may do in its tenant; each role may do what the ones after it may."""
 
-    ADMIN = "admin"
-    MEMBER = "member"
-    VIEWER = "viewer"
+    ADMIN = "admin", _("Admin")
+    MEMBER = "member", _("Member")
+    VIEWER = "viewer", _("Viewer")
 
 
 class Membership(models.Model):

@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext_noop
 
 from apps.quotas.models import Identity, Role, Tenant, User
 from apps.quotas.principals import RANK, Principal, of_user
@@ -43,15 +44,17 @@ def admit(*, issuer: str, claims: Mapping[str, Any]) -> User:
     """
     subject = claims["sub"]
     if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_LENGTH or not subject.isprintable():
-        raise SignOnRefused("The identity provider did not say who you are (claim sub).")
+        raise SignOnRefused(gettext_noop("The identity provider did not say who you are (claim sub)."))
     try:
         with transaction.atomic():
             user = _known(issuer, subject) or _first_time(issuer, subject, claims)
             _follow_groups(user, claims.get(settings.OIDC_GROUPS_CLAIM))
     except IntegrityError as error:
-        raise SignOnRefused("Somebody signed in under this name at the same moment: please try again.") from error
+        raise SignOnRefused(
+            gettext_noop("Somebody signed in under this name at the same moment: please try again.")
+        ) from error
     if not user.is_active:
-        raise SignOnRefused("This account is switched off: ask an operator.")
+        raise SignOnRefused(gettext_noop("This account is switched off: ask an operator."))
     return user
 
 

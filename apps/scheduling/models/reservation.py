@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_noop
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, Resource, Tenant
@@ -23,15 +24,15 @@ class ReservationState(models.TextChoices):
 
 
 class Ending(models.TextChoices):
-    """Why it was released."""
+    """Why it was released. Kept in English by the audit; a page says it in the reader's language."""
 
-    ENDED = "ended", "Its window is over"
-    EARLY = "early", "Given back before the end"
-    CANCELLED = "cancelled", "Given back before it began"
-    NO_SHOW = "no-show", "Nobody claimed within its grace"
-    IDLE = "idle", "Its claims were idle, and the pool reclaims such"
-    NO_QUOTA = "no-quota", "The tenant's quota had no room for it when it began"
-    FORGOTTEN = "forgotten", "Its machine was lost, and an operator has given it up"
+    ENDED = "ended", gettext_noop("Its window is over")
+    EARLY = "early", gettext_noop("Given back before the end")
+    CANCELLED = "cancelled", gettext_noop("Given back before it began")
+    NO_SHOW = "no-show", gettext_noop("Nobody claimed within its grace")
+    IDLE = "idle", gettext_noop("Its claims were idle, and the pool reclaims such")
+    NO_QUOTA = "no-quota", gettext_noop("The tenant's quota had no room for it when it began")
+    FORGOTTEN = "forgotten", gettext_noop("Its machine was lost, and an operator has given it up")
 
 
 OPEN = (ReservationState.BOOKED, ReservationState.ACTIVE)

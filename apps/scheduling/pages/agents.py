@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from apps.nodes.api.views import enrolment_command
@@ -35,13 +36,15 @@ class NodeForm(ServiceForm):
     """A machine that is to join."""
 
     name = forms.CharField(
+        label=_("Name"),
         max_length=63,
-        help_text="As it will be called here: a–z, 0–9 and hyphens.",
+        help_text=_("As it will be called here: a–z, 0–9 and hyphens."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "gpu1"}),
         validators=[RegexValidator(SLUG)],
     )
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
         initial=DEFAULT,
         empty_label=None,

@@ -112,15 +112,16 @@ def _requests(principal: Principal) -> list[Notice]:
     """To operators what waits for their answer, to a tenant's admins what waits for theirs."""
     rows = QuotaRequest.objects.select_related("tenant").order_by("pk")
     if principal.is_operator:
-        rows, what = rows.filter(state=RequestState.OPEN), "asks for"
+        rows, what = rows.filter(state=RequestState.OPEN), _("{0} asks for {1} more {2}")
     else:
         mine = principal.with_role(Role.ADMIN)
-        rows, what = rows.filter(state=RequestState.COUNTERED, tenant__in=mine), "was offered something else for"
+        rows = rows.filter(state=RequestState.COUNTERED, tenant__in=mine)
+        what = _("{0} was offered something else for {1} more {2}")
     return [
         Notice(
             "warn",
             "hourglass",
-            f"{row.tenant} {what} {row.amount} more {row.resource}",
+            what.format(row.tenant, row.amount, row.resource),
             row.words or row.reason,
             reverse("request", args=[row.uid]),
             row.created_at,

@@ -1,11 +1,12 @@
 """The audit log: who changed what, from where, before and after."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from apps.quotas.models import AuditEvent, Tenant
@@ -15,12 +16,15 @@ from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import moment
 from gpucloud.web.newest import part_of
 
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
 COLUMNS = [
     "at", "actor", "source_ip", "action", "object_type", "object_id", "tenant", "before", "after", "position", "digest",
 ]  # fmt: skip
 
 
-def text(label: str, placeholder: str) -> forms.CharField:
+def text(label: "StrPromise", placeholder: "str | StrPromise") -> forms.CharField:
     """A field that narrows, or does not."""
     widget = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": placeholder})
     return forms.CharField(label=label, required=False, max_length=255, widget=widget)
@@ -31,16 +35,17 @@ class AuditForm(forms.Form):
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
+        label=_("Tenant"),
         required=False,
         to_field_name="slug",
-        empty_label="All",
+        empty_label=_("All"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    actor = text("Who", "user:anna")
-    action = text("What", "quota.set")
-    object_id = text("Of what", "name or uid")
-    since = moment("Since", help_text="", required=False)
-    until = moment("Until", help_text="", required=False)
+    actor = text(_("Who"), "user:anna")
+    action = text(_("What"), "quota.set")
+    object_id = text(_("Of what"), _("name or uid"))
+    since = moment(_("Since"), help_text="", required=False)
+    until = moment(_("Until"), help_text="", required=False)
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -9,6 +9,8 @@ from django.contrib import messages
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from apps.nodes.models import Node, UsageMinute
@@ -32,11 +34,11 @@ class DrainForm(ServiceForm):
     """How long claims have."""
 
     grace_seconds = forms.IntegerField(
-        label="Grace, in seconds",
+        label=_("Grace, in seconds"),
         required=False,
         min_value=0,
         max_value=7 * 86_400,
-        help_text="From the notice until a claim leaves. Empty: as the pool has it.",
+        help_text=_("From the notice until a claim leaves. Empty: as the pool has it."),
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
     )
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
@@ -103,5 +105,6 @@ def _drained(request: HttpRequest, principal: Principal, node: Node, form: Drain
     except GpucloudError as error:
         form.refuse(error)
         return False
-    messages.success(request, f"Node {node.name} is being drained: its claims are told within seconds.")
+    told = gettext("Node {0} is being drained: its claims are told within seconds.")
+    messages.success(request, told.format(node.name))
     return True

@@ -21,7 +21,7 @@ from apps.scheduling.models import ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT
 from gpucloud.errors import GpucloudError
 from gpucloud.web.looks import look
-from gpucloud.web.tags import mib
+from gpucloud.web.tags import mib, percent
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -65,15 +65,16 @@ class ServiceForm(forms.Form):
         field = FIELD_OF_RESOURCE.get(str(error.facts.get("resource")))
         if error.code == "limit-below-request":
             field = "core_limit"
-        self.add_error(field if field in self.fields else None, _in_words(error))
+        self.add_error(field if field in self.fields else None, in_words(error))
 
 
-def _in_words(error: GpucloudError) -> str:
+def in_words(error: GpucloudError) -> str:
     """The fact as a person reads it; a GPU's long name is on the page already."""
     if error.code == "no-room":
-        free = f"{error.facts['core_free']} % core and {mib(error.facts['memory_free_mib'])} are free there"
-        return f"{error.title}: {free}, besides what the claim holds. Nothing was changed."
-    return f"{error.title}. {error.detail}"
+        said = gettext("{0}: {1} core and {2} are free there, besides what the claim holds. Nothing was changed.")
+        core, memory = percent(error.facts["core_free"]), mib(error.facts["memory_free_mib"])
+        return said.format(gettext(error.title), core, memory)
+    return f"{gettext(error.title)}. {gettext(error.detail)}"
 
 
 class ResizeForm(ServiceForm):

@@ -3,6 +3,7 @@
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from apps.nodes.models import Gpu, Node
@@ -17,7 +18,7 @@ def unfence(request: HttpRequest, principal: Principal, name: str) -> HttpRespon
     """Lift the node's fence."""
     principal.require_operator()
     node = lift_fence(principal=principal, node=get_object_or_404(Node, name=name))
-    messages.success(request, f"Node {node.name} takes new claims again.")
+    messages.success(request, _("Node {0} takes new claims again.").format(node.name))
     return redirect("node", name=node.name)
 
 
@@ -27,5 +28,5 @@ def clear(request: HttpRequest, principal: Principal, uuid: str) -> HttpResponse
     """Take the GPU for cured."""
     principal.require_operator()
     gpu = clear_gpu(principal=principal, gpu=get_object_or_404(Gpu, uuid=uuid))
-    messages.success(request, f"GPU {gpu.index} is told to be cured; its agent confirms it.")
+    messages.success(request, _("GPU {0} is told to be cured; its agent confirms it.").format(gpu.index))
     return redirect("node", name=gpu.node.name)

@@ -7,6 +7,7 @@ from django.db.models import Count, Q, Sum
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 
 from apps.nodes.models import Node
@@ -20,6 +21,7 @@ from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.bars import bars_of
 from apps.scheduling.pages.drain import heartbeat
 from apps.scheduling.pages.export import as_file, asked_as_file
+from apps.scheduling.pages.forms import in_words
 from apps.scheduling.pages.measured import chart_of_gpus, use_of_assignments, use_of_gpus
 from apps.scheduling.pages.shared import shared
 from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
@@ -86,8 +88,8 @@ def cordon(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
     node = get_object_or_404(Node, name=name)
     cordoned = request.POST.get("cordoned") == "yes"
     change_node(principal=principal, node=node, cordoned=cordoned)
-    text = "takes no new claims; those on it stay." if cordoned else "takes new claims again."
-    messages.success(request, f"Node {node.name} {text}")
+    text = _("Node {0} takes no new claims; those on it stay.") if cordoned else _("Node {0} takes new claims again.")
+    messages.success(request, text.format(node.name))
     return redirect("node", name=node.name)
 
 
@@ -100,9 +102,9 @@ def repair(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
     try:
         repair_node(principal=principal, node=node)
     except NothingToRepair as error:
-        messages.info(request, error.detail)
+        messages.info(request, in_words(error))
     else:
-        messages.success(request, f"The agent of {node.name} puts right what was changed.")
+        messages.success(request, _("The agent of {0} puts right what was changed.").format(node.name))
     return redirect("node", name=node.name)
 
 

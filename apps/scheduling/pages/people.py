@@ -4,6 +4,8 @@ from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from apps.quotas.models import Membership, Role, Tenant, User
@@ -16,14 +18,17 @@ class MemberForm(forms.Form):
     """A person and a role."""
 
     username = forms.CharField(
-        label="Person",
+        label=_("Person"),
         max_length=150,
         widget=forms.TextInput(
             attrs={"class": "form-control", "autocomplete": "off", "placeholder": "anna", "autocapitalize": "none"}
         ),
     )
     role = forms.ChoiceField(
-        choices=Role.choices, initial=Role.MEMBER, widget=forms.Select(attrs={"class": "form-select"})
+        label=_("Role"),
+        choices=Role.choices,
+        initial=Role.MEMBER,
+        widget=forms.Select(attrs={"class": "form-select"}),
     )
 
 
@@ -36,10 +41,11 @@ def set_member(request: HttpRequest, principal: Principal, slug: str) -> HttpRes
     form = MemberForm(request.POST)
     user = User.objects.filter(username=form.cleaned_data["username"]).first() if form.is_valid() else None
     if user is None:
-        messages.error(request, "There is nobody of that name. People are known after their first sign-in.")
+        messages.error(request, gettext("There is nobody of that name. People are known after their first sign-in."))
         return redirect("tenant", slug=slug)
     membership = tenants.set_member(principal=principal, tenant=tenant, user=user, role=form.cleaned_data["role"])
-    messages.success(request, f"{user.get_username()} is {membership.get_role_display().lower()} of {tenant}.")
+    done = gettext("{0} is {1} of {2}.").format(user.get_username(), membership.get_role_display().lower(), tenant)
+    messages.success(request, done)
     return redirect("tenant", slug=slug)
 
 
@@ -52,7 +58,7 @@ def remove_member(request: HttpRequest, principal: Principal, slug: str) -> Http
     rows = Membership.objects.filter(tenant=tenant, user__username=username).select_related("tenant", "user")
     for membership in rows:
         tenants.remove_member(principal=principal, membership=membership)
-    messages.success(request, f"{username} is no member of {tenant} any more.")
+    messages.success(request, gettext("{0} is no member of {1} any more.").format(username, tenant))
     return redirect("tenant", slug=slug) if _sees(principal, username) else redirect("tenants")
 
 

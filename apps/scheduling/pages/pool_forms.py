@@ -1,10 +1,11 @@
 """The form of a pool, made from the API's own fields: bounds and words are said once."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
@@ -12,14 +13,17 @@ from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPoli
 from apps.quotas.models.pool import AuditPolicy, IdleRule, PlacementPolicy
 from apps.scheduling.pages.forms import ServiceForm, flat
 
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
-GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("Sharing a GPU", ("description", "sharing_policy", "core_ceiling", "parts", "placement_policy")),
-    ("What is wrong on its machines", ("audit_policy", "repair_drift")),
-    ("Idle claims", ("idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds")),
-    ("Rebalancing", ("rebalance_mode", "rebalance_policy", *BOUNDS)),
+GROUPS: Final[tuple[tuple["StrPromise", tuple[str, ...]], ...]] = (
+    (_("Sharing a GPU"), ("description", "sharing_policy", "core_ceiling", "parts", "placement_policy")),
+    (_("What is wrong on its machines"), ("audit_policy", "repair_drift")),
+    (_("Idle claims"), ("idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds")),
+    (_("Rebalancing"), ("rebalance_mode", "rebalance_policy", *BOUNDS)),
 )
-SETTABLE: Final[tuple[str, ...]] = tuple(name for _, names in GROUPS for name in names if name not in BOUNDS)
+SETTABLE: Final[tuple[str, ...]] = tuple(name for group in GROUPS for name in group[1] if name not in BOUNDS)
 CHOICES: Final[dict[str, type[TextChoices]]] = {
     "sharing_policy": SharingPolicy,
     "placement_policy": PlacementPolicy,
@@ -28,6 +32,38 @@ CHOICES: Final[dict[str, type[TextChoices]]] = {
     "rebalance_mode": RebalanceMode,
     "rebalance_policy": RebalancePolicy,
 }
+
+LABELS: Final = {
+    "description": _("Description"),
+    "sharing_policy": _("Sharing policy"),
+    "core_ceiling": _("Core ceiling"),
+    "parts": _("Parts"),
+    "placement_policy": _("Placement policy"),
+    "audit_policy": _("Audit policy"),
+    "repair_drift": _("Repair drift"),
+    "idle_rule": _("Idle rule"),
+    "idle_seconds": _("Idle seconds"),
+    "unused_seconds": _("Unused seconds"),
+    "idle_grace_seconds": _("Idle grace seconds"),
+    "rebalance_mode": _("Rebalance mode"),
+    "rebalance_policy": _("Rebalance policy"),
+    "rebalance_bounds": _("Rebalance bounds"),
+    "window_seconds": _("Window seconds"),
+    "cool_down_seconds": _("Cool down seconds"),
+    "floor_percent": _("Floor percent"),
+    "ceiling_percent": _("Ceiling percent"),
+    "step_percent": _("Step percent"),
+    "margin_percent": _("Margin percent"),
+    "wake_percent": _("Wake percent"),
+    "idle_percent": _("Idle percent"),
+    "throttled_percent": _("Throttled percent"),
+    "most_changes": _("Most changes"),
+}
+
+
+def called(name: str) -> str:
+    """A field inside a sentence; one that only the API sets goes by its own name."""
+    return str(LABELS[name]).lower() if name in LABELS else name.replace("_", " ")
 
 
 class PoolForm(ServiceForm):
@@ -40,12 +76,12 @@ class PoolForm(ServiceForm):
         super().__init__(data, initial=initial)
         self.pool = pool
         of_pool, of_bounds = PoolChangeSerializer().fields, RebalanceBoundsSerializer().fields
-        for _, names in GROUPS:
+        for _title, names in GROUPS:
             for name in names:
                 self.fields[name] = _field(name, of_bounds[name] if name in BOUNDS else of_pool[name])
 
     @property
-    def groups(self) -> Iterator[tuple[str, list[forms.BoundField]]]:
+    def groups(self) -> Iterator[tuple["StrPromise", list[forms.BoundField]]]:
         """The fields as they are shown, under their headings."""
         for title, names in GROUPS:
             yield title, [self[name] for name in names]
@@ -76,8 +112,8 @@ class PoolForm(ServiceForm):
 def _field(name: str, said: Any) -> forms.Field:
     """The form's field for one of the API's."""
     # An empty field is the API's null, and marks of code mean nothing on a page.
-    words = (said.help_text or "").replace("Null:", "Empty:").replace("`", "")
-    common: dict[str, Any] = {"label": name.replace("_", " ").capitalize(), "help_text": words}
+    words = str(said.help_text or "").replace("Null:", "Empty:").replace("`", "")
+    common: dict[str, Any] = {"label": LABELS[name], "help_text": words}
     if name in CHOICES:
         select = forms.Select(attrs={"class": "form-select"})
         return forms.ChoiceField(choices=CHOICES[name].choices, widget=select, **common)

@@ -9,6 +9,7 @@ from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.nodes.models import Gpu, Node
@@ -18,7 +19,8 @@ from apps.quotas.principals import Principal
 from apps.scheduling.core import idleness as core
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.pages.access import page, wants_fragment
-from apps.scheduling.pages.pool_forms import PoolForm
+from apps.scheduling.pages.pool_forms import PoolForm, called
+from apps.scheduling.pages.proposals import worded
 from apps.scheduling.services.claims.sharing import SHARING, change_pool
 from apps.scheduling.services.rebalancing import idleness, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
@@ -96,8 +98,9 @@ def _posted(request: HttpRequest, principal: Principal, form: PoolForm) -> tuple
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
-    words = ", ".join(sorted(changes)).replace("_", " ")
-    messages.success(request, f"Pool {form.pool} is changed: {words}." if changes else "Nothing was to be changed.")
+    words = ", ".join(map(called, sorted(changes)))
+    said = _("Pool {0} is changed: {1}.") if changes else _("Nothing was to be changed.")
+    messages.success(request, said.format(form.pool, words))
     return {}, True
 
 
@@ -106,16 +109,18 @@ def preview(principal: Principal, pool: Pool, asked: dict[str, Any], changes: di
     before = {name: getattr(pool, name) for name in changes}
     with transaction.atomic():
         after = change_pool(principal=principal, pool=pool, **asked)
-        shown: dict[str, Any] = {
-            "changes": [(name.replace("_", " "), before[name], getattr(after, name)) for name in changes]
-        }
+        shown: dict[str, Any] = {"changes": [(called(name), before[name], getattr(after, name)) for name in changes]}
         if SHARING & changes.keys():
             shown["nodes"] = Node.objects.filter(pool=after).count()
         if IDLE & changes.keys():
             shown["idle"] = _idle(after)
         if REBALANCING & changes.keys() and after.rebalance_mode != "off":
             found = proposals.rebalance(principal=principal, pool=after, dry_run=True)
-            shown |= {"run": found, "proposals": found.proposals[:MOST], "more": len(found.proposals) - MOST}
+            shown |= {
+                "run": found,
+                "proposals": list(map(worded, found.proposals[:MOST])),
+                "more": len(found.proposals) - MOST,
+            }
         transaction.set_rollback(True)
     return shown
 
@@ -136,5 +141,5 @@ def _changed_meanwhile(form: PoolForm) -> dict[str, Any]:
     events = AuditEvent.objects.filter(object_type="pool", object_id=form.pool.name).order_by("-pk")
     form.data = {**dict(form.data.items()), "version": str(form.pool.version)}
     event = events.first()
-    now = {name.replace("_", " "): value for name, value in ((event and event.after) or {}).items()}
+    now = {called(name): value for name, value in ((event and event.after) or {}).items()}
     return {"conflict": event, "now": now}

@@ -8,6 +8,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.nodes.models import Gpu
@@ -26,22 +28,23 @@ COLUMNS = ["gpu_model", "pool", "valid_from", "per_gpu_hour", "currency"]
 class PriceForm(ServiceForm):
     """A price from a day on."""
 
-    gpu_model = forms.ChoiceField(label="Model", widget=forms.Select(attrs={"class": "form-select"}))
+    gpu_model = forms.ChoiceField(label=_("Model"), widget=forms.Select(attrs={"class": "form-select"}))
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
         required=False,
-        empty_label="All pools",
-        help_text="A pool’s own price goes first.",
+        empty_label=_("All pools"),
+        help_text=_("A pool’s own price goes first."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     valid_from = forms.DateField(
-        label="From",
-        help_text="A day, UTC.",
+        label=_("From"),
+        help_text=_("A day, UTC."),
         widget=forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d"),
     )
     per_gpu_hour = forms.DecimalField(
-        label="A GPU-hour",
+        label=_("A GPU-hour"),
         min_value=0,
         max_digits=12,
         decimal_places=PRICE_PLACES,
@@ -54,7 +57,7 @@ class PriceForm(ServiceForm):
         field = self.fields["gpu_model"]
         assert isinstance(field, forms.ChoiceField)
         field.choices = [(model, model) for model in models]
-        self.fields["per_gpu_hour"].help_text = f"In {settings.CURRENCY}; a share costs its part."
+        self.fields["per_gpu_hour"].help_text = gettext("In {0}; a share costs its part.").format(settings.CURRENCY)
 
 
 @require_http_methods(["GET", "POST"])
@@ -71,7 +74,10 @@ def price_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
         if form.is_valid():
             try:
                 price = prices.set_price(principal=principal, **form.cleaned_data)
-                messages.success(request, f"{price.gpu_model} costs {price.per_gpu_hour} from {price.valid_from} on.")
+                said = gettext("{0} costs {1} from {2} on.").format(
+                    price.gpu_model, price.per_gpu_hour, price.valid_from
+                )
+                messages.success(request, said)
                 return redirect("prices")
             except GpucloudError as error:
                 form.refuse(error)
@@ -85,7 +91,7 @@ def remove(request: HttpRequest, principal: Principal, pk: int) -> HttpResponse:
     """Take a price back: the one before it holds again."""
     principal.require_operator()
     prices.remove_price(principal=principal, price=get_object_or_404(Price, pk=pk))
-    messages.success(request, "The price is taken back; reports count with the one before it.")
+    messages.success(request, gettext("The price is taken back; reports count with the one before it."))
     return redirect("prices")
 
 

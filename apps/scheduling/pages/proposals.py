@@ -2,26 +2,37 @@
 
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_POST
 
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.forms import in_words
 from apps.scheduling.services.rebalancing import proposals
 from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.web.looks import look
 from gpucloud.web.newest import part_of
 
+KINDS: Final = {"lend": _("lend"), "give-back": _("give back"), "limit": _("limit"), "resize": _("resize")}
+CHANGES: Final = {
+    "core_request": _("core request"),
+    "core_limit": _("core limit"),
+    "memory_mib": _("memory"),
+    "lent_core": _("lent core"),
+}
 STATES = [
-    ("", "Waiting for a yes"),
-    *((one.value, one.label) for one in ProposalState if one != "proposed"),
-    ("all", "All"),
+    ("", _("Waiting for a yes")),
+    *((one.value, look(one).word) for one in ProposalState if one != "proposed"),
+    ("all", _("All")),
 ]
 
 
@@ -30,12 +41,15 @@ class FilterForm(forms.Form):
 
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
         required=False,
-        empty_label="All",
+        empty_label=_("All"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    state = forms.ChoiceField(choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"}))
+    state = forms.ChoiceField(
+        label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
+    )
 
 
 @require_GET
@@ -51,14 +65,15 @@ def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     rows = rows if state == "all" else rows.filter(state=state)
     part = part_of(rows, request.GET)
     mine = principal.with_role("member")
-    shown = [(_worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
+    shown = [(worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
     template = "proposals/_rows.html" if wants_fragment(request) else "proposals/list.html"
     return render(request, template, {"form": form, "proposals": shown, "part": part, "filtered": form.has_changed()})
 
 
-def _worded(row: Any) -> Any:
+def worded(row: Any) -> Any:
     """The proposal with its numbers as people read them."""
-    row.differences = [(name.replace("_", " "), row.before.get(name), value) for name, value in row.after.items()]
+    row.says = KINDS.get(row.kind, row.kind)
+    row.differences = [(CHANGES.get(name, name), row.before.get(name), value) for name, value in row.after.items()]
     row.measured = [(name.replace("_", " "), value) for name, value in row.numbers.items()]
     return row
 
@@ -67,14 +82,15 @@ def _worded(row: Any) -> Any:
 @page
 def accept(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Carry it out now."""
-    return _answered(request, principal, uid, proposals.accept, "The claim is changed as proposed.")
+    return _answered(request, principal, uid, proposals.accept, gettext("The claim is changed as proposed."))
 
 
 @require_POST
 @page
 def dismiss(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Leave the claim as it is."""
-    return _answered(request, principal, uid, proposals.dismiss, "The claim is left as it is, for a while at least.")
+    done = gettext("The claim is left as it is, for a while at least.")
+    return _answered(request, principal, uid, proposals.dismiss, done)
 
 
 def _answered(
@@ -89,9 +105,10 @@ def _answered(
     try:
         answer(principal=principal, proposal=proposal, versions=versions)
     except PreconditionFailed:
-        messages.error(request, "Somebody answered it, or a later run changed it, while you had this page open.")
+        late = gettext("Somebody answered it, or a later run changed it, while you had this page open.")
+        messages.error(request, late)
     except GpucloudError as error:
-        messages.error(request, f"{error.title}. {error.detail}")
+        messages.error(request, in_words(error))
     else:
         messages.success(request, done)
     return redirect("proposals")

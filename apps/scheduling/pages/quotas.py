@@ -1,7 +1,7 @@
 """One quota: what it is, what a change of it would do, and every change of its numbers so far."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import messages
@@ -9,6 +9,8 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from apps.quotas.models import AuditEvent, LedgerEntry, Pool, Resource, ResourceQuota, Tenant
@@ -23,13 +25,23 @@ from apps.scheduling.services.accounting.preview import preview
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.newest import part_of
 
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
 # More steps than a chart has pixels show nothing more.
 MOST_CHANGES = 1000
 MOST = (1 << 63) - 1
 LEDGER = ["at", "kind", "amount", "used", "hard", "claim_uid", "actor"]
+RESOURCES: Final = [
+    (Resource.CORE_PERCENT.value, _("Core, percent")),
+    (Resource.MEMORY_MIB.value, _("Memory, MiB")),
+    (Resource.VGPUS.value, _("vGPUs")),
+    (Resource.GPUS.value, _("Whole GPUs")),
+]
+RESOURCES_SAID: Final = _("Core: 100 percent are one GPU’s compute. vGPUs: pieces of GPUs.")
 
 
-def amount(label: str, help_text: str) -> forms.IntegerField:
+def amount(label: "StrPromise", help_text: "StrPromise") -> forms.IntegerField:
     """A field for an amount, or for none."""
     return forms.IntegerField(
         label=label,
@@ -44,9 +56,9 @@ def amount(label: str, help_text: str) -> forms.IntegerField:
 class QuotaForm(ServiceForm):
     """The numbers that an operator sets."""
 
-    hard = amount("Quota", "What the tenant may hold. Empty: unlimited; 0: none.")
-    borrowing_limit = amount("May borrow", "Above the quota, while its cohort has it idle. Empty: all of it.")
-    lending_limit = amount("Lends", "Of the quota, to its cohort while idle. Empty: all of it.")
+    hard = amount(_("Quota"), _("What the tenant may hold. Empty: unlimited; 0: none."))
+    borrowing_limit = amount(_("May borrow"), _("Above the quota, while its cohort has it idle. Empty: all of it."))
+    lending_limit = amount(_("Lends"), _("Of the quota, to its cohort while idle. Empty: all of it."))
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     @property
@@ -64,16 +76,18 @@ class NewQuotaForm(QuotaForm):
     """A quota that is not there yet."""
 
     resource = forms.ChoiceField(
-        choices=Resource.choices,
-        help_text="core_percent: 100 is one GPU's compute. memory_mib: MiB. vgpus: pieces. gpus: whole GPUs.",
+        label=_("Resource"),
+        choices=RESOURCES,
+        help_text=RESOURCES_SAID,
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
         required=False,
-        empty_label="All pools together",
-        help_text="Where both are set, a claim is charged to both.",
+        empty_label=_("All pools together"),
+        help_text=_("Where both are set, a claim is charged to both."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     field_order = ("resource", "pool")
@@ -148,7 +162,7 @@ def _posted(
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
-    messages.success(request, f"The quota of {quota.tenant} is changed.")
+    messages.success(request, gettext("The quota of {0} is changed.").format(quota.tenant))
     return {}, True
 
 

@@ -5,6 +5,7 @@ import uuid
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.quotas.principals import Principal
@@ -51,7 +52,8 @@ def release(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpR
     """Give the claim back."""
     claim = release_claim(principal=principal, claim=find(principal, uid))
     if claim.state == "released":
-        messages.success(request, f"{claim} is released; its quota is free again.")
+        said = _("{0} is released; its quota is free again.")
     else:
-        messages.success(request, f"{claim} is being released: its programs end, then its share is free.")
+        said = _("{0} is being released: its programs end, then its share is free.")
+    messages.success(request, said.format(claim))
     return redirect("claim", uid=uid)

@@ -1,12 +1,14 @@
 """GPU-hours by tenant, pool and model for a period, and what they cost; printed, it is a page for the accounts."""
 
 from datetime import UTC, datetime, time, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from apps.quotas.models import Tenant
@@ -16,13 +18,16 @@ from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.errors import GpucloudError
 
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
 COLUMNS = [
     "tenant", "pool", "gpu_model", "gpu_hours_reserved", "gpu_hours_used", "cost_reserved", "cost_used",
     "gpu_hours_unpriced",
 ]  # fmt: skip
 
 
-def day(label: str) -> forms.DateField:
+def day(label: "StrPromise") -> forms.DateField:
     """A field for a day, in UTC."""
     widget = forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d")
     return forms.DateField(label=label, widget=widget)
@@ -33,13 +38,14 @@ class PeriodForm(forms.Form):
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
+        label=_("Tenant"),
         required=False,
         to_field_name="slug",
-        empty_label="All",
+        empty_label=_("All"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    begin = day("From")
-    end = day("To")
+    begin = day(_("From"))
+    end = day(_("To"))
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,7 +69,7 @@ def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
             end = _midnight(values["end"]) + timedelta(days=1)
             report = usage_report(tenants=tenants, begin=_midnight(values["begin"]), end=end)
         except (GpucloudError, OverflowError) as error:
-            form.add_error("end", getattr(error, "detail", "No calendar reaches as far."))
+            form.add_error("end", gettext(getattr(error, "detail", "")) or gettext("No calendar reaches as far."))
     if report is not None and (file := asked_as_file(request)):
         return as_file(file, "gpu-hours", COLUMNS, report["rows"])
     return render(request, "reports/usage.html", {"form": form, "report": report})

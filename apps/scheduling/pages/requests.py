@@ -10,10 +10,12 @@ from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.quotas.api.serializers import MAX_AMOUNT
-from apps.quotas.models import Pool, QuotaRequest, Resource, Role, Tenant
+from apps.quotas.models import Pool, QuotaRequest, Role, Tenant
 from apps.quotas.models.request import UNDECIDED, RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
@@ -21,14 +23,20 @@ from apps.scheduling.api.requests import granting
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import ServiceForm, moment, number
+from apps.scheduling.pages.quotas import RESOURCES, RESOURCES_SAID
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
+from gpucloud.web.looks import look
 
 PER_PAGE = 50
 COLUMNS = [
     "uid", "tenant", "resource", "pool", "amount", "until", "reason", "state", "offered_amount", "offered_until",
     "granted_amount", "granted_until", "words", "created_by", "created_at", "answered_by", "decided_at",
 ]  # fmt: skip
-STATES: Final = [("", "Waiting for an answer"), *RequestState.choices, ("all", "All")]
+STATES: Final = [
+    ("", _("Waiting for an answer")),
+    *((one.value, look(one).word) for one in RequestState),
+    ("all", _("All")),
+]
 ASKS, ANSWERS = ("accept", "withdraw"), ("approve", "counter", "deny")
 
 
@@ -37,12 +45,15 @@ class FilterForm(forms.Form):
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
+        label=_("Tenant"),
         required=False,
         to_field_name="slug",
-        empty_label="All",
+        empty_label=_("All"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    state = forms.ChoiceField(choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"}))
+    state = forms.ChoiceField(
+        label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
+    )
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,26 +67,29 @@ class AskForm(ServiceForm):
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
+        label=_("Tenant"),
         to_field_name="slug",
         empty_label=None,
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     resource = forms.ChoiceField(
-        choices=Resource.choices,
-        help_text="core_percent: 100 is one GPU's compute. memory_mib: MiB. vgpus: pieces. gpus: whole GPUs.",
+        label=_("Resource"),
+        choices=RESOURCES,
+        help_text=RESOURCES_SAID,
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
         required=False,
-        empty_label="All pools together",
+        empty_label=_("All pools together"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    amount = number("How much more", most=MAX_AMOUNT, help_text="Than the quota has now.")
-    until = moment("Until", required=False, help_text="In UTC; the quota falls back then. Empty: for good.")
+    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("Than the quota has now."))
+    until = moment(_("Until"), required=False, help_text=_("In UTC; the quota falls back then. Empty: for good."))
     reason = forms.CharField(
-        label="What for", max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
+        label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
     )
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
@@ -90,23 +104,25 @@ class AnswerForm(ServiceForm):
     """What an operator says to it."""
 
     words = forms.CharField(
-        label="In words",
+        label=_("In words"),
         required=False,
         max_length=2000,
-        help_text="Who asked reads them. A refusal needs some.",
+        help_text=_("Who asked reads them. A refusal needs some."),
         widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
     )
-    amount = number("Offer instead", most=MAX_AMOUNT, required=False, help_text="It counts once the tenant accepts.")
-    until = moment("Offered until", required=False, help_text="In UTC. Empty: for good.")
+    amount = number(
+        _("Offer instead"), most=MAX_AMOUNT, required=False, help_text=_("It counts once the tenant accepts.")
+    )
+    until = moment(_("Offered until"), required=False, help_text=_("In UTC. Empty: for good."))
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     def values_for(self, act: str) -> dict[str, Any]:
         """For the service. Adds an error where the answer needs what is not there."""
         values = self.cleaned_data
         if act == "deny" and not values["words"]:
-            self.add_error("words", "Say why.")
+            self.add_error("words", _("Say why."))
         if act == "counter" and not values["amount"]:
-            self.add_error("amount", "Say how much.")
+            self.add_error("amount", _("Say how much."))
         names = {"approve": ("words",), "deny": ("words",), "counter": ("words", "amount", "until")}
         return {name: values[name] for name in names.get(act, ()) if name in values}
 
@@ -142,12 +158,12 @@ def _facts(row: QuotaRequest) -> dict[str, Any]:
 def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
     """Ask for more; a tenant's admins do."""
     if not principal.is_operator and not principal.with_role(Role.ADMIN):
-        raise PermissionDenied("A tenant’s admin asks for more.")
+        raise PermissionDenied(gettext("A tenant’s admin asks for more."))
     form = AskForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
     if request.method == "POST" and form.is_valid():
         try:
             row = requests.ask(principal=principal, **form.cleaned_data)
-            messages.success(request, "Asked. Operators see it on their page of requests.")
+            messages.success(request, gettext("Asked. Operators see it on their page of requests."))
             return redirect("request", uid=row.uid)
         except GpucloudError as error:
             form.refuse(error)
@@ -189,14 +205,14 @@ def _answered(request: HttpRequest, principal: Principal, row: QuotaRequest, for
         versions = None if version is None else frozenset({version})
         done = answer(principal=principal, request=row, versions=versions, **values)
     except PreconditionFailed:
-        messages.error(request, "Somebody answered it while you had this page open; this is how it is now.")
+        messages.error(request, gettext("Somebody answered it while you had this page open; this is how it is now."))
         return True
     except Denied:
         raise
     except GpucloudError as error:
         form.refuse(error)
         return False
-    messages.success(request, f"The request is {done.get_state_display().lower()}.")
+    messages.success(request, gettext("The request is {0}.").format(str(look(done.state).word).lower()))
     return True
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from django import forms
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
@@ -21,6 +22,7 @@ class WeekForm(forms.Form):
 
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
+        label=_("Pool"),
         to_field_name="name",
         required=False,
         empty_label=None,
@@ -28,13 +30,14 @@ class WeekForm(forms.Form):
     )
     week = forms.DateField(
         required=False,
-        label="Week of",
+        label=_("Week of"),
         widget=forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d"),
     )
     node = forms.CharField(
+        label=_("Node"),
         required=False,
         max_length=63,
-        widget=forms.TextInput(attrs={"class": "form-control", "placeholder": "all", "autocomplete": "off"}),
+        widget=forms.TextInput(attrs={"class": "form-control", "placeholder": _("all"), "autocomplete": "off"}),
     )
 
     def chosen(self) -> tuple[Pool | None, datetime | None, str]:
@@ -51,13 +54,13 @@ class WeekForm(forms.Form):
 class BookingForm(TenantForm):
     """A new reservation."""
 
-    gpu_count = number("GPUs", most=64, help_text="How many, the same share of each.", initial=1)
-    core_request = number("Core", most=100, help_text="Percent of each GPU; 100 is all of it.", initial=100)
-    memory_mib = number("Memory", most=MAX_MEMORY_MIB, help_text="MiB on each GPU.", initial=4096)
-    start_at = moment("From", help_text="Times are in UTC.")
-    end_at = moment("To", help_text="Claims in it end with it.")
+    gpu_count = number(_("GPUs"), most=64, help_text=_("How many, the same share of each."), initial=1)
+    core_request = number(_("Core"), most=100, help_text=_("Percent of each GPU; 100 is all of it."), initial=100)
+    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), initial=4096)
+    start_at = moment(_("From"), help_text=_("Times are in UTC."))
+    end_at = moment(_("To"), help_text=_("Claims in it end with it."))
     weekly_until = moment(
-        "Every week until", help_text="Booked again each week, all or none. Empty: once.", required=False
+        _("Every week until"), help_text=_("Booked again each week, all or none. Empty: once."), required=False
     )
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
@@ -76,5 +79,5 @@ class BookingForm(TenantForm):
         values = super().clean() or {}
         start, end = values.get("start_at"), values.get("end_at")
         if start and end and end <= start:
-            self.add_error("end_at", "Must be after its beginning.")
+            self.add_error("end_at", _("Must be after its beginning."))
         return values

@@ -10,6 +10,7 @@ from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from apps.quotas.models import Pool
@@ -78,8 +79,8 @@ def _whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, dateti
 
 def _booked(request: HttpRequest, principal: Principal, form: BookingForm) -> HttpResponse:
     rows = create_reservation(principal=principal, **form.asked)
-    times = "" if len(rows) == 1 else f", {len(rows)} times"
-    messages.success(request, f"{rows[0]} is booked{times}.")
+    said = ngettext("{0} is booked.", "{0} is booked, {1} times.", len(rows))
+    messages.success(request, said.format(rows[0], len(rows)))
     return redirect("reservation", uid=rows[0].uid)
 
 
@@ -116,7 +117,7 @@ def reservation_detail(request: HttpRequest, principal: Principal, uid: uuid.UUI
 def give_back(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Release it."""
     row = release_reservation(principal=principal, reservation=_find(principal, uid))
-    messages.success(request, f"{row} is given back: its room is free, and claims in it end.")
+    messages.success(request, gettext("{0} is given back: its room is free, and claims in it end.").format(row))
     return redirect("reservation", uid=uid)
 
 

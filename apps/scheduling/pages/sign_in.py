@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render, resolve_url
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -63,7 +64,7 @@ class SignIn(LoginView):
         except TooManyAttempts as refused:
             logger.warning("sign-in: too many attempts from %s", source_of(request))
             # An unbound form: a bound one would look at the password.
-            page = self.render_to_response(self.get_context_data(form=SignInForm(request), refused=refused.detail))
+            page = self.render_to_response(self.get_context_data(form=SignInForm(request), refused=_said(refused)))
             page.status_code = 429
             page.headers["Retry-After"] = str(refused.retry_after_seconds)
             return page
@@ -130,11 +131,22 @@ def _address(request: HttpRequest) -> str:
 
 def _refused(request: HttpRequest, refused: SignOnRefused | TooManyAttempts, *, status: int) -> HttpResponse:
     logger.warning("single sign-on: %s (%s: %s)", refused.detail, type(refused.__cause__).__name__, refused.__cause__)
-    facts = {"form": SignInForm(request), "refused": refused.detail, "single_sign_on": True, "next": ""}
+    facts = {"form": SignInForm(request), "refused": _said(refused), "single_sign_on": True, "next": ""}
     answer = render(request, "sign_in.html", facts, status=status)
     if isinstance(refused, TooManyAttempts):
         answer.headers["Retry-After"] = str(refused.retry_after_seconds)
     return answer
+
+
+def _said(refused: SignOnRefused | TooManyAttempts) -> str:
+    """In the reader's language; the log has it in English."""
+    if isinstance(refused, TooManyAttempts):
+        minutes = -(-refused.retry_after_seconds // 60)
+        said = ngettext(
+            "Too many attempts: try again in one minute.", "Too many attempts: try again in {0} minutes.", minutes
+        )
+        return said.format(minutes)
+    return gettext(refused.detail)
 
 
 def _came_in(request: HttpRequest, user: User, method: str, answer: HttpResponse) -> HttpResponse:

@@ -11,6 +11,7 @@ from django.db.models.functions import Coalesce, NullIf
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.quotas.models import ResourceQuota, Role, Tenant, Token
@@ -37,10 +38,10 @@ class SearchForm(forms.Form):
     """What the list is narrowed by; it lives in the URL."""
 
     q = forms.CharField(
-        label="Find",
+        label=_("Find"),
         required=False,
         max_length=200,
-        widget=forms.TextInput(attrs={"class": "form-control", "type": "search", "placeholder": "name or slug"}),
+        widget=forms.TextInput(attrs={"class": "form-control", "type": "search", "placeholder": _("name or slug")}),
     )
 
 
@@ -48,26 +49,30 @@ class NewTenantForm(ServiceForm):
     """A new tenant."""
 
     slug = forms.CharField(
+        label=_("Short name"),
         max_length=63,
-        help_text="Its short name in URLs and commands: a–z, 0–9 and hyphens. It cannot be changed later.",
+        help_text=_("In URLs and commands: a–z, 0–9 and hyphens. It cannot be changed later."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "physics"}),
         validators=[RegexValidator(SLUG)],
     )
     name = forms.CharField(
+        label=_("Name"),
         max_length=200,
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "Physics"}),
     )
     weight = forms.IntegerField(
+        label=_("Weight"),
         min_value=1,
         max_value=1000,
         initial=1,
-        help_text="Its part of what is scarce, against the other tenants' weights.",
+        help_text=_("Its part of what is scarce, against the other tenants’ weights."),
         widget=forms.NumberInput(attrs={"class": "form-control"}),
     )
     cohort = forms.CharField(
+        label=_("Cohort"),
         required=False,
         max_length=63,
-        help_text="Tenants of one cohort lend each other what is idle of their quotas. Empty: none.",
+        help_text=_("Tenants of one cohort lend each other what is idle of their quotas. Empty: none."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
         validators=[RegexValidator(SLUG)],
     )

@@ -8,6 +8,8 @@ from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.quotas.api.serializers import TokenSerializer
@@ -21,37 +23,49 @@ from gpucloud.errors import GpucloudError
 COLUMNS = [
     "key", "name", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at", "revoked_at",
 ]  # fmt: skip
-DAYS: Final = [("7", "a week"), ("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "never")]
+DAYS: Final = [
+    ("7", _("a week")),
+    ("30", _("30 days")),
+    ("90", _("90 days")),
+    ("365", _("a year")),
+    ("", _("never")),
+]
 READS: Final = tuple(scope for scope in SCOPES if scope.endswith(":read"))
-MAY: Final = [("all", "Read and change"), ("read", "Only read")]
+MAY: Final = [("all", _("Read and change")), ("read", _("Only read"))]
 
 
 class TokenForm(ServiceForm):
     """A new token; the API can choose single scopes as well."""
 
     name = forms.CharField(
+        label=_("Name"),
         max_length=200,
-        help_text="What will use it.",
+        help_text=_("What will use it."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "ci"}),
     )
     tenant = forms.ModelChoiceField(
-        Tenant.objects.none(), to_field_name="slug", required=False, widget=forms.Select(attrs={"class": "form-select"})
-    )
-    role = forms.ChoiceField(
-        choices=Role.choices,
-        initial=Role.MEMBER,
-        help_text="In the tenant; a token of the whole platform is an operator’s.",
+        Tenant.objects.none(),
+        label=_("Tenant"),
+        to_field_name="slug",
+        required=False,
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    may = forms.ChoiceField(label="It may", choices=MAY, widget=forms.Select(attrs={"class": "form-select"}))
+    role = forms.ChoiceField(
+        label=_("Role"),
+        choices=Role.choices,
+        initial=Role.MEMBER,
+        help_text=_("In the tenant; a token of the whole platform is an operator’s."),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    may = forms.ChoiceField(label=_("It may"), choices=MAY, widget=forms.Select(attrs={"class": "form-select"}))
     days = forms.ChoiceField(
-        label="It ends after", choices=DAYS, required=False, widget=forms.Select(attrs={"class": "form-select"})
+        label=_("It ends after"), choices=DAYS, required=False, widget=forms.Select(attrs={"class": "form-select"})
     )
     cidrs = forms.CharField(
-        label="Only from",
+        label=_("Only from"),
         required=False,
         max_length=1000,
-        help_text="Networks, with spaces between: 10.0.0.0/8. Empty: from everywhere.",
+        help_text=_("Networks, with spaces between: 10.0.0.0/8. Empty: from everywhere."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
 
@@ -62,7 +76,7 @@ class TokenForm(ServiceForm):
         mine = Tenant.objects.order_by("slug")
         field.queryset = mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.ADMIN))
         field.required = not principal.is_operator
-        field.empty_label = "The whole platform" if principal.is_operator else None
+        field.empty_label = gettext("The whole platform") if principal.is_operator else None
 
     def clean_cidrs(self) -> list[str]:
         """The API's own rule about networks."""
@@ -110,7 +124,8 @@ def revoke(request: HttpRequest, principal: Principal, key: str) -> HttpResponse
     if token is None:
         raise Http404("There is no such token that you may see.")
     tokens.revoke(principal=principal, token=token)
-    messages.success(request, f"Token {token.name} is revoked: what still uses it is refused from now on.")
+    said = gettext("Token {0} is revoked: what still uses it is refused from now on.")
+    messages.success(request, said.format(token.name))
     return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("access")
 
 

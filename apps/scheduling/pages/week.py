@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
+from django.utils.dateformat import format as dated
+from django.utils.translation import gettext as _
 
 from apps.scheduling.pages.bars import COLOURS
 
@@ -40,7 +42,7 @@ class Row:
     def words(self) -> str:
         """What a screen reader says of the row."""
         if not self.boxes:
-            return f"{self.node}, GPU {self.index}: free all week"
+            return _("{0}, GPU {1}: free all week").format(self.node, self.index)
         return f"{self.node}, GPU {self.index}: {'; '.join(box.title for box in self.boxes)}"
 
 
@@ -91,11 +93,18 @@ def _free(boxes: Sequence[Box], left: float, right: float, height: int) -> int:
 
 
 def _title(hold: Mapping[str, Any]) -> str:
-    who = f"{hold['tenant']}/{hold['name']}" if hold["uid"] is not None else f"a {hold['kind']} of another tenant"
+    others = _("a claim of another tenant") if hold["kind"] == "claim" else _("a reservation of another tenant")
+    who = f"{hold['tenant']}/{hold['name']}" if hold["uid"] is not None else others
     return f"{who}, {hold['core']} % {_when(hold)}"
 
 
 def _when(hold: Mapping[str, Any]) -> str:
-    end = hold["end_at"]
-    since = f"from {timezone.localtime(hold['start_at']):%a %H:%M} " if hold["start_at"] else ""
-    return since + (f"to {timezone.localtime(end):%a %d %b %H:%M}" if end else "without an end")
+    begin, end = hold["start_at"], hold["end_at"]
+    said = {
+        (True, True): _("from {0} to {1}"),
+        (True, False): _("from {0} without an end"),
+        (False, True): _("to {1}"),
+        (False, False): _("without an end"),
+    }[bool(begin), bool(end)]
+    first = dated(timezone.localtime(begin), "D H:i") if begin else ""
+    return said.format(first, dated(timezone.localtime(end), "D d M H:i") if end else "")

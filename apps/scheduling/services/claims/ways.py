@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from agent import wire
 from apps.nodes.models import Node
 from apps.scheduling.models import Claim
@@ -28,14 +30,14 @@ def ways_in(claim: Claim) -> list[Way]:
     return [
         Way(
             "exec",
-            "Run a program",
-            "As any user; GPUCLOUD_URL with GPUCLOUD_TOKEN, or `env` of this answer, opens the claim.",
+            _("Run a program"),
+            _("As any user; GPUCLOUD_URL with GPUCLOUD_TOKEN, or `env` of this answer, opens the claim."),
             f"python3 -m agent exec {uid} -- COMMAND",
         ),
         Way(
             "gpucloud",
-            "Run a program by the command line",
-            "As any user, where `gpucloud login` was done.",
+            _("Run a program by the command line"),
+            _("As any user, where `gpucloud login` was done."),
             f"gpucloud claim exec {uid} -- COMMAND",
         ),
         *_containers(node, uid, [item.gpu.uuid for item in assignments]),
@@ -53,14 +55,15 @@ def _containers(node: Node, uid: str, gpus: Sequence[str]) -> list[Way]:
         Way(
             "cdi",
             "Docker, Podman, nerdctl",
-            "By CDI; `podman` and `nerdctl` take the same options. An image that does not run as root: first "
-            f"`python3 -m agent give {uid} --user UID`.",
+            _(
+                "By CDI; `podman` and `nerdctl` take the same options. An image that does not run as root: first `{0}`."
+            ).format(f"python3 -m agent give {uid} --user UID"),
             f"docker run {drivers}--device {wire.CDI_KIND}={uid} IMAGE COMMAND",
         ),
         Way(
             "env-file",
-            "Docker without CDI",
-            "The same by an environment file and mounts.",
+            _("Docker without CDI"),
+            _("The same by an environment file and mounts."),
             f"docker run --gpus '\"device={visible}\"' --env-file {directory}/env {mounts} IMAGE COMMAND",
         ),
     ]
@@ -71,15 +74,16 @@ def _units(node: Node, uid: str) -> list[Way]:
     return [
         Way(
             "systemd-run",
-            "A transient unit",
-            "As root, for a service that runs as root; another user's first needs "
-            f"`python3 -m agent give {uid} --user UID`.",
+            _("A transient unit"),
+            _("As root, for a service that runs as root; another user’s first needs `{0}`.").format(
+                f"python3 -m agent give {uid} --user UID"
+            ),
             f"systemd-run --property=EnvironmentFile={directory}/env COMMAND",
         ),
         Way(
             "systemd-unit",
-            "A systemd unit",
-            "In its [Service] section; the unit does not start where the claim is not.",
+            _("A systemd unit"),
+            _("In its [Service] section; the unit does not start where the claim is not."),
             f"EnvironmentFile={directory}/env",
         ),
     ]
