@@ -97,14 +97,14 @@ def test_the_check_sees_what_is_left(template: str, left: list[str]) -> None:
     assert list(untranslated(template)) == left
 
 
-def form_kinds() -> set[type[forms.BaseForm]]:
+def form_kinds() -> set[type[forms.Form]]:
     """Every form that the pages' modules define."""
     modules = [import_module(".".join(file.relative_to(ROOT).with_suffix("").parts)) for file in PAGES]
     return {
         kind
         for module in modules
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, forms.BaseForm) and kind.__module__ == module.__name__
+        if isinstance(kind, type) and issubclass(kind, forms.Form) and kind.__module__ == module.__name__
     }
 
 
@@ -135,7 +135,7 @@ def test_what_a_page_answers_after_a_change_is_looked_up() -> None:
 
 
 def test_every_errors_title_is_translated() -> None:
-    kinds, titles = [GpucloudError], set()
+    kinds, titles = [GpucloudError], set[str]()
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()

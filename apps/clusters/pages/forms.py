@@ -27,8 +27,8 @@ TEXT = {"class": "form-control", "autocomplete": "off"}
 KUBECONFIG = {"class": "form-control code", "rows": 8, "autocomplete": "off", "spellcheck": "false"}
 
 
-def words(serializer: Any, name: str) -> "StrPromise":
-    """What the API says of the field, in the reader's language."""
+def words(serializer: Any, name: str) -> str:
+    """What the API says of the field, looked up in the reader's language when it is shown."""
     return _plain(serializer().fields[name].help_text)
 
 
@@ -44,14 +44,14 @@ def choice(label: "StrPromise", choices: Any, help_text: "str | StrPromise" = ""
     return forms.ChoiceField(label=label, choices=choices, help_text=help_text, widget=select, **more)
 
 
-def switch(label: "StrPromise", help_text: "StrPromise", **more: Any) -> forms.BooleanField:
+def switch(label: "StrPromise", help_text: "str | StrPromise", **more: Any) -> forms.BooleanField:
     """Yes or no."""
     box = forms.CheckboxInput(attrs={"class": "form-check-input"})
     return forms.BooleanField(label=label, required=False, help_text=help_text, widget=box, **more)
 
 
 def text(
-    label: "StrPromise", help_text: "StrPromise", *, example: str = "", pattern: str = "", **more: Any
+    label: "StrPromise", help_text: "str | StrPromise", *, example: str = "", pattern: str = "", **more: Any
 ) -> forms.CharField:
     """A line that may be empty."""
     widget = forms.TextInput(attrs={**TEXT, "placeholder": example})
@@ -60,7 +60,7 @@ def text(
     return forms.CharField(label=label, help_text=help_text, widget=widget, validators=checks, **more)
 
 
-def kubeconfig(help_text: "StrPromise") -> forms.CharField:
+def kubeconfig(help_text: "str | StrPromise") -> forms.CharField:
     """Credentials, as kubectl prints them."""
     area = forms.Textarea(attrs=KUBECONFIG)
     return forms.CharField(label=_("Kubeconfig"), required=False, max_length=100_000, help_text=help_text, widget=area)

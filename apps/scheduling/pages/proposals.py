@@ -29,7 +29,7 @@ CHANGES: Final = {
     "memory_mib": _("memory"),
     "lent_core": _("lent core"),
 }
-STATES = [
+STATES: Final[list[tuple[str, Any]]] = [
     ("", _("Waiting for a yes")),
     *((one.value, look(one).word) for one in ProposalState if one != "proposed"),
     ("all", _("All")),

@@ -32,7 +32,7 @@ COLUMNS = [
     "uid", "tenant", "resource", "pool", "amount", "until", "reason", "state", "offered_amount", "offered_until",
     "granted_amount", "granted_until", "words", "created_by", "created_at", "answered_by", "decided_at",
 ]  # fmt: skip
-STATES: Final = [
+STATES: Final[list[tuple[str, Any]]] = [
     ("", _("Waiting for an answer")),
     *((one.value, look(one).word) for one in RequestState),
     ("all", _("All")),
