@@ -17,7 +17,7 @@ def test_a_request_is_found_on_the_overview_and_approved(visitor: Visitor, platf
     platform.granted("POST", "quota-requests/", asked)
     page = visitor.page
     page.goto("/")
-    page.get_by_role("link", name="browser-asks asks for 50 more core_percent").click()
+    page.get_by_role("link", name="browser-asks asks for 50 % more core").click()
     expect(page.locator("#preview")).to_contain_text("Nothing is changed yet")
     page.get_by_label("In words", exact=True).fill("For this term.")
     page.get_by_role("button", name="Approve").click()

@@ -166,7 +166,7 @@ def test_a_request_is_asked_for_and_approved(cast: Cast, browser: SignIn) -> Non
     row = QuotaRequest.objects.get()
     olga = browser("olga")
     assert "a course" in text(olga.get("/requests/"))
-    assert "acme asks for 50 more core_percent" in text(olga.get("/"))
+    assert "acme asks for 50 % more core" in text(olga.get("/"))
     assert "Nothing is changed yet" in text(olga.get(f"/requests/{row.uid}/"))
     olga.post(f"/requests/{row.uid}/", {"act": "approve", "words": "", "version": row.version})
     assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 150

@@ -16,7 +16,9 @@ from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
+from apps.scheduling.pages.quotas import RESOURCE_WORDS
 from gpucloud.web.looks import Tone
+from gpucloud.web.tags import amount
 
 # A list that needs scrolling hides what it should show; the claims page has the rest.
 MOST: Final = 6
@@ -121,7 +123,7 @@ def _requests(principal: Principal) -> list[Notice]:
         Notice(
             "warn",
             "hourglass",
-            what.format(row.tenant, row.amount, row.resource),
+            what.format(row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]),
             row.words or row.reason,
             reverse("request", args=[row.uid]),
             row.created_at,

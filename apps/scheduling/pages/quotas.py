@@ -38,6 +38,13 @@ RESOURCES: Final = [
     (Resource.VGPUS.value, _("vGPUs")),
     (Resource.GPUS.value, _("Whole GPUs")),
 ]
+# Inside a sentence; `tenants/_resource.html` says the same.
+RESOURCE_WORDS: Final = {
+    "core_percent": _("core"),
+    "memory_mib": _("memory"),
+    "vgpus": _("vGPUs"),
+    "gpus": _("whole GPUs"),
+}
 RESOURCES_SAID: Final = _("Core: 100 percent are one GPU’s compute. vGPUs: pieces of GPUs.")
 
 
