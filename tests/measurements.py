@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
+
+from django.utils import timezone
 
 from agent import wire
 from apps.nodes.models import Gpu, LateFrames, Node, Sample, TelemetryMark, UsageFrame
@@ -27,6 +29,13 @@ def keep(samples: Iterable[Sample]) -> None:
     UsageFrame.objects.bulk_create(
         frame(node_id, at, seq, some) for seq, ((node_id, at), some) in enumerate(frames.items(), first)
     )
+
+
+def steady(assignment: Assignment, percent: float, *, seconds: int) -> None:
+    """It uses this much core in each of the last seconds."""
+    end = timezone.now()
+    moments = [end - timedelta(seconds=ago) for ago in range(1, seconds + 1)]
+    keep(Sample(assignment_uid=assignment.uid, at=at, core_percent=percent, memory_bytes=0) for at in moments)
 
 
 def tell(node: Node, usage: wire.Usage) -> None:

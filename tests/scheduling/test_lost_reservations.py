@@ -1,4 +1,4 @@
-"""Reservations on machines that are lost or given up, and one whose turn fails among others that are due."""
+"""Reservations on machines that are lost or given up, or not measured, and one whose turn fails among others."""
 
 import logging
 from datetime import timedelta
@@ -15,10 +15,12 @@ from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.claims import leases
 from apps.scheduling.services.claims.forgetting import forget_node
 from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.reserving import clock as reservations_clock
 from apps.scheduling.services.reserving.clock import drive
 from apps.scheduling.services.reserving.reservations import create_reservation, release_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, lose, placed, used
+from tests.measurements import steady
 from tests.scheduling.clock import START, Clock
 
 HOUR = timedelta(hours=1)
@@ -129,6 +131,38 @@ def test_a_lapsed_lease_that_fails_holds_up_no_other(
     clock.advance(seconds=90)
     assert leases.release_lapsed(now=clock.now) == 1
     assert [Claim.objects.get(pk=claim.pk).state for claim in claims] == ["pending", "released"]
+
+
+def test_a_quiet_share_says_nothing_of_one_that_is_not_measured(stage: Cast, clock: Clock) -> None:
+    change_pool(principal=SYSTEM, pool=stage.pool, reclaim_idle=True)
+    machine = Machine("gpu1", stage.pool, gpus=2)
+    row = book(stage, gpu_count=2, core_request=60, idle_percent=5, idle_seconds=60)
+    drive()
+    quiet, _ = [placed(stage, machine, reservation=now(row), core_request=60)[1] for _ in range(2)]
+    for _ in range(4):
+        clock.advance(seconds=61)
+        steady(quiet, 1.0, seconds=60)
+        drive()
+    assert (now(row).state, row.idle_since) == ("active", None)
+
+
+def test_what_was_idle_is_not_taken_back_while_its_machine_is_lost(stage: Cast, clock: Clock) -> None:
+    change_pool(principal=SYSTEM, pool=stage.pool, reclaim_idle=True)
+    machine = Machine("gpu1", stage.pool, gpus=1)
+    row = book(stage, idle_percent=5, idle_seconds=600)
+    drive()
+    _, quiet = placed(stage, machine, reservation=now(row), core_request=60)
+    clock.advance(seconds=660)
+    steady(quiet, 1.0, seconds=600)
+    drive()
+    assert now(row).idle_since == clock.now
+    clock.advance(seconds=130)
+    lose(machine)
+    drive()
+    assert (now(row).state, row.lost_since) == ("active", clock.now)
+    clock.advance(seconds=30)
+    drive()
+    assert (now(row).ending, row.lost_since) == ("idle", None), "control: heard again, it is known to be idle"
 
 
 def test_its_samples_are_not_added_up_in_every_turn(stage: Cast, clock: Clock) -> None:

@@ -4,9 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
-from apps.nodes.models import Sample
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim, Reservation, Round
@@ -20,7 +18,7 @@ from apps.scheduling.services.reserving.charges import ReservationFull, Reservat
 from apps.scheduling.services.reserving.clock import drive
 from apps.scheduling.services.reserving.reservations import create_reservation, release_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, lose, placed, used
-from tests.measurements import keep
+from tests.measurements import steady
 from tests.scheduling.clock import START, Clock
 
 HOUR = timedelta(hours=1)
@@ -345,20 +343,6 @@ def test_a_booking_does_not_mind_who_would_give_way(stage: Cast, machine: Machin
 # Idleness
 
 
-def measured(assignment: Assignment, percent: float, *, seconds: int) -> None:
-    """A sample for each of the last seconds."""
-    end = timezone.now()
-    keep(
-        Sample(
-            assignment_uid=assignment.uid,
-            at=end - timedelta(seconds=ago),
-            core_percent=percent,
-            memory_bytes=0,
-        )
-        for ago in range(1, seconds + 1)
-    )
-
-
 def claimed(stage: Cast, machine: Machine, clock: Clock) -> tuple[Reservation, Claim, Assignment]:
     row = book(stage, idle_seconds=60)
     clock.advance(hours=1)
@@ -369,12 +353,12 @@ def claimed(stage: Cast, machine: Machine, clock: Clock) -> tuple[Reservation, C
 def test_an_idle_one_is_reported_once_and_not_when_it_works_again(stage: Cast, machine: Machine, clock: Clock) -> None:
     row, _, assignment = claimed(stage, machine, clock)
     clock.advance(seconds=90)
-    measured(assignment, 1.0, seconds=60)
+    steady(assignment, 1.0, seconds=60)
     assert (drive(), drive()) == (1, 0)
     event = AuditEvent.objects.get(action="reservation.idle")
     assert event.after == {"used_percent": 1.7, "seconds": 60, "reclaimed": False}
     clock.advance(seconds=90)
-    measured(assignment, 50.0, seconds=60)
+    steady(assignment, 50.0, seconds=60)
     assert drive() == 1
     assert (now(row).state, row.idle_since) == ("active", None)
 
@@ -384,7 +368,7 @@ def test_an_idle_one_is_reclaimed_where_the_pool_says_so(stage: Cast, machine: M
     row, claim, assignment = claimed(stage, machine, clock)
     for _ in range(3):
         clock.advance(seconds=61)
-        measured(assignment, 1.0, seconds=60)
+        steady(assignment, 1.0, seconds=60)
         drive()
     assert (now(row).ending, state(claim)) == ("idle", "releasing")
 

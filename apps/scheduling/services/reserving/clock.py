@@ -45,9 +45,10 @@ def drive() -> int:
         (Q(state=ReservationState.BOOKED, start_at__lte=now), _begin),
         (Q(state=ReservationState.ACTIVE), _settle),
         (Q(state=ReservationState.ACTIVE, claimed_at=None, grace_seconds__isnull=False), _no_show),
-        (Q(state=ReservationState.ACTIVE, claimed_at__isnull=False, idle_percent__isnull=False), _idle),
         (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at__lt=now - FRESH, lost_since=None), _lost),
         (Q(lost_since__isnull=False), _found),
+        # After these: of a machine that is not heard nobody knows what is used.
+        (Q(state=ReservationState.ACTIVE, claimed_at__isnull=False, idle_percent__isnull=False), _idle),
     ]
     changed = 0
     for which, act in steps:

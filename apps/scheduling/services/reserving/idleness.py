@@ -12,17 +12,24 @@ ENOUGH = 0.5
 
 
 def used_percent(reservation: Reservation, *, now: datetime) -> float | None:
-    """Percent of the reserved core that its claims used in the last `idle_seconds`; None where it is not known."""
+    """Percent of the reserved core that its claims used in the last `idle_seconds`; None where it is not known.
+
+    It is known only where each share that is there was measured: a quiet one says nothing of one that is not heard.
+    """
     begin = now - timedelta(seconds=reservation.idle_seconds)
-    if reservation.started_at is None or reservation.started_at > begin:
+    if reservation.lost_since is not None or reservation.started_at is None or reservation.started_at > begin:
         return None
     claimed = Assignment.objects.filter(claim__reservation=reservation)
-    live = claimed.exclude(state=AssignmentState.RELEASED)
-    oldest = live.order_by("created_at").values_list("created_at", flat=True).first()
     samples = Sample.objects.filter(gpu=None, assignment_uid__in=claimed.values("uid"), at__gte=begin, at__lt=now)
     samples = samples.filter(node_id__in=claimed.values("gpu__node_id"))
-    seen = samples.aggregate(count=Count("pk"), core=Sum("core_percent", default=0.0))
-    if oldest is not None and seen["count"] < ENOUGH * (now - max(oldest, begin)).total_seconds():
-        return None
+    each = samples.order_by().values_list("assignment_uid").annotate(Count("at"), Sum("core_percent"))
+    count, core = {}, 0.0
+    for uid, number, percents in each:
+        count[uid] = number
+        core += percents
+    live = claimed.exclude(state=AssignmentState.RELEASED)
+    for uid, created_at in live.values_list("uid", "created_at"):
+        if count.get(uid, 0) < ENOUGH * (now - max(created_at, begin)).total_seconds():
+            return None
     reserved = reservation.core_request * reservation.gpu_count * reservation.idle_seconds
-    return 100.0 * float(seen["core"]) / reserved
+    return 100.0 * core / reserved
