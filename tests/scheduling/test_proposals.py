@@ -1,5 +1,8 @@
-"""What the rebalancer proposes: whose yes it waits for, what it says, and the bounds of a pool."""
+"""What the rebalancer proposes: whose yes it waits for, whose word comes before its own, and the bounds of a pool."""
 
+from typing import Any
+
+import pytest
 from django.db import connection
 
 from apps.quotas.api.pool_serializers import RebalanceBoundsSerializer
@@ -7,9 +10,10 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.core.rebalancing.values import Bounds
-from apps.scheduling.models import Proposal
+from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.lending import guarantees
 from apps.scheduling.services.rebalancing import proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from tests.cast import GIB, Cast, Machine, placed, used
@@ -109,6 +113,47 @@ def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock)
     finally:
         other.close()
     assert len(run(cast)) == 1
+
+
+@pytest.mark.parametrize("said", [{"core_limit": 50}, {"rebalance": False}], ids=["another", "opted-out"])
+def test_what_an_owner_sets_while_a_run_decides_stands(
+    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    claim, _ = placed(cast, machine, core_request=40)
+    measured(claim, clock, core_percent=39.5, throttled_percent=60)
+    assert [found.after for found in run(cast)] == [{"core_limit": 60}]
+    machine.obey()
+    measured(claim, clock, core_percent=20)
+    plan = proposals._plan
+
+    def overtaken(*what: Any) -> proposals.Found:
+        found = plan(*what)
+        resize_claim(principal=SYSTEM, claim=claim, **said)
+        return found
+
+    monkeypatch.setattr(proposals, "_plan", overtaken)
+    (found,) = run(cast)
+    assert (found.after, found.state) == ({"core_limit": 40}, "failed")
+    assert "The claim has changed since" in found.words
+    claim.refresh_from_db()
+    assert claim.core_limit == said.get("core_limit", 60)
+
+
+def test_a_change_that_fails_by_a_mistake_holds_up_no_other(
+    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = [placed(cast, machine, core_request=40, name=name)[0] for name in ("unlucky", "train")]
+    measured(claims[0], clock)
+    measured(claims[1], clock)
+    lend = guarantees.lend
+
+    def raising(*, claim: Claim, **how: Any) -> Claim:
+        if claim.name == "unlucky":
+            raise ZeroDivisionError("as if by a mistake")
+        return lend(claim=claim, **how)
+
+    monkeypatch.setattr(guarantees, "lend", raising)
+    assert [(found.claim.name, found.state) for found in run(cast)] == [("train", "applied")]
 
 
 def test_the_bounds_of_a_pool_are_those_of_the_policies(cast: Cast) -> None:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.db import connection, transaction
@@ -83,7 +84,9 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
             found = _plan(pool, now)
             if principal != REBALANCER:
                 _note(found, principal)
-        return replace(found, proposals=[_take(proposal) for proposal in found.proposals], dry_run=False)
+        taken: list[Proposal] = []
+        each(found.proposals, partial(_take_into, taken))
+        return replace(found, proposals=taken, dry_run=False)
     finally:
         _lead(pool, "pg_advisory_unlock")
 
@@ -193,6 +196,12 @@ def _proposal(pool: Pool, claim: Claim, change: Change) -> Proposal:
     )
 
 
+def _take_into(taken: list[Proposal], proposal: Proposal) -> int:
+    taken.append(_take(proposal))
+    return 1
+
+
+@transaction.atomic
 def _take(proposal: Proposal) -> Proposal:
     """Carry it out where the pool and its kind allow that, else propose it."""
     allowed = proposal.pool.rebalance_mode == RebalanceMode.APPLY and proposal.kind in CARRIED_OUT
@@ -223,32 +232,40 @@ def _proposed(proposal: Proposal) -> Proposal:
     return proposal
 
 
+@transaction.atomic
 def act(proposal: Proposal, *, principal: Principal) -> None:
-    """Change the claim as proposed, by the services that anybody uses. Raises whatever they raise."""
-    claim = proposal.claim
+    """Change the claim as proposed, by the services that anybody uses. Raises ProposalStale, and whatever they raise.
+
+    Under the claim's lock: what its owner, or anybody, has set since the run looked stands.
+    """
+    claim = locked(proposal.claim)
+    _refuse_stale(proposal, claim, principal)
     if proposal.kind in (ProposalKind.LEND, ProposalKind.GIVE_BACK):
         guarantees.lend(principal=principal, claim=claim, core=proposal.after["lent_core"], why=proposal.explanation)
         return
-    with transaction.atomic():
-        claim = locked(claim)
-        asked = claim.asked_core_limit or claim.core_limit
-        changed = resize_claim(principal=principal, claim=claim, **proposal.after)
-        facts: dict[str, Any] = {"rebalanced_at": timezone.now()}
-        if proposal.kind == ProposalKind.LIMIT:
-            facts["asked_core_limit"] = None if changed.core_limit == asked else asked
-        changed.change(**facts)
+    asked = claim.asked_core_limit or claim.core_limit
+    changed = resize_claim(principal=principal, claim=claim, **proposal.after)
+    facts: dict[str, Any] = {"rebalanced_at": timezone.now()}
+    if proposal.kind == ProposalKind.LIMIT:
+        facts["asked_core_limit"] = None if changed.core_limit == asked else asked
+    changed.change(**facts)
+
+
+def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> None:
+    stale = [name for name, value in proposal.before.items() if getattr(claim, name) != value]
+    if principal == REBALANCER and not claim.rebalance:
+        stale.append("rebalance")
+    if stale:
+        raise ProposalStale(
+            f"The claim has changed since ({', '.join(sorted(stale))}): the next run looks anew.",
+            before=proposal.before,
+        )
 
 
 @transaction.atomic
 def accept(*, principal: Principal, proposal: Proposal, versions: etags.Versions = None) -> Proposal:
-    """Say yes: the claim is changed now. Raises WrongState, ProposalStale, and what the change itself raises."""
+    """Say yes: the claim is changed now. Raises WrongState, and what `act` raises."""
     proposal = _locked(proposal, principal, versions)
-    claim = proposal.claim
-    if stale := {name: value for name, value in proposal.before.items() if getattr(claim, name) != value}:
-        raise ProposalStale(
-            f"The claim has changed since ({', '.join(sorted(stale))}): dismiss this, the next run looks anew.",
-            before=proposal.before,
-        )
     act(proposal, principal=principal)
     return _answered(proposal, ProposalState.APPLIED, principal)
 
