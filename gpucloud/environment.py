@@ -118,7 +118,7 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
         facts = conninfo_to_dict(url)
     except ProgrammingError as error:
         raise ImproperlyConfigured(f"{name} is not a PostgreSQL URL: {error}") from error
-    entry: dict[str, Any] = {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": 0}
+    entry: dict[str, Any] = {"ENGINE": "gpucloud.database", "CONN_MAX_AGE": 0}
     for key, theirs in {
         "NAME": "dbname",
         "USER": "user",

@@ -6,6 +6,7 @@ anything is sent.
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,8 @@ from urllib.parse import parse_qs
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.core.exceptions import ValidationError
+from django.db import DatabaseError
+from redis.exceptions import RedisError
 
 from apps.nodes.models import Node
 from apps.quotas import principals
@@ -23,7 +26,11 @@ from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
 from gpucloud import hub
 
+logger = logging.getLogger(__name__)
+
 CLOSE_DENIED = 4403
+# As RFC 6455 has it: the page connects again.
+CLOSE_FAILED = 1011
 # A right that was taken away ends what it let in within a minute.
 ASK_AGAIN_SECONDS = 60.0
 # A page that does not take this much is told the newest only.
@@ -65,6 +72,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _may_watch(self) -> tuple[str, ...]:
         self.checked = time.monotonic()
         query = {name: values[0] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
+        if any("\0" in value for value in query.values()):
+            return ()  # nothing is called so, and the database takes no such text
         return await database_sync_to_async(_groups)(self.scope.get("session"), self.scope.get("user"), query)
 
     async def disconnect(self, code: int) -> None:
@@ -75,14 +84,22 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await hub.here().leave(group, self.hear)
 
     async def _tell(self, said: "asyncio.Queue[hub.Message]") -> None:
-        """Now and then the session is asked again whether it still may. A page that is gone ends it."""
-        with suppress(OSError):
-            while True:
-                message = await said.get()
-                if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
-                    await self.close(CLOSE_DENIED, "signed out, or no longer yours")
-                    return
-                await self.send(_text(message))
+        """Until the page is gone, or may see no more. One that can be told no more is closed: it would look live."""
+        with suppress(OSError):  # it is gone
+            try:
+                await self._tell_on(said)
+            except (DatabaseError, RedisError) as error:
+                logger.warning("a page is closed, to come again: %r", error)
+                await self.close(CLOSE_FAILED, "come again")
+
+    async def _tell_on(self, said: "asyncio.Queue[hub.Message]") -> None:
+        """Now and then the session is asked again whether it still may."""
+        while True:
+            message = await said.get()
+            if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
+                await self.close(CLOSE_DENIED, "signed out, or no longer yours")
+                return
+            await self.send(_text(message))
 
 
 def _text(message: hub.Message) -> str:

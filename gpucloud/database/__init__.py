@@ -1,0 +1,1 @@
+"""The database's back end for Django: its PostgreSQL, with an eye on pooled connections."""
