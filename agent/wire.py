@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 VERSION: Final = 1
-# A node of 16 GPUs with 32 assignments each stays under 200 KiB; more is not a node's frame.
+# Of an agent's frame. A node of 16 GPUs with 32 assignments each stays under 200 KiB; more is not a node's frame.
 MAX_FRAME_BYTES = 1 << 20
 MAX_GPUS = 64
 MAX_ASSIGNMENTS = 4096
@@ -346,6 +346,19 @@ FromServer = Welcome | Desired | Ack | Ping
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
+
+
+# At its longest, in every word the character that JSON writes longest.
+_UID, _WORD = "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "\1" * 200
+_GPU, _MOST = f"GPU-{_UID}", 2**63 - 1
+_LONGEST = Assignment(
+    uid=_UID, claim_uid=_UID, tenant=_WORD, gpu_uuid=_GPU, generation=_MOST, core_request=100, core_limit=100,
+    memory_bytes=_MOST, secret_digest="0" * 64, claim_name=_WORD, pod_uid=_WORD, present=False,
+    sharing=Sharing(policy="weighted", weight=1000, best_effort=True, ceiling=99, parts=16),
+    pod=Pod(namespace="\1" * 63, name="\1" * 253, container="\1" * 63),
+)  # fmt: skip
+# What an agent must be able to read: that many of these; beside them a moment for each GPU fits into an agent's frame.
+MAX_DESIRED_BYTES: Final = MAX_ASSIGNMENTS * (len(_encoder.encode(_LONGEST)) + 1) + MAX_FRAME_BYTES
 
 
 class MalformedFrame(ValueError):

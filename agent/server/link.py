@@ -115,11 +115,11 @@ class Link:
         return connect(
             self._url,
             additional_headers={"Authorization": f"Bearer {self._credential}"},
-            max_size=wire.MAX_FRAME_BYTES,
+            max_size=wire.MAX_DESIRED_BYTES,
             ping_interval=KEEPALIVE_SECONDS,
             ping_timeout=KEEPALIVE_SECONDS,
             close_timeout=1,
-            # Frames are small and local networks fast: compression would only cost the node time.
+            # Most frames are small and local networks fast: compression would only cost the node time.
             compression=None,
             proxy=None if is_loopback(self._url) else True,
         )

@@ -42,3 +42,23 @@ def test_a_server_refuses_what_it_does_not_know() -> None:
     text = wire.encode(wire.Observed(frame=1, assignments=[]))
     with pytest.raises(wire.MalformedFrame, match="of_tomorrow"):
         wire.decode_from_agent(json.dumps(newer(json.loads(text))))
+
+
+def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called() -> None:
+    words = dict.fromkeys(("tenant", "claim_name", "pod_uid"), "\x1f" * 200)
+    pod = {"namespace": "\x1f" * 63, "name": "\x1f" * 253, "container": "\x1f" * 63}
+    longest = {**ASSIGNMENT, **words, "pod": pod, "generation": 2**63 - 1, "memory_bytes": 2**63 - 1, "present": False}
+    longest["sharing"] = {"policy": "weighted", "weight": 1000, "best_effort": True, "ceiling": 99, "parts": 16}
+    frame = {"type": "desired", "v": 1, "frame": 2**31 - 1, "assignments": [longest]}
+    known = wire.decode_from_server(json.dumps(frame))
+    assert isinstance(known, wire.Desired)
+    cleared = {f"GPU-{UID[:-2]}{number:02d}": 1e11 / 3 for number in range(wire.MAX_GPUS)}
+    policy = wire.NodePolicy(audit="fence", cleared=cleared)
+    full = wire.Desired(
+        frame=2**31 - 1, policy=policy, mend=False, assignments=known.assignments * wire.MAX_ASSIGNMENTS
+    )
+    assert wire.decode_from_server(wire.encode(full)) == full
+    assert 0.9 * wire.MAX_DESIRED_BYTES < len(wire.encode(full)) <= wire.MAX_DESIRED_BYTES
+    for name in words:
+        with pytest.raises(wire.MalformedFrame, match="200"):
+            wire.decode_from_server(json.dumps({**frame, "assignments": [{**longest, name: "x" * 201}]}))

@@ -105,6 +105,20 @@ async def test_a_node_that_cannot_be_read_hears_so_and_holds_up_no_other(monkeyp
     assert (told, failed) == ({6: ["6"], 7: [], 8: [], 9: ["9"]}, [7])
 
 
+@pytest.mark.parametrize("most", [1, 2])
+async def test_a_node_with_more_than_its_agent_takes_keeps_what_it_was_told(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int
+) -> None:
+    state = wire.Desired(frame=1, assignments=[wire._LONGEST] * 2)
+    monkeypatch.setattr(registry.claims(), "desired", lambda node_ids: dict.fromkeys(node_ids, state))
+    monkeypatch.setattr(wire, "MAX_ASSIGNMENTS", most)
+    reader, told = Wanted(), list[str]()
+    reader.ask(machine.node.pk, told.append, fail)
+    await eventually(lambda: reader._reading is None)
+    assert told == ([] if most == 1 else [wire.encode(state)])
+    assert ("node gpu1 has 2 assignments and an agent takes 1" in caplog.text) == (most == 1)
+
+
 async def test_an_agent_whose_node_cannot_be_read_is_told_to_come_again(
     agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:

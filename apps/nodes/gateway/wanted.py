@@ -16,6 +16,7 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 
 from agent import wire
 from apps.nodes.gateway import registry
+from apps.nodes.models import Node
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +91,24 @@ def _answer(text: str | None, told: Told, failed: Failed) -> None:
 def _texts(node_ids: Sequence[int]) -> dict[int, str]:
     close_old_connections()
     try:
-        return {node_id: wire.encode(state) for node_id, state in registry.claims().desired(node_ids).items()}
+        states = registry.claims().desired(node_ids)
+        return {node_id: wire.encode(state) for node_id, state in states.items() if not _too_many(node_id, state)}
     finally:
         close_old_connections()
+
+
+def _too_many(node_id: int, state: wire.Desired) -> bool:
+    """An agent refuses such a frame, and what is left out of one it ends: it keeps what it was told last."""
+    number, most = len(state.assignments), wire.MAX_ASSIGNMENTS
+    if number > most:
+        name = Node.objects.values_list("name", flat=True).get(pk=node_id)
+        logger.error(
+            "node %s has %d assignments and an agent takes %d: it is told of no change",
+            name,
+            number,
+            wire.MAX_ASSIGNMENTS,
+        )
+    return number > wire.MAX_ASSIGNMENTS
 
 
 _wanted: "WeakKeyDictionary[asyncio.AbstractEventLoop, Wanted]" = WeakKeyDictionary()
