@@ -7,8 +7,11 @@ import msgspec
 from agent import wire
 from apps.nodes.models import Condition, Gpu
 from apps.quotas.models import AuditEvent
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim
+from apps.scheduling.pages import attention
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, gpu_uuid, placed
@@ -131,6 +134,10 @@ def test_a_pool_that_fences_keeps_claims_off_until_an_operator_lifts_the_fence(
     say(machine, excess())
     fenced = cast.olga.get("nodes/gpu1/").body
     assert (fenced["state"], fenced["fenced_why"]) == ("fenced", "Process 7 is unlimited.")
+    notices = [(notice.title, notice.detail) for notice in attention.notices(SYSTEM)]
+    assert notices == [
+        ("Node gpu1 is fenced", "Process 7 is unlimited. It takes no new claims until the fence is lifted.")
+    ]
     claim = ask(cast)
     run_round(cast.pool)
     claim.refresh_from_db()
@@ -169,6 +176,16 @@ def test_an_operator_clears_a_gpu_and_its_agent_hears_of_it(cast: Cast, machine:
     assert machine.gpu(1).unhealthy == "XID 79"
     say(machine, good("NoXidErrors", gpu=1))
     assert machine.gpu(1).unhealthy == ""
+
+
+def test_a_node_that_moves_to_a_pool_with_other_rules_has_them_told(cast: Cast, machine: Machine) -> None:
+    tenants.create_pool(principal=SYSTEM, name="strict")
+    cast.olga.patch("pools/strict/", {"audit_policy": "kill"})
+    machine.node.refresh_from_db()
+    frame = machine.node.frame
+    assert cast.olga.patch("nodes/gpu1/", {"pool": "strict"}).status == 200
+    state = desired_state(machine.node)
+    assert (state.policy, state.frame) == (wire.NodePolicy(audit="kill"), frame + 1)
 
 
 def test_a_pool_as_it_usually_is_sends_older_agents_nothing_new(cast: Cast, machine: Machine) -> None:

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from agent import metrics as agents
 from agent import wire
-from apps.nodes.models import Gpu
+from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
@@ -159,16 +159,18 @@ def test_the_platform_tells_pools_queues_nodes_quotas_and_claims(cast: Cast, mac
     ask(cast, tenant=cast.globex)
     lost = Machine("gpu2", cast.pool)
     lose(lost)
+    Node.objects.filter(pk=Machine("gpu3", cast.pool).node.pk).update(fenced_at=timezone.now())
     give(cast.acme, pool=cast.pool, vgpus=5)
     told = scrape(cast.olga)
     assert told.value("gpucloud_queue_claims", pool="default", state="pending") == 1
     assert told.value("gpucloud_queue_claims", pool="default", state="queued") == 0
     assert 0 < told.value("gpucloud_queue_oldest_seconds", pool="default") < 60
     assert told.value("gpucloud_claims", tenant="acme", pool="default", state="active") == 1
-    assert told.value("gpucloud_nodes", pool="default", state="ready") == 1
+    for state in ("ready", "fenced"):
+        assert told.value("gpucloud_nodes", pool="default", state=state) == 1
     assert told.value("gpucloud_nodes", pool="default", state="lost") == 1
-    assert told.value("gpucloud_agents_connected") == 1
-    assert told.value("gpucloud_gpus", pool="default") == 8
+    assert told.value("gpucloud_agents_connected") == 2
+    assert told.value("gpucloud_gpus", pool="default") == 12
     assert told.value("gpucloud_core_percent_promised", pool="default") == 30
     assert told.value("gpucloud_memory_mib_promised", pool="default") == 8 * GIB
     assert told.value("gpucloud_quota_hard", tenant="acme", pool="*", resource="core_percent") == math.inf

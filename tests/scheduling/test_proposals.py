@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from apps.nodes.models import Gpu
 from apps.quotas.api.pool_serializers import RebalanceBoundsSerializer
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
@@ -38,6 +39,15 @@ def test_what_costs_its_owner_something_waits_for_a_yes(cast: Cast, machine: Mac
     assert cast.max.post(f"{path}accept/").code == "wrong-state"
     actions = [row["action"] for row in cast.anna.get("audit/?object_type=proposal").body["results"]]
     assert actions == ["proposal.accept"]
+
+
+def test_no_more_is_proposed_than_is_left_beside_what_is_used_without_a_claim(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    claim, _ = placed(cast, machine, core_request=40, core_limit=100)
+    Gpu.objects.update(core_outside=50)
+    measured(claim, clock, core_percent=45, throttled_percent=60)
+    assert [found.after for found in run(cast)] == [{"core_request": 50}]
 
 
 def test_a_proposal_of_less_memory_is_never_below_what_is_in_use(cast: Cast, machine: Machine, clock: Clock) -> None:

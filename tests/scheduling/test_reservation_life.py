@@ -239,6 +239,19 @@ def test_without_quota_it_waits_with_the_reason_and_is_given_back_after_its_grac
     agree()
 
 
+def test_one_that_waits_for_quota_past_its_start_can_be_extended(stage: Cast, machine: Machine, clock: Clock) -> None:
+    row = book(stage, grace_seconds=None)
+    placed(stage, Machine("gpu2", stage.pool, gpus=2), core_request=100, gpu_count=2)
+    clock.advance(hours=2)
+    drive()
+    assert now(row).state == "booked"
+    path = f"reservations/{row.uid}/"
+    longer = stage.max.patch(path, {"end_at": f"{START + 5 * HOUR:%Y-%m-%dT%H:%M:%SZ}"}, If_Match="*")
+    assert (longer.status, longer.body["end_at"]) == (200, "2026-06-15T17:00:00Z")
+    earlier = stage.max.patch(path, {"start_at": f"{START + HOUR:%Y-%m-%dT%H:%M:%SZ}"}, If_Match="*")
+    assert earlier.code == "window-invalid"
+
+
 def test_a_release_never_fails_where_the_quota_was_lowered_meanwhile(
     stage: Cast, machine: Machine, clock: Clock
 ) -> None:

@@ -157,8 +157,8 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
     before = {name: str(getattr(node, name)) for name in values}
     more: dict[str, Any] = {}
-    if values.get("repair_drift", node.repair_drift) != node.repair_drift:
-        # What changes the desired state is sent by the repair of pushes, within seconds.
+    if any(values.get(name, getattr(node, name)) != getattr(node, name) for name in ("pool", "repair_drift")):
+        # What changes the desired state (a pool has its own rules) is sent by the repair of pushes, within seconds.
         more["frame"] = node.frame + 1
     if values.get("cordoned") is False:
         more |= {"draining_at": None, "drain_grace_seconds": None}

@@ -65,7 +65,9 @@ def idle() -> Iterator[GaugeMetricFamily]:
 def nodes() -> Iterator[GaugeMetricFamily]:
     """Machines by their one word, and whose agent is heard of."""
     family = GaugeMetricFamily(
-        "gpucloud_nodes", "Nodes by state: ready, unhealthy, cordoned, lost, awaiting-agent.", labels=["pool", "state"]
+        "gpucloud_nodes",
+        "Nodes by state: ready, unhealthy, fenced, cordoned, lost, awaiting-agent.",
+        labels=["pool", "state"],
     )
     agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was heard of in the last 10 s.")
     behind = GaugeMetricFamily(
@@ -77,8 +79,9 @@ def nodes() -> Iterator[GaugeMetricFamily]:
     heard = Q(last_seen_at__gt=timezone.now() - FRESH)
     never, connected = Q(last_seen_at=None), 0
     states = {
-        "ready": heard & Q(cordoned=False, unhealthy=""),
-        "unhealthy": heard & Q(cordoned=False) & ~Q(unhealthy=""),
+        "ready": heard & Q(cordoned=False, fenced_at=None, unhealthy=""),
+        "unhealthy": heard & Q(cordoned=False, fenced_at=None) & ~Q(unhealthy=""),
+        "fenced": heard & Q(cordoned=False, fenced_at__isnull=False),
         "cordoned": heard & Q(cordoned=True),
         "lost": ~never & ~heard,
         "awaiting-agent": never,

@@ -50,8 +50,10 @@ def _nodes() -> list[Notice]:
     missing = Gpu.objects.filter(present=False, node__last_seen_at__gte=now - FRESH).select_related("node")
     sick = Gpu.objects.exclude(unhealthy="").select_related("node")
     ill = Node.objects.exclude(unhealthy="")
+    fenced = Node.objects.filter(fenced_at__isnull=False)
     return [
         *(_gone(node) for node in gone[:MOST]),
+        *(_fenced(node) for node in fenced[:MOST]),
         *(_sick(_("Node {0}").format(node.name), node.unhealthy, node) for node in ill[:MOST]),
         *(_sick(_("GPU {0} of {1}").format(gpu.index, gpu.node.name), gpu.unhealthy, gpu.node) for gpu in sick[:MOST]),
     ] + [
@@ -75,6 +77,12 @@ def _gone(node: Node) -> Notice:
         )
     detail = _("No sign of life. Its programs keep their last limits, and its claims keep their share.")
     return Notice("bad", "plug-connected-x", _("Node {0} is lost").format(node.name), detail, url, node.last_seen_at)
+
+
+def _fenced(node: Node) -> Notice:
+    detail = _("{0} It takes no new claims until the fence is lifted.").format(node.fenced_why)
+    title = _("Node {0} is fenced").format(node.name)
+    return Notice("bad", "alert-triangle", title, detail, reverse("node", args=[node.name]), node.fenced_at)
 
 
 def _sick(what: str, words: str, node: Node) -> Notice:

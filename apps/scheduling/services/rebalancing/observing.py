@@ -40,7 +40,7 @@ SELECT claim.uid, claim.core_request, claim.core_limit, claim.memory_mib,
     extract(epoch FROM claim.rebalanced_at)::bigint,
     min(use.measured), max(use.mean), max(use.p95), coalesce(max(use.latest), 0),
     max(use.throttled), coalesce(max(use.throttled_latest), 0), max(use.memory_p95), max(use.memory_most),
-    min(100 - gpu.core_used)
+    min(100 - gpu.core_used - gpu.core_outside)
 FROM scheduling_claim claim
 JOIN scheduling_assignment assignment
     ON assignment.claim_id = claim.id AND assignment.state IN ('in_force', 'over_limit')

@@ -149,7 +149,7 @@ def change_reservation(
         setattr(reservation, name, value)
     told: dict[str, Any] = {}
     if {"start_at", "end_at"} & values.keys():
-        _rebook(reservation, principal)
+        _rebook(reservation, principal, begins=values.get("start_at"))
         if reservation.state == ReservationState.BOOKED:
             # Why it could not begin was said of the window before.
             told = {"reason": None}
@@ -243,12 +243,12 @@ def _refuse_wrong_state(reservation: Reservation, values: dict[str, Any]) -> Non
         raise WrongState("Its window has begun: only its end can be moved.", state=reservation.state)
 
 
-def _rebook(reservation: Reservation, principal: Principal) -> None:
-    """Find room for the changed window: on its own GPUs, or, where nothing of it runs yet, on others."""
-    if reservation.state == ReservationState.BOOKED:
-        refuse_window(reservation.start_at, reservation.end_at)
-    else:
-        refuse_window(timezone.now(), reservation.end_at)
+def _rebook(reservation: Reservation, principal: Principal, *, begins: datetime | None) -> None:
+    """Find room for the changed window: on its own GPUs, or, where nothing of it runs yet, on others.
+
+    `begins`: None where its beginning is left as it is; that may be over, for one that waits for quota too.
+    """
+    refuse_window(begins or max(reservation.start_at, timezone.now()), reservation.end_at)
     length = reservation.end_at - reservation.start_at
     limit_ranges.check(reservation.tenant, reservation.pool, {"time_limit_seconds": int(length.total_seconds())})
     lock(reservation.pool, reservation.tenant)
