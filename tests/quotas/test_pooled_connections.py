@@ -16,8 +16,8 @@ def opened(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[l
     facts: dict[str, Any] = dict(connection.settings_dict)
     pool = {"min_size": 1, "max_size": IDLE, "timeout": 10}
     facts["OPTIONS"] = {**facts["OPTIONS"], "application_name": "pooled", "pool": pool}
-    engine = getattr(request, "param", type(connections["default"]))
-    threads = [engine(facts, alias="pooled") for _ in range(IDLE)]
+    engine: Any = getattr(request, "param", connections["default"].__class__)
+    threads: list[DatabaseWrapper] = [engine(facts, alias="pooled") for _ in range(IDLE)]
     for thread in threads:
         thread.connect()
     for thread in threads:
