@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext
 
 from apps.quotas.models import Role, Tenant, Token, User
 from gpucloud.errors import Denied
@@ -83,12 +83,13 @@ class Principal:
     def require_operator(self) -> None:
         """Raises RoleMissing unless the caller runs the platform."""
         if not self.is_operator:
-            raise RoleMissing(gettext_noop("Only an operator may do this."), role="operator")
+            raise RoleMissing(gettext("Only an operator may do this."), role="operator")
 
     def require_role(self, tenant: Tenant, least: str) -> None:
         """Raises RoleMissing. Say first, by `visible_to`, that a foreign tenant does not exist."""
         if not self.is_operator and tenant.pk not in self.with_role(least):
-            raise RoleMissing(f"This needs the role {least} in tenant {tenant.slug}.", role=str(least))
+            said = gettext("This needs the role {0} in tenant {1}.")
+            raise RoleMissing(said.format(str(Role(least).label).lower(), tenant.slug), role=str(least))
 
 
 SYSTEM = Principal(name="system", is_operator=True)

@@ -54,6 +54,9 @@ def test_a_refusal_names_its_kind_in_the_readers_language(cast: Cast, browser: S
     denied = browser("anna").get("/nodes/", headers=CHINESE)
     assert denied.status_code == 403
     assert "只有營運人員可以這麼做。" in denied.content.decode()
+    lacking = browser("max").post("/tenants/acme/members/", {"username": "vera", "role": "admin"}, headers=CHINESE)
+    assert lacking.status_code == 403
+    assert "需要租戶 acme 的管理員角色。" in lacking.content.decode()
 
 
 def test_what_was_done_is_said_in_the_readers_language(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -69,7 +69,9 @@ def kubeconfig(help_text: "str | StrPromise") -> forms.CharField:
 class SettingsForm(ServiceForm):
     """How a cluster's pods are placed and its quotas kept."""
 
-    placement = choice(_("Placement"), Placement.choices, words(ClusterSerializer, "placement"))
+    placement = choice(
+        _("Placement"), [(name, name) for name in Placement.values], words(ClusterSerializer, "placement")
+    )
     sync_quotas = switch(_("Write quotas"), words(ClusterSerializer, "sync_quotas"))
     strict = switch(_("Strict"), words(ClusterSerializer, "strict"))
     agent_account = text(

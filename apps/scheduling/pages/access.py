@@ -9,7 +9,6 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import patch_vary_headers
-from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.gzip import gzip_page
 
@@ -38,7 +37,7 @@ def page(view: PageView[P]) -> View[P]:
         try:
             response = view(request, principal, *args, **kwargs)
         except Denied as refused:
-            raise PermissionDenied(gettext(refused.detail)) from refused
+            raise PermissionDenied(refused.detail) from refused
         except Missing as missing:
             raise Http404(missing.detail) from missing
         patch_vary_headers(response, ["HX-Request"])

@@ -24,11 +24,11 @@ COLUMNS = [
     "key", "name", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at", "revoked_at",
 ]  # fmt: skip
 DAYS: Final = [
-    ("7", _("a week")),
-    ("30", _("30 days")),
-    ("90", _("90 days")),
-    ("365", _("a year")),
-    ("", _("never")),
+    ("7", _("in a week")),
+    ("30", _("in 30 days")),
+    ("90", _("in 90 days")),
+    ("365", _("in a year")),
+    ("", _("not by itself")),
 ]
 READS: Final = tuple(scope for scope in SCOPES if scope.endswith(":read"))
 MAY: Final = [("all", _("Read and change")), ("read", _("Only read"))]
@@ -59,7 +59,7 @@ class TokenForm(ServiceForm):
     )
     may = forms.ChoiceField(label=_("It may"), choices=MAY, widget=forms.Select(attrs={"class": "form-select"}))
     days = forms.ChoiceField(
-        label=_("It ends after"), choices=DAYS, required=False, widget=forms.Select(attrs={"class": "form-select"})
+        label=_("It ends"), choices=DAYS, required=False, widget=forms.Select(attrs={"class": "form-select"})
     )
     cidrs = forms.CharField(
         label=_("Only from"),
