@@ -34,6 +34,8 @@ environment:
   GPUCLOUD_CLUSTER       enrol by the word of this cluster (its name at the server), without a one-time token
   GPUCLOUD_CLUSTER_TOKEN file of the pod's token for that (else /var/run/secrets/gpucloud/token)
   GPUCLOUD_CGROUPS       off: a claim's programs stay in the control groups that they came from (on)
+  GPUCLOUD_HEALTH_HOLD_SECONDS  a GPU that recovered takes no new claims for so long (300)
+  GPUCLOUD_LEAST_FREE_MIB       with less room in the state or run directory the node says so (16)
   GPUCLOUD_DRIFT_SECONDS between two looks for pages that somebody changed (5)
   GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause between two tries to connect (8)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 from agent.install import install, uninstall, unpack
@@ -88,9 +89,9 @@ def _upgrade(options: argparse.Namespace) -> int:
     def fetch() -> None:
         if not server.startswith(("http://", "https://")):
             raise install.Refused("GPUCLOUD_SERVER names no server.")
-        told = json.loads(_get(f"{server}/agent/bundle.json"))
-        content = _get(f"{server}{told['path']}")
-        if hashlib.sha256(content).hexdigest() != told["sha256"]:
+        path, digest = _offered(server)
+        content = _get(f"{server}{path}")
+        if hashlib.sha256(content).hexdigest() != digest:
             raise install.Refused("What the server sent is not what it says that it sends; nothing was changed.")
         with tempfile.NamedTemporaryFile(suffix=".pyz") as file:
             file.write(content)
@@ -103,9 +104,25 @@ def _upgrade(options: argparse.Namespace) -> int:
     return _answer(options, fetch)
 
 
+def _offered(server: str) -> tuple[str, str]:
+    """Where the server's bundle lies, and its digest. Raises Refused, OSError."""
+    text = _get(f"{server}/agent/bundle.json")
+    try:
+        told = json.loads(text)
+        path, digest = told["path"], told["sha256"]
+    except (ValueError, LookupError, TypeError):
+        path = digest = None
+    if not isinstance(digest, str) or not isinstance(path, str) or not path.startswith("/"):
+        raise install.Refused(f"What answers at {server} is no gpucloud server; nothing was changed.")
+    return path, digest
+
+
 def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310 - http or https, see above
-        content: bytes = answer.read(MAX_BUNDLE_BYTES)
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310 - http or https, see above
+            content: bytes = answer.read(MAX_BUNDLE_BYTES)
+    except HTTPException as error:
+        raise OSError(f"What answers at {url} speaks no HTTP: {error!r}") from error
     return content
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent.__main__ import RUN_MORE
 from deploy.demo.programs import CONTROL_PLANE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -139,3 +140,9 @@ def test_the_licence_is_there_in_full() -> None:
 
 def test_the_changelog_has_a_place_for_what_comes() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_agents_help_names_every_setting_that_it_reads() -> None:
+    read = set(re.findall(r"\"(GPUCLOUD_[A-Z_]+)\"", (ROOT / "agent" / "settings.py").read_text()))
+    assert len(read) > 10
+    assert read - set(re.findall(r"^  (GPUCLOUD_[A-Z_]+)\b", RUN_MORE, re.MULTILINE)) == set()
