@@ -248,10 +248,6 @@ class Conditions(Frame, frozen=True, kw_only=True):
     conditions: Annotated[list[Condition], Meta(max_length=MAX_CONDITIONS)]
 
 
-class Pong(Frame, frozen=True, kw_only=True):
-    """Agent → server: answer to `ping`."""
-
-
 class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Server → agent: the hello was accepted. The `desired` that follows counts whatever its frame number."""
 
@@ -336,12 +332,8 @@ class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     seq: Annotated[int, Meta(ge=1)]
 
 
-class Ping(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Server → agent: are you there?"""
-
-
-FromAgent = Hello | Observed | Usage | Event | Conditions | Pong
-FromServer = Welcome | Desired | Ack | Ping
+FromAgent = Hello | Observed | Usage | Event | Conditions
+FromServer = Welcome | Desired | Ack
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

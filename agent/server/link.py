@@ -155,8 +155,6 @@ class Link:
                     first = False
                 case wire.Ack():
                     self._outbox.acknowledge(frame.seq)
-                case wire.Ping():
-                    self._outbox.put(wire.Pong())
                 case wire.Welcome():
                     raise wire.MalformedFrame("a second welcome")
                 case _:

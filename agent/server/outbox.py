@@ -1,9 +1,9 @@
 """What waits to be sent to the server, in the order in which it matters; the connection's one writer takes from here.
 
-Five kinds, each with its own promise. A pong is sent once, on the connection that asked for it. An event is sent
-once, on this connection or the next. `observed` is a level: only the newest matters, so it is a mark here and is read
-off the node when its turn comes; conditions likewise. Usage is a history: each frame has a sequence number and is kept,
-and sent again on every new connection, until the server says that it is stored.
+Four kinds, each with its own promise. An event is sent once, on this connection or the next. `observed` is a level:
+only the newest matters, so it is a mark here and is read off the node when its turn comes; conditions likewise. Usage
+is a history: each frame has a sequence number and is kept, and sent again on every new connection, until the server
+says that it is stored.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ MAX_USAGE_BYTES = 16 << 20
 # Sent and not acknowledged yet. An agent that was away sends what it kept in step with what the server stores: a
 # thousand of them that come back together wait for it, not it for them.
 MAX_IN_FLIGHT = 8
-MAX_PONGS = 16
 MAX_EVENTS = 256
 # Numbers are reserved on disk by blocks, so that a second's frame costs no write.
 SEQUENCE_BLOCK = 10_000
@@ -71,7 +70,6 @@ class Outbox:
         self._observed_waits = False
         self._conditions = conditions
         self._conditions_wait = False
-        self._pongs: deque[str] = deque(maxlen=MAX_PONGS)
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._usage: deque[_Kept] = deque()
         self._usage_bytes = 0
@@ -79,9 +77,9 @@ class Outbox:
         self._usage_sent = 0
         self._filled = asyncio.Event()
 
-    def put(self, frame: wire.Pong | wire.Event) -> None:
-        """Send this frame soon."""
-        (self._events if isinstance(frame, wire.Event) else self._pongs).append(wire.encode(frame))
+    def put(self, event: wire.Event) -> None:
+        """Send it soon."""
+        self._events.append(wire.encode(event))
         self._filled.set()
 
     def mark_observed(self) -> None:
@@ -115,8 +113,7 @@ class Outbox:
         return len(self._usage)
 
     def restart(self) -> None:
-        """A new connection begins: nothing was sent on it yet, and the last one's pongs are nobody's."""
-        self._pongs.clear()
+        """A new connection begins: nothing was sent on it yet."""
         self._usage_sent = 0
         self.mark_observed()
         self.mark_conditions()
@@ -131,9 +128,8 @@ class Outbox:
             await self._filled.wait()
 
     def _pop(self) -> str | None:
-        for urgent in (self._pongs, self._events):
-            if urgent:
-                return urgent.popleft()
+        if self._events:
+            return self._events.popleft()
         if self._observed_waits:
             self._observed_waits = False
             return wire.encode(self._observe())

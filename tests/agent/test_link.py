@@ -12,11 +12,6 @@ from tests.agent.control import Connection, Control
 from tests.agent.stage import Stage, eventually
 
 
-async def test_a_ping_is_answered(link: Connection) -> None:
-    await link.send(wire.Ping())
-    await link.expect(wire.Pong)
-
-
 async def test_the_agent_connects_again_after_the_server_was_away(
     stage: Stage, link: Connection, control: Control
 ) -> None:
@@ -64,8 +59,9 @@ async def test_usage_is_sent_again_until_it_is_acknowledged(link: Connection, co
     first = await link.expect(wire.Usage)
     third = await link.expect(wire.Usage, lambda frame: frame.seq == first.seq + 2)
     await link.send(wire.Ack(seq=first.seq + 1))
-    await link.send(wire.Ping())
-    await link.expect(wire.Pong)
+    # What is said after it is answered after it was taken.
+    await link.send(wire.Desired(frame=7, assignments=[]))
+    await link.expect(wire.Observed, lambda frame: frame.frame == 7)
     await link.socket.close(1001)
     again = await control.connection()
     resent = await again.expect(wire.Usage)

@@ -16,7 +16,6 @@ OF_SERVERS: list[dict[str, Any]] = [
     {"type": "welcome", "v": 1, "node_uid": UID, "node_name": "gpu1", "server_time": 1.0},
     {"type": "desired", "v": 1, "frame": 1, "policy": {"audit": "kill"}, "assignments": [ASSIGNMENT]},
     {"type": "ack", "v": 1, "seq": 1},
-    {"type": "ping", "v": 1},
 ]
 
 

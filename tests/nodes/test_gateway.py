@@ -39,13 +39,14 @@ async def test_a_wrong_credential_closes_the_connection(agents: Agents, machine:
     assert await in_database(stored) == before
 
 
+USAGE = wire.Usage(seq=1, at=1, gpus=[], assignments=[])
 MALFORMED = {
     "nothing": "",
     "no JSON": "{",
     "an array": "[]",
     "no type": '{"v": 1}',
     "an unknown type": '{"v": 1, "type": "reboot"}',
-    "a server's frame": wire.encode(wire.Ping()),
+    "a server's frame": wire.encode(wire.Ack(seq=1)),
     "another version": said(OBSERVED, v=2),
     "an unknown field": said(OBSERVED, colour="red"),
     "a wrong type": said(OBSERVED, frame="1"),
@@ -81,7 +82,7 @@ async def test_a_frame_larger_than_a_mebibyte_closes_the_connection(agents: Agen
     assert await agent.closed() == wire.CLOSE_TOO_LARGE
 
 
-@pytest.mark.parametrize("frame", [OBSERVED, wire.Pong(), wire.Usage(seq=1, at=1, gpus=[], assignments=[])])
+@pytest.mark.parametrize("frame", [OBSERVED, wire.Conditions(conditions=[]), USAGE])
 async def test_the_first_frame_must_be_a_hello(agents: Agents, frame: wire.Frame) -> None:
     before = await in_database(stored)
     agent = await agents().connect()

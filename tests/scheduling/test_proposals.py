@@ -17,6 +17,7 @@ from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.lending import guarantees
 from apps.scheduling.services.rebalancing import proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
+from gpucloud import locks
 from tests.cast import GIB, Cast, Machine, placed, used
 from tests.scheduling.clock import Clock
 from tests.scheduling.idling import machine, measured, run
@@ -118,7 +119,7 @@ def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock)
     other = connection.copy()
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [proposals.lock_number(cast.pool)])
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [locks.number_of(proposals.lock_name(cast.pool))])
         assert run(cast) == []
     finally:
         other.close()

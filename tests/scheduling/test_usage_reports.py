@@ -180,13 +180,13 @@ def test_everyone_sees_their_own_tenants_and_an_operator_all(cast: Cast, machine
 
 
 def test_a_report_as_csv_has_a_line_for_each_row(cast: Cast, machine: Machine, clock: Clock) -> None:
-    placed(cast, machine, core_request=10, name="=cmd()")
+    placed(cast, machine, core_request=10, name="\n=cmd()")
     clock.advance(hours=1)
     answer = cast.vera.get("reports/usage/?by=claim", Accept="text/csv")
     assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
     (line,) = csv.DictReader(io.StringIO(answer.raw.decode()))
     assert (line["tenant"], line["name"], line["gpu_hours_reserved"], line["currency"]) == (
-        "acme", "'=cmd()", "0.100000", "EUR",
+        "acme", "'\n=cmd()", "0.100000", "EUR",
     )  # fmt: skip
     assert line["from"] == "2026-06-01T00:00:00Z"
 

@@ -15,7 +15,6 @@ COUNT = "nvidia.com/gpu"
 MEMORY = "nvidia.com/gpumem"
 MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
-PRIORITY = "nvidia.com/priority"
 SHARING = (MEMORY, MEMORY_PERCENT, CORES)
 RESOURCES = (COUNT, *SHARING)
 USE_MODEL = "nvidia.com/use-gputype"

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from django.db import IntegrityError, transaction
 
 from apps.clusters.models import Cluster, NamespaceBinding
-from apps.clusters.services.clusters import tell_watchers
 from apps.quotas.models import Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
@@ -88,4 +87,3 @@ def _note(row: NamespaceBinding, *, principal: Principal, action: str) -> None:
         tenant=row.tenant,
         after={"tenant": row.tenant.slug},
     )
-    tell_watchers(row.cluster)

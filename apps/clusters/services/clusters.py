@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from apps.clusters.models import Cluster
@@ -15,9 +15,6 @@ from apps.quotas.services.tenants import InUse, NameTaken
 from apps.scheduling.models import Claim
 from gpucloud.api import etags
 from gpucloud.errors import Invalid
-
-# `manage.py clusters` listens: a changed cluster is watched anew at once.
-CHANNEL = "gpucloud_clusters"
 
 
 class ReachedInTwoWays(Invalid):
@@ -112,7 +109,7 @@ def _locked(principal: Principal, cluster: Cluster, versions: etags.Versions) ->
 
 
 def _note(cluster: Cluster, *, principal: Principal, action: str, **after: Any) -> None:
-    """Into the audit log, and to who watches clusters."""
+    """Into the audit log. `manage.py clusters` looks at all clusters each second."""
     audit.record(
         principal=principal,
         action=f"cluster.{action}",
@@ -120,10 +117,3 @@ def _note(cluster: Cluster, *, principal: Principal, action: str, **after: Any) 
         object_id=cluster.name,
         after=after or None,
     )
-    tell_watchers(cluster)
-
-
-def tell_watchers(cluster: Cluster) -> None:
-    """On commit: look at this cluster anew."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, cluster.name])

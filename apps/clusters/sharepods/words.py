@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apps.clusters.formats import gpu_manager, kubeshare, pods, translation
+from apps.clusters.formats import gpu_manager, pods, translation
 from apps.clusters.formats.asks import WHOLE, Ask, Share
 from apps.clusters.sharepods.definition import API_VERSION
 
@@ -75,11 +75,6 @@ def status_of(pod: Mapping[str, Any] | None, place: Place | None, *, phase: str,
     if pod is not None:
         status |= {"PodStatus": pod.get("status") or {}, "PodObjectMeta": _told(pod.get("metadata") or {})}
     return status
-
-
-def plain_pod(sharepod: Mapping[str, Any]) -> bool:
-    """Whether it asks for no share at all, and is a pod like any other. Raises Unreadable."""
-    return not kubeshare.asks(sharepod)
 
 
 def _amounts(ask: Ask) -> dict[str, int]:

@@ -10,7 +10,6 @@ from typing import Any
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.db import DatabaseError
-from django.utils import timezone
 from redis.exceptions import RedisError
 
 from agent import wire
@@ -108,8 +107,6 @@ class AgentConsumer(AsyncWebsocketConsumer):
                     await database_sync_to_async(registry.claims().event)(node, frame)
                 case wire.Conditions():
                     await database_sync_to_async(registry.claims().conditions)(node, frame)
-                case wire.Pong():
-                    await database_sync_to_async(_seen)(node)
         except nodes.CredentialRevoked as error:
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, _brief(error.detail))
         except GpucloudError as error:
@@ -228,7 +225,3 @@ def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str:
         if name == b"authorization":
             return value.decode("latin-1").removeprefix("Bearer ").strip()
     return ""
-
-
-def _seen(node: Node) -> None:
-    Node.objects.filter(pk=node.pk).update(last_seen_at=timezone.now())

@@ -21,6 +21,7 @@ from apps.quotas.api.views import ApiView
 from apps.quotas.models import Tenant
 from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.api.serializers import Strict
+from gpucloud.spreadsheets import inert
 
 MOST_CLAIMS = 5000
 
@@ -84,13 +85,8 @@ class CsvRenderer(BaseRenderer):
         shared = {name: data[name] for name in ("from", "to", "currency")}
         writer = csv.DictWriter(text, [*shared, *ReportRowSerializer().fields])
         writer.writeheader()
-        writer.writerows({name: _inert(value) for name, value in {**shared, **row}.items()} for row in data["rows"])
+        writer.writerows({name: inert(value) for name, value in {**shared, **row}.items()} for row in data["rows"])
         return text.getvalue().encode()
-
-
-def _inert(value: Any) -> Any:
-    """Spreadsheets run text that begins like a formula; a claim's name is anybody's."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 class PeriodSerializer(Strict):

@@ -6,7 +6,7 @@ from typing import Any
 from django.utils import timezone
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -64,13 +64,6 @@ class ReservationView(ApiView):
         """As it is once it was given back."""
         versions = etags.if_match(request)
         return self.shown(release_reservation(principal=self.principal, reservation=self.find(uid), versions=versions))
-
-
-RESERVATION_OR_PREVIEW = PolymorphicProxySerializer(
-    component_name="ReservationOrPreview",
-    serializers=[shapes.ReservationSerializer, shapes.BookingPreviewSerializer],
-    resource_type_field_name=None,
-)
 
 
 class ReservationList(ReservationView, ListMixin):

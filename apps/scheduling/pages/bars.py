@@ -33,11 +33,6 @@ class GpuBars:
     memory: list[Segment]
     assignments: list[tuple[int, Assignment, Use]]
 
-    @property
-    def memory_used_percent(self) -> float | None:
-        """Of the whole GPU's memory."""
-        return None if self.use.memory_mib is None else 100 * self.use.memory_mib / self.gpu.memory_mib
-
 
 def bars_of(
     gpu: Gpu, *, assignments: Iterable[Assignment], use: Mapping[str, Use], shares: Mapping[Any, Use]

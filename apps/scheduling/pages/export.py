@@ -9,9 +9,9 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.http import HttpRequest, HttpResponse
 
+from gpucloud.spreadsheets import inert
+
 Row = Mapping[str, Any]
-# What makes a spreadsheet take a text for a formula.
-FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 # A file is made whole in its request's own thread: one that were sent as it is read would be read in the thread of the
 # agents' frames, all of it, before its first byte goes out. A log of years is the API's, page by page.
 MOST_ROWS = 50_000
@@ -50,8 +50,7 @@ def _csv(columns: list[str], rows: Iterable[Row]) -> Iterator[str]:
 def _cell(value: Any) -> Any:
     if isinstance(value, dict | list):
         value = json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False)
-    # A tenant chooses its names; whoever opens the file must not run them.
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
+    return inert(value)
 
 
 def _json(columns: list[str], rows: Iterable[Row]) -> Iterator[str]:

@@ -6,13 +6,12 @@ after it. A webhook that fails is left alone for a while as a whole: one that ha
 its messages. The threads touch no database.
 """
 
-import hashlib
 import random
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F, OuterRef, Q, Subquery
 from django.utils import timezone
 
@@ -23,6 +22,7 @@ from apps.quotas.services import audit
 from apps.quotas.services.webhooks import posting, signing
 from apps.quotas.services.webhooks.posting import Answer
 from gpucloud import counters
+from gpucloud.locks import alone
 
 # After each attempt that fails; none after the last. The sum is three days, a long weekend of a receiver.
 WAITS = (5, 30, 300, 1800, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 20 * 3600)
@@ -40,20 +40,11 @@ LOOK_SECONDS = 0.5
 
 def deliver() -> int:
     """One turn, until nothing is due; returns how many attempts it made. Two at once are one."""
-    if not _alone("pg_try_advisory_lock"):
-        return 0
-    try:
+    with alone("webhooks") as free:
+        if not free:
+            return 0
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as threads:
             return _turn(threads)
-    finally:
-        _alone("pg_advisory_unlock")
-
-
-def _alone(function: str) -> bool:
-    number = int.from_bytes(hashlib.sha256(b"gpucloud:webhooks").digest()[:8], signed=True)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {function}(%s)", [number])
-        return bool(cursor.fetchone()[0])
 
 
 def _turn(threads: ThreadPoolExecutor) -> int:

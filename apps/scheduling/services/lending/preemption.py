@@ -8,11 +8,10 @@ Until the nominee is placed, nobody else may count on its GPUs (`reserved`), and
 it is still to be charged to (`CohortShare.reclaimed_until`).
 """
 
-import hashlib
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -28,6 +27,7 @@ from apps.scheduling.services.claims.draining import leaving
 from apps.scheduling.services.claims.life import end_assignments
 from apps.scheduling.services.lending.reclaim import Plan, asking, plans
 from apps.scheduling.services.placing.failures import each
+from gpucloud.locks import alone
 
 # Renewed by every turn; over by itself where there are no more turns.
 BORROWING_STOPS = timedelta(seconds=30)
@@ -38,8 +38,11 @@ SPARED = "The room is needed no longer, or is there without it."
 
 def drive() -> int:
     """One turn of every pool; returns how many claims it changed. Two at once are one."""
-    if not _alone("pg_try_advisory_lock"):
-        return 0
+    with alone("preemption") as free:
+        return _turns() if free else 0
+
+
+def _turns() -> int:
     pools, shares, gone_well = list(Pool.objects.order_by("pk")), set[int](), list[Pool]()
 
     def turn(pool: Pool) -> int:
@@ -52,21 +55,11 @@ def drive() -> int:
         gone_well.append(pool)
         return changed
 
-    try:
-        changed = each(pools, turn)
-        # Which shares a pool that failed needs is not known; what it has renewed ends by itself.
-        if gone_well == pools:
-            _let_borrow(but=shares)
-    finally:
-        _alone("pg_advisory_unlock")
+    changed = each(pools, turn)
+    # Which shares a pool that failed needs is not known; what it has renewed ends by itself.
+    if gone_well == pools:
+        _let_borrow(but=shares)
     return changed
-
-
-def _alone(function: str) -> bool:
-    number = int.from_bytes(hashlib.sha256(b"gpucloud:preemption").digest()[:8], signed=True)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {function}(%s)", [number])
-        return bool(cursor.fetchone()[0])
 
 
 def _turn(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:

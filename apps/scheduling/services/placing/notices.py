@@ -4,7 +4,6 @@ A scheduler listens, holds its pools' locks and commits on the same session. A s
 commit still leads, and has missed no notice. A new session knows nothing and reads everything anew.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from django.db import connection
 
 from apps.quotas.models import Pool
 from apps.scheduling.events import ROUNDS_CHANNEL
+from gpucloud.locks import number_of
 
 # Ids by what they are of: `gpu`, `node`, `claim`, `tenant`, `cohort` or `pool`.
 Notices = Mapping[str, set[str]]
@@ -81,8 +81,7 @@ class Session:
 
 
 def _lock_of(pool: Pool) -> int:
-    digest = hashlib.sha256(f"gpucloud:scheduler:{pool.name}".encode()).digest()
-    return int.from_bytes(digest[:8], signed=True)
+    return number_of(f"scheduler:{pool.name}")
 
 
 def by_kind(payloads: Iterable[str]) -> Notices:

@@ -5,13 +5,12 @@ transaction of its own. So what a killed worker left undone is done by the next 
 notice is kept. Who lends has its guarantee back by the arbiter and by `waking`, not by this.
 """
 
-import hashlib
 from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -31,6 +30,7 @@ from apps.scheduling.services.lending import guarantees
 from apps.scheduling.services.placing.failures import each
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
+from gpucloud.locks import alone
 
 # So often within its shortest window a pool is looked at, and no more often than this: what is read grows with both.
 LOOKS, LEAST_BETWEEN = 30, timedelta(seconds=5)
@@ -39,16 +39,14 @@ IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
 
 def drive() -> int:
     """A look at every pool whose time has come; returns how many claims changed. Two at once are one."""
-    if not _alone("pg_try_advisory_lock"):
-        return 0
-    try:
+    with alone("idleness") as free:
+        if not free:
+            return 0
         now = timezone.now()
         ruled = ~Q(idle_rule=IdleRule.OFF) | Q(unused_seconds__isnull=False) | Q(claims__idle_since__isnull=False)
         pools = Pool.objects.filter(ruled).distinct().order_by("pk")
         due = [pool for pool in pools if pool.idle_looked_at is None or pool.idle_looked_at + _between(pool) <= now]
         return each(due, lambda pool: look(pool, now=now))
-    finally:
-        _alone("pg_advisory_unlock")
 
 
 def look(pool: Pool, *, now: datetime) -> int:
@@ -202,10 +200,3 @@ def _shortest(pool: Pool) -> timedelta:
 
 def _between(pool: Pool) -> timedelta:
     return max(LEAST_BETWEEN, _shortest(pool) / LOOKS)
-
-
-def _alone(function: str) -> bool:
-    number = int.from_bytes(hashlib.sha256(b"gpucloud:idleness").digest()[:8], signed=True)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {function}(%s)", [number])
-        return bool(cursor.fetchone()[0])

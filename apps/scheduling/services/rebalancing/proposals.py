@@ -5,14 +5,13 @@ lending, giving back, and `core_limit`. What charges (a larger guarantee), or is
 memory, a smaller guarantee), waits for the yes of somebody who might have asked for it.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from apps.quotas.models import Pool, RebalanceMode
@@ -31,6 +30,7 @@ from apps.scheduling.services.placing.failures import each
 from apps.scheduling.services.rebalancing.observing import bounds_of, observe
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, GpucloudError
+from gpucloud.locks import alone
 
 REBALANCER = Principal(name="rebalancer", is_operator=True)
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
@@ -76,9 +76,9 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
     now = now or timezone.now()
     if dry_run:
         return _plan(pool, now)
-    if not _lead(pool, "pg_try_advisory_lock"):
-        return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
-    try:
+    with alone(lock_name(pool)) as free:
+        if not free:
+            return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
         # In a savepoint: an error of the database would else keep the lock from being let go.
         with transaction.atomic():
             found = _plan(pool, now)
@@ -87,8 +87,6 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         taken: list[Proposal] = []
         each(found.proposals, partial(_take_into, taken))
         return replace(found, proposals=taken, dry_run=False)
-    finally:
-        _lead(pool, "pg_advisory_unlock")
 
 
 def end_loans() -> int:
@@ -127,16 +125,9 @@ def _close(seen: Proposal) -> bool:
     return True
 
 
-def lock_number(pool: Pool) -> int:
-    """Of the advisory lock that a run of the pool holds."""
-    return int.from_bytes(hashlib.sha256(f"gpucloud:rebalancer:{pool.name}".encode()).digest()[:8], signed=True)
-
-
-def _lead(pool: Pool, function: str) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {function}(%s)", [lock_number(pool)])
-        (held,) = cursor.fetchone()
-    return bool(held)
+def lock_name(pool: Pool) -> str:
+    """Of what a run of the pool is alone at."""
+    return f"rebalancer:{pool.name}"
 
 
 def _plan(pool: Pool, now: datetime) -> Found:
