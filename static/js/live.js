@@ -63,7 +63,10 @@ export class Watch {
     clearTimeout(this.retry);
     const socket = this.socket;
     this.socket = null;
-    socket?.close();
+    if (!socket) return;
+    // One that is not open yet would be a complaint of the browser's: who turns a page early has done nothing wrong.
+    if (socket.readyState === WebSocket.CONNECTING) socket.onopen = () => socket.close();
+    else socket.close();
   }
 
   resume() {

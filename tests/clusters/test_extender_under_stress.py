@@ -56,7 +56,7 @@ def test_a_watch_whose_news_are_not_understood_lists_anew() -> None:
 
         def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Any:
             reflector.stop()
-            return iter(())
+            yield from ()
 
     heard: list[int] = []
 

@@ -1,7 +1,7 @@
 """A connection to one API server: raw lists, watches, patches. The client library brings credentials and TLS."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -101,7 +101,7 @@ class Client:
                 return items, page.metadata.resource_version
             query["continue"] = page.metadata.next
 
-    def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Iterator[Event]:
+    def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Generator[Event, None, None]:
         """What has changed since that version, until `seconds` have passed. Raises Unreachable, Refused, Gone."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         response = self._send("GET", path, {**query, "timeoutSeconds": str(seconds)}, seconds=seconds + ANSWER_SECONDS)

@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,10 +93,12 @@ class Reflector:
             try:
                 if self._version is None:
                     self._list()
-                for version in self._watch():
-                    self._version, failures = version, 0
-                    if self._stop.is_set():
-                        return
+                # Closed at once, whatever happens: who keeps the error, as a log does, must not keep the connection.
+                with closing(self._watch()) as versions:
+                    for version in versions:
+                        self._version, failures = version, 0
+                        if self._stop.is_set():
+                            return
             except Gone:
                 logger.info("%s: the version to watch from is gone, listing anew", self._kind.name)
                 self._version = None
@@ -123,15 +126,17 @@ class Reflector:
     def _watch(self) -> Any:
         seconds = random.randint(LEAST_WATCH_SECONDS, MOST_WATCH_SECONDS)  # noqa: S311
         assert self._version is not None
-        for event in self._client.watch(self._kind.path, self._version, seconds=seconds, **self._kind.query):
-            found = self._decoder.decode(event.object)
-            if event.type != "BOOKMARK":
-                self._see(Seen(self._kind.name, (found,), gone=event.type == "DELETED"))
-            yield (
-                str(found["metadata"]["resourceVersion"])
-                if isinstance(found, dict)
-                else found.metadata.resource_version
-            )
+        watch = self._client.watch(self._kind.path, self._version, seconds=seconds, **self._kind.query)
+        with closing(watch) as events:
+            for event in events:
+                found = self._decoder.decode(event.object)
+                if event.type != "BOOKMARK":
+                    self._see(Seen(self._kind.name, (found,), gone=event.type == "DELETED"))
+                yield (
+                    str(found["metadata"]["resourceVersion"])
+                    if isinstance(found, dict)
+                    else found.metadata.resource_version
+                )
 
 
 def pause_seconds(failures: int) -> float:
