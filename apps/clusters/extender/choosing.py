@@ -3,12 +3,14 @@
 Everything is tried and taken back: what a pod holds is charged once Kubernetes has bound it. Until then its promise
 stands in the ledger, or, where the extender was not the one who chose, in its annotations alone: that is taken from
 what is free, of its GPUs and of its tenant's quota. Nor has a GPU more free than the annotations of all pods leave.
+What is reserved, for whatever time, is no pod's: pods have no time limit.
 """
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from django.db import transaction
 
@@ -24,7 +26,7 @@ from apps.nodes.models import Node
 from apps.quotas.models import Tenant
 from apps.quotas.services import charging
 from apps.scheduling.core.placement import place
-from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
+from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.services.claims import life, states
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes, taken
 from gpucloud.errors import GpucloudError
@@ -113,18 +115,16 @@ class ByLedger:
         called, held = _ours(cluster, names), outside.held(cluster)
         # What stands in the ledger is not free there; what this pod was promised before is free for it.
         taken_, own = _taken_by(one for one in unwritten if one.uid not in held), held.get(pod.uid, {})
+        reserved = outside.reserved(cluster.pool)
         fleet = [
-            self._as_promised(_with(gpu, own), called[gpu.node], pod, taken_)
+            self._as_promised(_with(gpu, own), called[gpu.node], pod, taken_, reserved.get(gpu.uuid, (0, 0)))
             for gpu in read_fleet(cluster.pool)
             if gpu.node in called
         ]
-        states, policy, why = (
-            read_nodes(cluster.pool),
-            str(cluster.pool.placement_policy),
-            "No node of the pool is among these.",
-        )
+        policy, why = str(cluster.pool.placement_policy), "No node of the pool is among these."
+        placed = partial(place, nodes=read_nodes(cluster.pool), policy=policy, held=reserved)
         while fleet:
-            found = _on_one_node(fleet, pod, states, policy)
+            found = _on_one_node(fleet, pod, placed)
             if isinstance(found, Refused):
                 return "; ".join(reason.detail for reason in found.reasons)
             node, chosen = found
@@ -134,7 +134,10 @@ class ByLedger:
             fleet = [gpu for gpu in fleet if gpu.node != node]
         return why
 
-    def _as_promised(self, gpu: GpuState, name: str, pod: PodSeen, unwritten: "Taken") -> GpuState:
+    def _as_promised(
+        self, gpu: GpuState, name: str, pod: PodSeen, unwritten: "Taken", reserved: tuple[int, int]
+    ) -> GpuState:
+        """What is free of it. Of that the core takes what is reserved, which the view has taken off already."""
         core, memory = self._mirror.capacity(name) or (0, 0)
         view: View = self._mirror.view(name, core, memory, but=pod.key)
         if gpu.index >= view.count:
@@ -143,9 +146,9 @@ class ByLedger:
         taken_mib = gpu.memory_mib if taken_core >= WHOLE else taken_units * UNIT_MIB
         return replace(
             gpu,
-            core_free=max(0, min(gpu.core_free - taken_core, view.core_free[gpu.index])),
+            core_free=max(0, min(gpu.core_free - taken_core, view.core_free[gpu.index] + reserved[0])),
             # What does not fill a unit is in no annotation.
-            memory_free_mib=max(0, min(gpu.memory_free_mib - taken_mib, _mib(view, gpu))),
+            memory_free_mib=max(0, min(gpu.memory_free_mib - taken_mib, _mib(view, gpu) + reserved[1])),
         )
 
 
@@ -201,14 +204,14 @@ def _ours(cluster: Cluster, names: list[str]) -> dict[str, str]:
 
 
 def _on_one_node(
-    fleet: list[GpuState], pod: PodSeen, states: list[NodeState], policy: str
+    fleet: list[GpuState], pod: PodSeen, placed: Callable[[Iterable[GpuState], Request], Placed | Refused]
 ) -> tuple[str, Chosen | None] | Refused:
     """Where the first container goes, and all of them there; None where not all fit."""
     gpus, node, chosen = {gpu.uuid: gpu for gpu in fleet}, "", dict[int, tuple[int, ...]]()
     for place_, asked in _wanting(pod):
         # Of a whole GPU all memory is taken, which any wholly free one has.
         request = _request(asked, 1)
-        answer = place(gpus.values(), request, nodes=states, policy=policy)
+        answer = placed(gpus.values(), request)
         if not isinstance(answer, Placed):
             return (node, None) if node else answer
         chosen[place_] = tuple(sorted(gpus[uuid].index for uuid in answer.gpus))

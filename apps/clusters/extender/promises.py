@@ -1,9 +1,10 @@
 """The ledger beside the annotations: what pods are chosen for is written there, and what others hold is seen.
 
-Annotations know nothing of claims outside of Kubernetes, and placement knows nothing of annotations. So a choice is
-written into the ledger, under the locks of its GPUs, before the pod hears of it. What others hold is read every two
-seconds for all nodes, and once more under the locks: where it has become more, the node is looked at anew. Nodes that
-are not ours need no ledger; for ours a database that is away promises nothing.
+Annotations know nothing of claims outside of Kubernetes, of reservations and of nodes that take nothing new, and
+placement knows nothing of annotations. So a choice is written into the ledger, under the locks of its GPUs, before the
+pod hears of it. What is not to be had is read every two seconds for all nodes, and once more under the locks: where it
+has become more, the node is looked at anew. Nodes that are not ours need no ledger; for ours a database that is away
+promises nothing.
 """
 
 import logging
@@ -37,15 +38,15 @@ class Promises:
         self._others: Others = {}
 
     def look(self) -> None:
-        """What others hold, of all nodes. Raises DatabaseError."""
+        """What is not to be had, of all nodes. Raises DatabaseError."""
         rows = Node.objects.filter(pool=self._cluster.pool_id).values_list("kubernetes_node", "name")
         self._ours = frozenset(theirs or ours for theirs, ours in rows)
-        self._see(self._read(Q(gpu__node__pool=self._cluster.pool_id)))
+        self._see(self._read(Q(node__pool=self._cluster.pool_id)))
 
     def keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
-        """Promise the pod these GPUs, and only these; False where others hold more of them than was known.
+        """Promise the pod these GPUs, and only these; False where less of them is to be had than was known.
 
-        Then what they hold of this node has been read anew. Raises NoLedger.
+        Then what is not to be had of this node has been read anew. Raises NoLedger.
         """
         return node not in self._ours or _surely(lambda: self._keep(pod, node, chosen))
 
@@ -68,12 +69,12 @@ class Promises:
         parts = _parts(pod, chosen, gpus)
         kept = outside.promise(cluster=self._cluster, pod_uid=pod.uid, parts=parts, known=known)
         if not kept:
-            now = self._read(Q(gpu__in=[gpu.pk for gpu in gpus.values()]))
+            now = self._read(_named(node) & Q(node__pool=self._cluster.pool_id))
             self._see({**self._others, node: now.get(node, ())})
         return kept
 
     def _read(self, which: Q) -> Others:
-        found = outside.of_others(self._cluster, which)
+        found = outside.closed(self._cluster, which)
         there: dict[str, list[Held]] = {}
         rows = Gpu.objects.filter(pk__in=found).order_by("pk")
         for key, index, theirs, ours in rows.values_list("pk", "index", "node__kubernetes_node", "node__name"):

@@ -11,13 +11,17 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
 from apps.clusters.models import Cluster, PodHold
 from apps.nodes.models import Gpu
+from apps.nodes.models.gpu import WHOLE
+from apps.nodes.models.node import FRESH
 from apps.nodes.services import capacity
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.quotas.models import Pool
+from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.services.reserving.reserved import read_reserved
 
 # Core and MiB by the GPU's key.
 Parts = Mapping[int, tuple[int, int]]
@@ -37,9 +41,12 @@ def keep(*, cluster: Cluster, pod_uid: str, parts: Parts) -> None:
 
 @transaction.atomic
 def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts) -> bool:
-    """Keep what the pod was chosen for; False, and nothing is kept, where others hold more there than was known."""
+    """Keep what the pod was chosen for; False, and nothing is kept, where less is to be had there than was known.
+
+    `known`: what was known of `closed`.
+    """
     gpus = _locked({*_there(cluster, pod_uid), *parts})
-    now = of_others(cluster, Q(gpu__in=parts))
+    now = closed(cluster, Q(pk__in=parts))
     for key in parts:
         core, memory_mib = known.get(key, (0, 0))
         if now.get(key, (0, 0))[0] > core or now.get(key, (0, 0))[1] > memory_mib:
@@ -77,6 +84,35 @@ def held(cluster: Cluster) -> dict[str, dict[str, tuple[int, int]]]:
     for pod_uid, gpu, core, memory_mib in rows:
         found.setdefault(pod_uid, {})[gpu] = core, memory_mib
     return found
+
+
+def closed(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
+    """What of these GPUs (a filter of them) no new pod of the cluster may count on: core and MiB, by key.
+
+    What others have, what is reserved, and the whole of GPUs that take no claims. A pod that was sent there would get
+    no claim, and so never begin. A node may close after this: nobody who closes one waits for pods.
+    """
+    found = of_others(cluster, Q(gpu__in=Gpu.objects.filter(gpus)))
+    if rooms := reserved(cluster.pool, gpus):
+        for key, uuid in Gpu.objects.filter(gpus, uuid__in=rooms).values_list("pk", "uuid"):
+            core, memory_mib = found.get(key, (0, 0))
+            found[key] = core + rooms[uuid][0], memory_mib + rooms[uuid][1]
+    shut = Gpu.objects.filter(gpus, _takes_no_claims()).values_list("pk", "memory_mib")
+    return found | {key: (WHOLE, memory_mib) for key, memory_mib in shut}
+
+
+def reserved(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[int, int]]:
+    """Core and MiB by GPU's uid that no pod may count on of what is free: a pod has no end, and reservations begin."""
+    return read_reserved(pool, now=timezone.now(), which=gpus).held(Claim(pool=pool), list)
+
+
+def _takes_no_claims() -> Q:
+    """Of GPUs: as commits have it."""
+    heard = timezone.now() - FRESH
+    ready = Q(node__last_seen_at__gt=heard, node__cordoned=False, node__fenced_at=None, node__unhealthy="")
+    # Where a GPU was replaced, its index is the other one's.
+    instead = Gpu.objects.filter(node=OuterRef("node"), index=OuterRef("index"), present=True)
+    return (Q(present=True) & ~(ready & Q(unhealthy=""))) | (Q(present=False) & Q(~Exists(instead)))
 
 
 def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:

@@ -179,10 +179,10 @@ def until(claim: Claim, pool: Pool, now: datetime) -> int:
     return FOREVER if end is None else microseconds(end)
 
 
-def read_reserved(pool: Pool, *, now: datetime) -> Reserved:
-    """One query where nothing is reserved."""
+def read_reserved(pool: Pool, *, now: datetime, which: Q | None = None) -> Reserved:
+    """One query where nothing is reserved. `which`: of these GPUs only."""
     # Of the GPUs that are in the pool now: a node may have come with what was booked on it in another.
-    reserved = Gpu.objects.filter(node__pool=pool, reservations__in=Reservation.objects.open())
+    reserved = Gpu.objects.filter(which or Q(), node__pool=pool, reservations__in=Reservation.objects.open())
     keys = list(reserved.values_list("pk", flat=True).distinct())
     return Reserved(pool, now, holds_of(Q(pk__in=keys), now=now) if keys else [], _nominated(pool))
 
