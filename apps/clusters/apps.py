@@ -1,6 +1,7 @@
 """The app's configuration."""
 
 from django.apps import AppConfig
+from django.conf import settings
 
 
 class ClustersConfig(AppConfig):
@@ -9,3 +10,10 @@ class ClustersConfig(AppConfig):
     name = "apps.clusters"
     label = "clusters"
     verbose_name = "Clusters"
+
+    def ready(self) -> None:
+        """Stop the start where a setting of ours says nothing. Raises ImproperlyConfigured."""
+        if settings.ADMISSION_TRANSLATE:
+            from apps.clusters.admission import policy  # noqa: PLC0415 - loads slowly, and few processes read pods
+
+            policy.require_translatable(settings.ADMISSION_TRANSLATE)

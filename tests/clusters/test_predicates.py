@@ -200,3 +200,13 @@ def test_quantities_are_read_as_kubernetes_reads_them(text: str | int, due: int)
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(NotAQuantity):
         value(text)
+
+
+@pytest.mark.parametrize("core", ["1e99", "1e12", "1000000000000", "6500"])
+def test_a_node_that_tells_of_more_gpus_than_a_machine_has_is_passed_over(core: str) -> None:
+    """Its own kubelet may write that: it must not cost us our memory."""
+    nodes = [node("odd", core, 10**6), node("node", 200, 118)]
+    paper = Paper(nodes, [item := pod("p", container(30, 10))])
+    said = answered(paper, request(item, nodes))
+    assert [found["metadata"]["name"] for found in said["Nodes"]["items"]] == ["node"]
+    assert set(said["FailedNodes"]) == {"odd"}

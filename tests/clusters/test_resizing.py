@@ -1,9 +1,13 @@
 """Shares of a running pod changed by its annotations: the claim is resized, refused in words, or left alone."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from apps.clusters.formats.asks import Unreadable
 from apps.clusters.formats.gpu_manager import CORE_LIMIT
+from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, PodClaim, PodResize
 from apps.clusters.services import clusters, resizing
 from apps.clusters.services.resizing import CORE, MEMORY
@@ -143,3 +147,35 @@ def test_a_value_is_for_all_containers_or_for_some(said: str, expected: dict[str
             resizing.asked({CORE: said}, "cuda")
     else:
         assert resizing.asked({CORE: said}, "cuda") == expected
+
+
+class Kube:
+    """An API server that refuses what it is asked, as long as there are refusals."""
+
+    def __init__(self, *refusals: int) -> None:
+        self.refusals = list(refusals)
+        self.said: list[str] = []
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> bytes:
+        if self.refusals:
+            raise Refused(self.refusals.pop(0), "No", "not now")
+        self.said.append(body["metadata"]["annotations"][resizing.STATUS])
+        return b""
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_pod_that_could_not_be_told_just_now_is_told_a_moment_later(container: PodClaim, status: int) -> None:
+    follow(container, core="40")
+    kube = Kube(status)
+    assert [resizing.tell(cluster=container.cluster, api=kube) for _ in range(3)] == [0, 1, 0]
+    assert len(kube.said) == 1
+
+
+def test_a_pod_that_is_gone_is_not_told_again(container: PodClaim) -> None:
+    follow(container, core="40")
+    kube = Kube(404)
+    assert [resizing.tell(cluster=container.cluster, api=kube) for _ in range(2)] == [0, 0]
+    assert kube.said == []

@@ -1,7 +1,9 @@
 """What an installation wants of its webhooks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from django.core.exceptions import ImproperlyConfigured
 
 from apps.clusters.formats import gpu_manager, gpushare, hami, kubeshare, pods
 
@@ -51,6 +53,15 @@ class Policy:
     def trusts(self, who: frozenset[str]) -> bool:
         """Whether they may say which GPU a pod has."""
         return bool(who & self.trusted)
+
+
+def require_translatable(names: Iterable[str]) -> None:
+    """Raises ImproperlyConfigured where one of them names no format whose pods we rewrite: then none would be."""
+    if unknown := sorted(set(names) - TRANSLATABLE):
+        raise ImproperlyConfigured(
+            f"ADMISSION_TRANSLATE: {', '.join(unknown)} is no format whose pods are rewritten. "
+            f"Use {', '.join(sorted(TRANSLATABLE))}, as they are written here, separated by commas."
+        )
 
 
 def decided(pod: pods.Pod) -> Mapping[str, str]:

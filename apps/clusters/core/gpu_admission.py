@@ -18,6 +18,8 @@ INDEX_PREFIX = "tencent.com/predicate-gpu-idx-"
 NODE, TIME, ASSIGNED = "tencent.com/predicate-node", "tencent.com/predicate-time", "tencent.com/gpu-assigned"
 WHOLE = 100
 OVER = ("Succeeded", "Failed")
+# More than a machine has. A node that tells of more, as its own kubelet may, tells of none that could be counted.
+MOST_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class View:
         `others` is what is used besides: the original knows of nothing else. Of a GPU that bears too much none is left.
         """
         self.name, self.count = name, core // WHOLE
+        if self.count > MOST_GPUS:
+            self.count = memory = 0
         self.memory_each = memory // self.count if self.count else 0
         self.core_free = [WHOLE] * self.count
         self.memory_free = [self.memory_each] * self.count

@@ -102,7 +102,7 @@ class Reflector:
             except Gone:
                 logger.info("%s: the version to watch from is gone, listing anew", self._kind.name)
                 self._version = None
-            except (Unreachable, Refused, msgspec.MsgspecError) as error:
+            except (Unreachable, Refused) as error:
                 failures += 1
                 if self._kind.optional and isinstance(error, Refused) and error.status == MISSING:
                     self._version = None
@@ -118,10 +118,12 @@ class Reflector:
                 self._stop.wait(pause_seconds(failures))
 
     def _list(self) -> None:
-        items, self._version = self._client.list(self._kind.path, **self._kind.query)
+        items, version = self._client.list(self._kind.path, **self._kind.query)
         self.lists += 1
-        objects, version = tuple(self._decoder.decode(item) for item in items), self._version
+        objects = tuple(self._decoder.decode(item) for item in items)
         self._see(Seen(self._kind.name, objects, whole=True, version=int(version) if version.isdecimal() else 0))
+        # What was listed counts once it was seen: else what follows would be watched, and this never known.
+        self._version = version
 
     def _watch(self) -> Any:
         seconds = random.randint(LEAST_WATCH_SECONDS, MOST_WATCH_SECONDS)  # noqa: S311

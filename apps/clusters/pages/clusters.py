@@ -21,6 +21,8 @@ from gpucloud.errors import GpucloudError, PreconditionFailed
 
 # More than that is the API's to list.
 MOST_PODS = 200
+# In digits; a longer one is no row's.
+LONGEST_VERSION = 10
 METHODS = ["GET", "POST"]
 
 
@@ -156,7 +158,9 @@ def remove(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
     refusal = ""
     if request.method == "POST":
         version = request.POST.get("version", "")
-        versions = frozenset({int(version)}) if version.isascii() and version.isdecimal() else None
+        known = version.isascii() and version.isdecimal() and len(version) < LONGEST_VERSION
+        # One that is no number is no row's.
+        versions = frozenset({int(version)} if known else ()) if version else None
         try:
             clusters.remove(principal=principal, cluster=cluster, versions=versions)
         except GpucloudError as error:

@@ -17,6 +17,7 @@ from django.db.models import F, Q
 
 from apps.clusters.formats import pods
 from apps.clusters.formats.gpu_manager import CORE_LIMIT, UNIT_MIB
+from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, PodClaim, PodResize
 from apps.clusters.models.resize import TellState
 from apps.quotas.principals import Principal
@@ -125,14 +126,17 @@ def tell(*, cluster: Cluster, api: Api) -> int:
             _write(api, f"/api/v1/namespaces/{namespace}/pods/{name}", uid, said)
             for row in changed:
                 _post_event(api, row, said[row.container])
+                _note_told(row, said[row.container])
                 told += 1
         except Busy:
             raise
         except GpucloudError as error:
-            # It is gone, or another one has its name; the watch will say so.
             logger.info("pod %s/%s is not told of its shares: %s", namespace, name, error.detail)
-        for row in changed:
-            _note_told(row, said[row.container])
+            if isinstance(error, Refused) and error.worth_another_try:
+                continue
+            # It is gone, or another one has its name; the watch will say so.
+            for row in changed:
+                _note_told(row, said[row.container])
     return told
 
 

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 
 from apps.clusters.admission.policy import Policy
 from tests.clusters.admission.asking import filled, judged
@@ -126,3 +128,12 @@ def test_only_the_formats_that_are_named_are_rewritten() -> None:
 def test_a_pod_that_is_there_is_not_touched(operation: str) -> None:
     asked = pod(asking(core=30, memory=4))
     assert filled(asked, Policy(scheduler_name="gpucloud"), operation=operation) is asked
+
+
+@pytest.mark.parametrize("said", [["hami"], ["HAMi", "nvidia"]])
+def test_a_format_that_is_not_translated_stops_the_start(settings: Any, said: list[str]) -> None:
+    settings.ADMISSION_TRANSLATE = said
+    with pytest.raises(ImproperlyConfigured, match=f"{said[-1]} is no format.*Use HAMi, KubeShare, gpushare"):
+        apps.get_app_config("clusters").ready()
+    settings.ADMISSION_TRANSLATE = ["HAMi", "gpushare", "KubeShare"]
+    apps.get_app_config("clusters").ready()

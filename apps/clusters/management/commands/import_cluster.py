@@ -33,6 +33,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Prints what is made, kept and left; ends with an error where the cluster cannot be read."""
+        unit = options["gpushare_unit_mib"]
+        if not 1 <= unit <= gpushare.GIB:
+            raise CommandError(f"--gpushare-unit-mib {unit} is out of range: give 1 to {gpushare.GIB}.")
         cluster = Cluster.objects.select_related("pool").filter(name=options["cluster"]).first()
         if cluster is None:
             raise CommandError(f"No cluster is called {options['cluster']}: connect it first.")
@@ -41,7 +44,7 @@ class Command(BaseCommand):
                 principal=SYSTEM,
                 cluster=cluster,
                 rehearsal=not options["take"],
-                gpushare_unit_mib=options["gpushare_unit_mib"],
+                gpushare_unit_mib=unit,
             )
         except GpucloudError as error:
             raise CommandError(error.detail) from error

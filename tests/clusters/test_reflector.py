@@ -1,0 +1,69 @@
+"""A kind of a cluster's objects kept in sight: what was not understood is listed anew, after a pause."""
+
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from apps.clusters.kube import reflector
+from apps.clusters.kube.client import Client
+from apps.clusters.kube.objects import Event
+from apps.clusters.kube.reflector import PODS, Reflector, Seen
+
+GOOD = msgspec.Raw(b'{"metadata": {"name": "p", "namespace": "ml", "resourceVersion": "5"}, "spec": {}, "status": {}}')
+BAD = msgspec.Raw(b'{"metadata": 7}')
+
+
+class Served:
+    """An API server that lists and watches as a test has it; afterwards the reflector is stopped."""
+
+    def __init__(self, lists: list[msgspec.Raw], events: list[msgspec.Raw]) -> None:
+        self.lists, self.events = lists, events
+        self.asked: list[str] = []
+        self.seen: list[Seen] = []
+        self.failures: list[str] = []
+        self.reflector = Reflector(
+            typing.cast(Client, self), PODS, see=self.seen.append, fail=lambda kind, text: self.failures.append(text)
+        )
+
+    def list(self, path: str, **query: str) -> tuple[list[msgspec.Raw], str]:
+        self.asked.append("list")
+        return [self.lists.pop(0)], "3"
+
+    def watch(self, path: str, version: str, **_: Any) -> Iterator[Event]:
+        self.asked.append(f"watch from {version}")
+        if not self.events:
+            self.reflector.stop()
+            return
+        yield Event("ADDED", self.events.pop(0))
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many failures in a row each pause was after."""
+    made: list[int] = []
+
+    def pause(failures: int) -> float:
+        made.append(failures)
+        return 0.0
+
+    monkeypatch.setattr(reflector, "pause_seconds", pause)
+    return made
+
+
+def test_a_list_that_is_not_understood_is_asked_for_again(pauses: list[int]) -> None:
+    served = Served([BAD, BAD, GOOD], [])
+    served.reflector.run()
+    assert served.asked == ["list", "list", "list", "watch from 3"]
+    assert [(seen.whole, len(seen.objects)) for seen in served.seen] == [(True, 1)]
+    assert pauses == [1, 2]
+    assert len(served.failures) == 2
+
+
+def test_an_event_that_is_not_understood_is_not_asked_for_again(pauses: list[int]) -> None:
+    served = Served([GOOD, GOOD], [GOOD, BAD])
+    served.reflector.run()
+    assert served.asked == ["list", "watch from 3", "watch from 5", "list", "watch from 3"]
+    assert pauses == [1]
