@@ -13,6 +13,7 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
+from apps.clusters.formats import pods
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Reflector, Seen
 from apps.clusters.models import Cluster, ClusterState, PodClaim
@@ -42,6 +43,8 @@ class Watched(Watch):
         self._namespaces: dict[str, Mapping[str, str]] | None = None
         self._pods: dict[str, dict[str, Any]] = {}
         self._pods_whole = False
+        # Whether what was held by pods that are not in the list is still to be looked through.
+        self._others_due = False
         self._reflectors = [
             Reflector(
                 self.client,
@@ -99,6 +102,8 @@ class Watched(Watch):
             self._stand(ClusterState.CONNECTED)
         if self._pods_whole:
             holding.forget_promises(cluster=self.cluster, pods_there=self._pods.values())
+        if self._others_due:
+            self._end_others()
         rows = PodClaim.objects.live().filter(cluster=self.cluster, claim=None)
         for uid in rows.values_list("pod_uid", flat=True).distinct():
             if (pod := self._pods.get(uid)) is not None:
@@ -148,9 +153,26 @@ class Watched(Watch):
 
     def _follow_all(self) -> None:
         for pod in list(self._pods.values()):
-            self._follow(pod)
-        holding.end_others(cluster=self.cluster, live=self._pods)
+            if not self._stopped.is_set():
+                self._follow(pod)
+        if self._stopped.is_set():
+            # Somebody else leads by now, and knows better.
+            return
+        self._end_others()
         self._stand(ClusterState.CONNECTED)
+
+    def _end_others(self) -> None:
+        self._others_due = True
+        try:
+            holding.end_others(cluster=self.cluster, live=self._pods, is_there=self._is_there)
+            self._others_due = False
+        except (Refused, Unreachable) as error:
+            logger.warning("pods of cluster %s that are gone: %s", self.cluster.name, error.detail)
+
+    def _is_there(self, row: PodClaim) -> bool:
+        """Whether its pod lives, as the cluster itself has it now. Raises Unreachable, Refused."""
+        pod = self.client.find(f"/api/v1/namespaces/{row.namespace}/pods/{row.pod}")
+        return pod is not None and pod["metadata"]["uid"] == row.pod_uid and pods.is_live(pod)
 
     def _follow(self, pod: dict[str, Any]) -> None:
         if self._namespaces is None:

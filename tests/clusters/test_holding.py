@@ -94,7 +94,7 @@ def test_what_ended_while_nobody_watched_is_found(cast: Cast, cluster: Cluster, 
     give_plenty(cast.acme)
     for name in ("stays", "goes"):
         follow(cluster, running(name, paper.container(30, 10)))
-    assert holding.end_others(cluster=cluster, live=["uid-stays"]) == 1
+    assert holding.end_others(cluster=cluster, live=["uid-stays"], is_there=lambda row: False) == 1
     assert list(PodClaim.objects.live().values_list("pod", flat=True)) == ["stays"]
 
 

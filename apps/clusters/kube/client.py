@@ -16,6 +16,7 @@ from gpucloud.errors import Busy, Conflict
 ANSWER_SECONDS = 10.0
 PAGE = 500
 MERGE_PATCH = "application/merge-patch+json"
+MISSING = 404
 
 
 class Unreachable(Busy):
@@ -72,6 +73,15 @@ class Client:
         """One object. Raises Unreachable, Refused."""
         found: dict[str, Any] = json.loads(self._answer("GET", path, query))
         return found
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        """One object; None: there is none. Raises Unreachable, Refused."""
+        try:
+            return self.get(path)
+        except Refused as error:
+            if error.status == MISSING:
+                return None
+            raise
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         """Make an object. Raises Unreachable, Refused."""

@@ -5,7 +5,7 @@ A pod is charged after Kubernetes has bound it, so here it can only be written d
 again; the pod runs on, and what it uses is free to nobody (`services.outside`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -14,8 +14,9 @@ from django.utils import timezone
 from apps.clusters.core import gpu_admission
 from apps.clusters.formats import pods
 from apps.clusters.formats.asks import LEAST_CORE, Share
+from apps.clusters.importing.containers import gpu_of
 from apps.clusters.importing.plan import PodWanted, Snapshot, plan
-from apps.clusters.importing.taking import gpu_of, hold
+from apps.clusters.importing.taking import hold
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
 from apps.quotas.principals import Principal
@@ -23,8 +24,6 @@ from apps.scheduling.services.claims import life
 from gpucloud.errors import GpucloudError
 
 Pod = Mapping[str, Any]
-# More than a machine has; a longer list is somebody's invention.
-MOST_GPUS = 64
 
 
 def principal_of(cluster: Cluster) -> Principal:
@@ -118,7 +117,7 @@ def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) ->
 def _written(pod: Pod, place: int) -> list[int]:
     """GPUs that its annotation names, as far as they can be some: anybody may have written it."""
     named = gpu_admission.indexes(pods.annotations(pod), place)
-    return [index for index in named if 0 <= index <= pods.MOST][:MOST_GPUS]
+    return [index for index in named if 0 <= index <= pods.MOST][: gpu_admission.MOST_GPUS]
 
 
 def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod is over") -> int:
@@ -145,11 +144,16 @@ def _end(key: int, cluster: Cluster, why: str) -> int:
     return 1
 
 
-def end_others(*, cluster: Cluster, live: Iterable[str]) -> int:
-    """Give back what pods held that are no longer there: they ended while nobody watched."""
-    gone = PodClaim.objects.live().filter(cluster=cluster).exclude(pod_uid__in=list(live))
-    uids = list(gone.order_by("pod_uid").values_list("pod_uid", flat=True).distinct())
-    return sum(end(cluster=cluster, pod_uid=uid, why="its pod was gone when the cluster was looked at") for uid in uids)
+def end_others(*, cluster: Cluster, live: Iterable[str], is_there: Callable[[PodClaim], bool]) -> int:
+    """Give back what pods held that are no longer there: they ended while nobody watched.
+
+    A list is old by the time that it is acted on, and pods were written down meanwhile, not by its reader alone. So of
+    each that is not among `live` it is asked whether it `is_there`. Raises what that raises.
+    """
+    rows = PodClaim.objects.live().filter(cluster=cluster).exclude(pod_uid__in=list(live)).order_by("pk")
+    gone = (row for row in {row.pod_uid: row for row in rows}.values() if not is_there(row))
+    why = "its pod was gone when the cluster was looked at"
+    return sum(end(cluster=cluster, pod_uid=row.pod_uid, why=why) for row in gone)
 
 
 def forget_promises(*, cluster: Cluster, pods_there: Iterable[Pod]) -> None:

@@ -1,10 +1,15 @@
-"""Who watches the clusters: the one of `manage.py clusters` that leads, by a session's advisory lock."""
+"""Who watches the clusters, and who their SharePods: the one of a command that leads, by a session's advisory lock."""
 
 import hashlib
 
 from django.db import connection
 
-LOCK = int.from_bytes(hashlib.sha256(b"gpucloud:clusters").digest()[:8], signed=True)
+
+def _lock(of: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"gpucloud:{of}".encode()).digest()[:8], signed=True)
+
+
+CLUSTERS, SHAREPODS = _lock("clusters"), _lock("sharepods")
 # A lock by one number of 64 bits is listed by its halves.
 HELD = """
     SELECT EXISTS (
@@ -17,15 +22,15 @@ HELD = """
 """
 
 
-def lead() -> bool:
+def lead(lock: int = CLUSTERS) -> bool:
     """Take the lock for this connection, until it ends; False where another one has it."""
     with connection.cursor() as cursor:
-        row = cursor.execute("SELECT pg_try_advisory_lock(%s)", [LOCK]).fetchone()
+        row = cursor.execute("SELECT pg_try_advisory_lock(%s)", [lock]).fetchone()
     return bool(row and row[0])
 
 
-def is_led() -> bool:
+def is_led(lock: int = CLUSTERS) -> bool:
     """Whether anybody watches now."""
     with connection.cursor() as cursor:
-        row = cursor.execute(HELD, {"lock": LOCK}).fetchone()
+        row = cursor.execute(HELD, {"lock": lock}).fetchone()
     return bool(row and row[0])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -36,11 +36,18 @@ class NobodyPays(Conflict):
     title = "The namespace is nobody's"
 
 
+class Quicker(Conflict):
+    """Another controller has just made its claim."""
+
+    code: ClassVar[str] = "quicker"
+    title = "It has a claim already"
+
+
 @transaction.atomic
 def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mapping[str, str]) -> SharePod:
     """Its claim: queued until a round places it, or placed at once where it names its node or a GPUID.
 
-    `labels` are the namespace's. Raises Unreadable, NobodyPays, NotAsItRuns, and what a claim raises.
+    `labels` are the namespace's. Raises Unreadable, NobodyPays, NotAsItRuns, Quicker, and what a claim raises.
     """
     meta, container = thing["metadata"], _container(thing)
     tenant = bindings.tenant_of(cluster.bindings.select_related("tenant"), meta["namespace"], dict(labels))
@@ -63,9 +70,12 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
     )
     if pinned:
         placing.place_on(claim, _pinned(claim, tenant, cluster, node=node, gpu_id=gpu_id))
-    return SharePod.objects.create(
-        cluster=cluster, uid=meta["uid"], namespace=meta["namespace"], name=meta["name"], gpu_id=gpu_id, claim=claim
-    )
+    try:
+        return SharePod.objects.create(
+            cluster=cluster, uid=meta["uid"], namespace=meta["namespace"], name=meta["name"], gpu_id=gpu_id, claim=claim
+        )
+    except IntegrityError as error:
+        raise Quicker(f"SharePod {pods.name_of(thing)} has a claim by now.") from error
 
 
 def _container(thing: Mapping[str, Any]) -> str:

@@ -58,7 +58,14 @@ class SharePods:
             except GpucloudError as error:
                 logger.warning("SharePod %s: %s", pods.name_of(thing), error.detail)
         for uid, row in rows.items():
-            self._end(row, by_owner.get((uid, f"{row.namespace}/{row.name}")), "its SharePod is gone")
+            # What was watched may be old: others make claims too while one controller hands over to the next.
+            if not self._is_there(row):
+                self._end(row, by_owner.get((uid, f"{row.namespace}/{row.name}")), "its SharePod is gone")
+
+    def _is_there(self, row: SharePod) -> bool:
+        """Whether the SharePod is there, as the cluster itself has it now. Raises Unreachable, Refused."""
+        thing = self._client.find(f"{PATH}/namespaces/{row.namespace}/sharepods/{row.name}")
+        return thing is not None and thing["metadata"].get("uid") == row.uid
 
     def _reconcile(self, thing: Thing, pod: Thing | None, row: SharePod | None) -> None:
         if thing["metadata"].get("deletionTimestamp"):
@@ -67,6 +74,9 @@ class SharePods:
             return
         try:
             phase, message, row, pod = self._wanted(thing, pod, row)
+        except claims.Quicker as error:
+            logger.info("SharePod %s: %s", pods.name_of(thing), error.detail)
+            return
         except GpucloudError as error:
             phase, message = "Failed" if isinstance(error, Unreadable) else "Pending", error.detail
         except MALFORMED:

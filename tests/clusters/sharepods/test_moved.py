@@ -45,6 +45,10 @@ class Kube:
     def get(self, path: str) -> Json:
         return {"metadata": {"labels": {}}}
 
+    def find(self, path: str) -> Json | None:
+        assert path.endswith("/namespaces/ml/sharepods/train")
+        return next(iter(self.sharepods), None)
+
     def post(self, path: str, body: Json) -> bytes:
         if self.pods:
             raise Refused(409, "AlreadyExists", "train")
@@ -148,6 +152,7 @@ def test_a_pod_that_is_ending_does_not_take_the_claim_along(
 def test_a_view_that_is_old_ends_no_pod_that_came_since(cluster: Cluster, kube: Kube) -> None:
     """The SharePod was removed and made again, and its new pod has the old one's name."""
     seen = kube.pods
+    kube.sharepods = []
     kube.pods = [{**seen[0], "metadata": {**seen[0]["metadata"], "uid": "pod-2"}}]
     SharePods(cluster, typing.cast(Client, kube)).reconcile([], seen)
     assert not kube.ending()
@@ -179,7 +184,7 @@ def test_what_is_watched_is_not_listed_again(cluster: Cluster, kube: Kube) -> No
     watch.hear(Seen("pods", tuple(kube.pods), whole=True))
     watch.step()
     assert kube.sharepods[0]["status"]["Phase"] == "Running"
-    watch.hear(Seen("sharepods", tuple(kube.sharepods), gone=True))
+    watch.hear(Seen("sharepods", (kube.sharepods.pop(),), gone=True))
     watch.step()
     assert kube.ending()
     assert kube.listed == before
@@ -193,6 +198,7 @@ def test_a_cluster_without_the_kind_has_none_and_one_that_is_not_known_is_left_a
     watch.hear(Seen("pods", tuple(kube.pods), whole=True))
     watch.step()
     assert not kube.ending()
+    kube.sharepods = []
     watch.hear(Seen("sharepods", (), whole=True))
     watch.step()
     assert kube.ending()

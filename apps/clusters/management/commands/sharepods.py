@@ -1,31 +1,33 @@
-"""`manage.py sharepods`: keeps the SharePods of all clusters as they are wanted."""
+"""`manage.py sharepods`: keeps the SharePods of all clusters as they are wanted.
+
+Start as many as you like: one of them leads.
+"""
 
 import logging
-import time
 from typing import Any
 
 import yaml
-from django.core.management.base import BaseCommand, CommandParser
-from django.db import DatabaseError, connection
+from django.core.management.base import CommandParser
+from django.db import DatabaseError
 
 from apps.clusters.kube.client import Client
+from apps.clusters.management.leading import Leading
 from apps.clusters.models import Cluster
+from apps.clusters.services import watchers
 from apps.clusters.services.clusters import kubeconfig_of
 from apps.clusters.sharepods.controller import SharePods
 from apps.clusters.sharepods.definition import definition
 from apps.clusters.sharepods.watching import WatchedSharePods
-from apps.clusters.watches import Watches
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
 
-
-class Command(BaseCommand):
-    """A watch for each cluster. One of it is enough, and two do no harm: the database decides whose claim it is."""
+class Command(Leading):
+    """A watch for each cluster."""
 
     help = "Keep SharePods: a claim, a pod and a status for each. Runs until it is ended."
+    lock, begin = watchers.SHAREPODS, WatchedSharePods
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Once, or the kind's definition."""
@@ -33,7 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--definition", action="store_true", help="print the CustomResourceDefinition, and end")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until it is ended; outlive restarts of the database."""
+        """Serve until SIGTERM or SIGINT, or do what was asked for once."""
         if options["definition"]:
             self.stdout.write(yaml.safe_dump(definition(), sort_keys=False))
             return
@@ -41,14 +43,7 @@ class Command(BaseCommand):
             for cluster in Cluster.objects.filter(enabled=True).select_related("pool"):
                 _look(cluster)
             return
-        watches = Watches(WatchedSharePods)
-        while True:
-            try:
-                watches.look()
-            except DatabaseError as error:
-                logger.warning("the database is away: %s", error)
-                connection.close()
-            time.sleep(LOOK_SECONDS)
+        self.lead()
 
 
 def _look(cluster: Cluster) -> None:
