@@ -1,7 +1,7 @@
 """The whole of it: read the cluster, plan, and make the plan true or rehearse it."""
 
 from apps.clusters.formats import gpushare
-from apps.clusters.importing import reading, taking
+from apps.clusters.importing import reading, rehearsing, taking
 from apps.clusters.importing.plan import plan
 from apps.clusters.importing.taking import Report
 from apps.clusters.models import Cluster
@@ -18,5 +18,5 @@ def take_over(
     """
     principal.require_operator()
     wanted = plan(reading.snapshot(client_of(cluster)), gpushare_unit_mib=gpushare_unit_mib)
-    do = taking.rehearse if rehearsal else taking.take
+    do = rehearsing.rehearse if rehearsal else taking.take
     return do(principal=principal, cluster=cluster, plan=wanted)

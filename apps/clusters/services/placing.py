@@ -1,6 +1,6 @@
 """Writing into the ledger where something runs, or is to run: on these GPUs and no others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from apps.nodes.models import Gpu, Node
@@ -26,8 +26,13 @@ def place_on(claim: Claim, gpus: Sequence[Gpu]) -> None:
     for _, refused in outcome.refused:
         raise NotAsItRuns("; ".join(reason.detail for reason in refused.reasons))
     if outcome.lost:
-        free = "; ".join(f"GPU {gpu.index}: {gpu.core_free} percent, {gpu.memory_free_mib} MiB" for gpu in gpus)
-        raise NotAsItRuns(f"Its GPUs have no room in the ledger, or are not ready. Free are {free}.")
+        raise no_room((gpu.index, gpu.core_free, gpu.memory_free_mib) for gpu in gpus)
+
+
+def no_room(free: Iterable[tuple[int, int, int]]) -> NotAsItRuns:
+    """Why a pod cannot be on its GPUs, of each its index and what is free of it: percent and MiB."""
+    said = "; ".join(f"GPU {index}: {core} percent, {memory_mib} MiB" for index, core, memory_mib in free)
+    return NotAsItRuns(f"Its GPUs have no room in the ledger, or are not ready. Free are {said}.")
 
 
 def node_of(pool: Pool, name: str) -> Node:

@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
 
 from apps.clusters.importing import taking
 from apps.clusters.importing.plan import Plan, Snapshot, plan
@@ -91,14 +93,6 @@ def test_twice_is_once(cluster: Cluster) -> None:
     assert any("holds what it has already" in text for text in report.kept)
 
 
-def test_a_rehearsal_says_the_same_and_changes_nothing(cluster: Cluster) -> None:
-    before = rows()
-    rehearsed = taking.rehearse(principal=SYSTEM, cluster=cluster, plan=plan(populated()))
-    assert rows() == before
-    assert rehearsed.made == take(cluster, populated()).made
-    assert len(rehearsed.made) >= 4 + 3 + 3
-
-
 def test_a_quota_that_is_there_is_kept_and_told_of(cluster: Cluster, cast: Cast) -> None:
     bindings.bind(principal=SYSTEM, cluster=cluster, tenant=cast.acme, namespace="red")
     give(cast.acme, core_percent=70, memory_mib=None)
@@ -160,3 +154,9 @@ def test_who_is_bound_by_labels_pays(cast: Cast, cluster: Cluster) -> None:
     report = take(cluster, Snapshot(pods=[gpu_manager_pod(), gpushare_pod()], labels=labels))
     assert "Namespace red is acme's." in report.kept
     assert dict(Claim.objects.values_list("name", "tenant__slug")) == {"red/tc-0": "acme", "blue/share-0": "blue"}
+
+
+@pytest.mark.parametrize("unit", ["0", "-5", "1025"])
+def test_a_unit_that_nobody_counts_in_is_refused(cluster: Cluster, unit: str) -> None:
+    with pytest.raises(CommandError, match="give 1 to 1024"):
+        call_command("import_cluster", cluster.name, f"--gpushare-unit-mib={unit}")

@@ -14,17 +14,16 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from apps.quotas.models import CohortShare, Pool, ResourceQuota, Tenant
-from apps.quotas.models.resource import ZERO_WITHOUT_ROW
-from apps.quotas.services import member_limits
-from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.quotas.models import Pool, ResourceQuota, Tenant
+from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.core import gangs
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, NodeState, Placed
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.accounting.budgets import BudgetExceeded, refuse_spent
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.accounting.sums import Kept as KeptSums
+from apps.scheduling.services.accounting.sums import Sums
 from apps.scheduling.services.claims.life import request_of
 from apps.scheduling.services.placing.fleet import read_fleet, read_nodes, taken
 from apps.scheduling.services.placing.queue import waiting_of
@@ -37,13 +36,7 @@ MOST_CLAIMS = 200
 Reasons = list[dict[str, Any]]
 Fleets = dict[int, dict[str, GpuState]]
 Nodes = dict[int, list[NodeState]]
-Kept = tuple[
-    Fleets,
-    dict[int, Reserved],
-    list[tuple[ResourceQuota, int]],
-    list[tuple[CohortShare, int]],
-    dict[tuple[int, int | None], dict[str, int]],
-]
+Kept = tuple[Fleets, dict[int, Reserved], KeptSums]
 
 
 def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -66,7 +59,7 @@ def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dic
         shown = show(act())
         outlook = _Outlook(tenants, fleets, nodes, line)
         transaction.set_rollback(True)
-    over = [_over(quota) for quota in outlook.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
+    over = [_over(quota) for quota in outlook.sums.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
     after = outlook.of(claims, spent)
     told = [(_told(claim), before[claim.uid], after[claim.uid]) for claim in claims]
     return {
@@ -110,14 +103,8 @@ class _Outlook:
         # Of gangs that were tried: why each waits as a whole.
         self.tried: dict[str, Reasons] = {}
         rows = ResourceQuota.objects.filter(tenant__in=tenants).select_related("tenant", "pool", "share")
-        self.quotas = list(rows.order_by("pk"))
+        self.sums = Sums(rows.order_by("pk"))
         self.fleets, self.nodes = dict(fleets), nodes
-        self.members: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
-        # Quotas of one share see one another's charges.
-        shares: dict[int, CohortShare] = {}
-        for quota in self.quotas:
-            if quota.share is not None:
-                quota.share = shares.setdefault(quota.share.pk, quota.share)
 
     def of(self, claims: Iterable[Claim], spent: dict[int, Reasons]) -> dict[UUID, Reasons]:
         """Why each of these claims would go on waiting; nothing where it could start."""
@@ -139,24 +126,12 @@ class _Outlook:
         return self.tried[uid]
 
     def _kept(self) -> Kept:
-        shares = {quota.share.pk: quota.share for quota in self.quotas if quota.share is not None}
         reserved = {pk: replace(item, holds=list(item.holds), _until={}) for pk, item in self.reserved.items()}
-        return (
-            dict(self.fleets),
-            reserved,
-            [(quota, quota.used) for quota in self.quotas],
-            [(share, share.taken) for share in shares.values()],
-            {key: dict(held) for key, (_, held) in self.members.items()},
-        )
+        return dict(self.fleets), reserved, self.sums.kept()
 
     def _undo(self, kept: Kept) -> None:
-        self.fleets, self.reserved, quotas, shares, members = kept
-        for quota, used in quotas:
-            quota.used = used
-        for share, taken_ in shares:
-            share.taken = taken_
-        # Who was looked up since held then what is read anew.
-        self.members = {key: (self.members[key][0], held) for key, held in members.items()}
+        self.fleets, self.reserved, before = kept
+        self.sums.undo(before)
 
     def _start(self, claim: Claim) -> Reasons:
         """As a round does it: what does not fit is not charged."""
@@ -167,60 +142,12 @@ class _Outlook:
             return [asdict(reason) for reason in answer.reasons]
         if not any(claim.charged.values()):
             try:
-                self._charge(claim)
+                self.sums.charge(claim)
             except QuotaExceeded as error:
                 return [_reason(error)]
         reserved.took(claim, answer.gpus)
         self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
         return []
-
-    def _charge(self, claim: Claim) -> None:
-        """As `charging` does it, on the numbers alone. Raises QuotaExceeded."""
-        asked = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
-        wanted = {resource: amount for resource, amount in asked.items() if amount}
-        limits, held = self._member(claim)
-        for resource in limits.keys() & wanted.keys():
-            hard, used = limits[resource], held[resource]
-            if used + wanted[resource] > hard:
-                raise MemberLimitExceeded(resource=resource, hard=hard, used=used, requested=wanted[resource])
-        quotas = [quota for quota in self.quotas if _covers(quota, claim) and quota.resource in wanted]
-        for resource in ZERO_WITHOUT_ROW:
-            if resource in wanted and resource not in {quota.resource for quota in quotas}:
-                raise QuotaExceeded(resource=resource, pool=claim.pool.name, hard=0, used=0, requested=wanted[resource])
-        for quota in quotas:
-            _refuse_full(quota, wanted[quota.resource])
-        for quota in quotas:
-            more = quota.taken(quota.used + wanted[quota.resource]) - quota.taken()
-            quota.used += wanted[quota.resource]
-            if quota.share is not None:
-                quota.share.taken += more
-        for resource in limits.keys() & wanted.keys():
-            held[resource] += wanted[resource]
-
-    def _member(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
-        """What bounds the claim's member, and what the member holds, by resource."""
-        key = (claim.tenant_id, claim.user_id)
-        if key not in self.members:
-            limits = member_limits.seen(claim.tenant, claim.user_id)
-            held = member_limits.held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
-            self.members[key] = limits, held
-        return self.members[key]
-
-
-def _refuse_full(quota: ResourceQuota, amount: int) -> None:
-    if quota.free is not None and amount > quota.free:
-        raise QuotaExceeded(
-            resource=quota.resource,
-            pool=quota.pool.name if quota.pool else None,
-            hard=quota.hard or 0,
-            used=quota.used,
-            requested=amount,
-            free=quota.free,
-        )
-
-
-def _covers(quota: ResourceQuota, claim: Claim) -> bool:
-    return quota.tenant_id == claim.tenant_id and quota.pool_id in (None, claim.pool_id)
 
 
 def _reason(error: GpucloudError) -> dict[str, Any]:

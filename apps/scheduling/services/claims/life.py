@@ -82,15 +82,7 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
     Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
     LimitBelowRequest, GroupOfOtherSize, RoleMissing, ReservationNotActive, ReservationFull.
     """
-    principal.require_role(tenant, "member")
-    filled = limit_ranges.fill(tenant, pool, asked)
-    refuse_low_limit(filled["core_request"], filled["core_limit"])
-    claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, user_id=principal.user_id, **filled)
-    if claim.lease_seconds is not None:
-        claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
-    refuse_impossible(claim)
-    _refuse_other_size(claim)
-    refuse_spent(tenant)
+    claim = draft_claim(principal=principal, tenant=tenant, pool=pool, **asked)
     charges.enter(claim)
     target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
     try:
@@ -113,6 +105,20 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
         after={"name": claim.name, "pool": pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
     )
     events.claim_made_on_commit(claim)
+    return claim
+
+
+def draft_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: Any) -> Claim:
+    """The claim as it would be made, neither charged nor kept. Raises as `create_claim`, but of quotas."""
+    principal.require_role(tenant, "member")
+    filled = limit_ranges.fill(tenant, pool, asked)
+    refuse_low_limit(filled["core_request"], filled["core_limit"])
+    claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, user_id=principal.user_id, **filled)
+    if claim.lease_seconds is not None:
+        claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
+    refuse_impossible(claim)
+    _refuse_other_size(claim)
+    refuse_spent(tenant)
     return claim
 
 

@@ -1,0 +1,120 @@
+"""One container of a pod that runs: the claim that is to stand for it, and the GPUs that it is on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import QuerySet
+
+from apps.clusters.formats.asks import LEAST_CORE, Share
+from apps.clusters.importing.plan import PodWanted
+from apps.clusters.models import Cluster, PodClaim, SharePod
+from apps.clusters.services import placing
+from apps.nodes.models import Gpu, Node
+from apps.scheduling.models import AssignmentState, Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be written down. `found`: the claim for which the pod was made; None: there is none yet."""
+
+    pod: PodWanted
+    place: int
+    name: str
+    node: Node
+    gpus: list[Gpu]
+    # The claim's numbers, the same on each of its GPUs.
+    asked: Mapping[str, int]
+    found: Claim | None
+
+    @property
+    def claimed(self) -> dict[str, Any]:
+        """A new claim's fields."""
+        pod = self.pod
+        return {
+            "name": f"{pod.namespace}/{pod.name}"[:200],
+            "pod": {"namespace": pod.namespace, "name": pod.name, "container": self.name, "uid": pod.uid},
+            **self.asked,
+            **pod.labels,
+        }
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What stands beside the claim."""
+        return {
+            "namespace": self.pod.namespace,
+            "pod": self.pod.name,
+            "container_index": self.place,
+            "node_name": self.pod.node,
+            "node": self.node,
+            "core": self.asked["core_request"] * len(self.gpus),
+            "memory_mib": self.asked["memory_mib"] * len(self.gpus),
+            "gpu_indexes": sorted(gpu.index for gpu in self.gpus),
+            "problem": "",
+        }
+
+    def __str__(self) -> str:
+        where = ", ".join(f"GPU {gpu.index} of {self.node.name}" for gpu in self.gpus)
+        asked = self.asked
+        return f"container {self.name} holds {asked['core_request']} percent and {asked['memory_mib']} MiB on {where}."
+
+    def require_there(self) -> None:
+        """Raises NotAsItRuns where the claim that was found, sent back or moved, is on other GPUs than its pod."""
+        assert self.found is not None
+        there = self.found.assignments.exclude(state=AssignmentState.RELEASED).values_list("gpu_id", flat=True)
+        if {gpu.pk for gpu in self.gpus} != set(there):
+            raise placing.NotAsItRuns(f"Its claim {self.found.uid} is elsewhere by now: the pod is to end.")
+
+
+def wanted_of(
+    pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], cluster: Cluster, rows: QuerySet[PodClaim]
+) -> Wanted | None:
+    """What is to be written down of this container; None: it has its claim, or is over. Raises NotAsItRuns."""
+    place, name, shares = held
+    row = rows.filter(cluster=cluster, pod_uid=pod.uid, container=name).first()
+    if row is not None and (row.claim_id is not None or row.ended_at is not None):
+        return None
+    node = placing.node_of(cluster.pool, pod.node)
+    gpus = [gpu_of(share, node) for share in shares]
+    return Wanted(pod, place, name, node, gpus, _asked(shares, gpus, name), _of_sharepod(pod, name, cluster))
+
+
+def gpu_of(share: Share, node: Node) -> Gpu:
+    """The GPU of the node that the share is of. Raises NotAsItRuns."""
+    named: dict[str, Any] = {"index": share.gpu_index} if share.gpu_uuid is None else {"uuid": share.gpu_uuid}
+    found = node.gpus.filter(present=True, **named).first()
+    if found is None:
+        which = share.gpu_uuid or f"GPU {share.gpu_index}"
+        raise placing.NotAsItRuns(f"Node {node.kubernetes_node or node.name} has no {which}.")
+    return found
+
+
+def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | None:
+    """The claim for which the pod was made, if it was: its word alone is not believed."""
+    if not pod.claim:
+        return None
+    named = {"namespace": pod.namespace, "name": pod.name}
+    live = SharePod.objects.filter(cluster=cluster, ended_at=None, **named).select_related("claim")
+    wanted = {**named, "container": container}
+    return next((row.claim for row in live if str(row.claim.uid) == pod.claim and row.claim.pod == wanted), None)
+
+
+def _asked(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
+    """One claim's numbers: the same on each of its GPUs. Raises NotAsItRuns."""
+    parts = {
+        (
+            max(share.core_request, LEAST_CORE),
+            share.core_limit,
+            max(gpu.memory_mib if share.memory_mib is None else share.memory_mib, 1),
+        )
+        for share, gpu in zip(shares, gpus, strict=True)
+    }
+    if len(parts) > 1 or len({gpu.pk for gpu in gpus}) < len(gpus):
+        raise placing.NotAsItRuns(f"Container {name} holds unequal parts of several GPUs, or several of one.")
+    core_request, core_limit, memory_mib = parts.pop()
+    return {
+        "gpu_count": len(gpus),
+        "core_request": core_request,
+        "core_limit": max(core_limit, core_request),
+        "memory_mib": memory_mib,
+    }

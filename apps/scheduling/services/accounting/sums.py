@@ -1,0 +1,96 @@
+"""Quotas as numbers: charged as `charging` does it, on the rows as they were read. Nothing is locked or written."""
+
+from collections.abc import Iterable
+
+from apps.quotas.models import CohortShare, ResourceQuota
+from apps.quotas.models.resource import ZERO_WITHOUT_ROW
+from apps.quotas.services import member_limits
+from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.scheduling.models import Claim
+from apps.scheduling.services.claims import states
+
+# What is used of each quota and of each share, and what members held who were looked up.
+Kept = tuple[
+    list[tuple[ResourceQuota, int]], list[tuple[CohortShare, int]], dict[tuple[int, int | None], dict[str, int]]
+]
+
+
+class Sums:
+    """Some tenants' quotas, filled up claim by claim."""
+
+    def __init__(self, quotas: Iterable[ResourceQuota]) -> None:
+        """All quotas of each tenant that is charged here, in key order, with their pools and shares."""
+        self.quotas = list(quotas)
+        self._members: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
+        # Quotas of one share see one another's charges.
+        shares: dict[int, CohortShare] = {}
+        for quota in self.quotas:
+            if quota.share is not None:
+                quota.share = shares.setdefault(quota.share.pk, quota.share)
+
+    def charge(self, claim: Claim) -> None:
+        """Everything that the claim takes, or nothing. Raises QuotaExceeded."""
+        asked = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        wanted = {resource: amount for resource, amount in asked.items() if amount}
+        limits, held = self._member(claim)
+        for resource in limits.keys() & wanted.keys():
+            hard, used = limits[resource], held[resource]
+            if used + wanted[resource] > hard:
+                raise MemberLimitExceeded(resource=resource, hard=hard, used=used, requested=wanted[resource])
+        quotas = [quota for quota in self.quotas if _covers(quota, claim) and quota.resource in wanted]
+        for resource in ZERO_WITHOUT_ROW:
+            if resource in wanted and resource not in {quota.resource for quota in quotas}:
+                raise QuotaExceeded(resource=resource, pool=claim.pool.name, hard=0, used=0, requested=wanted[resource])
+        for quota in quotas:
+            _refuse_full(quota, wanted[quota.resource])
+        for quota in quotas:
+            more = quota.taken(quota.used + wanted[quota.resource]) - quota.taken()
+            quota.used += wanted[quota.resource]
+            if quota.share is not None:
+                quota.share.taken += more
+        for resource in limits.keys() & wanted.keys():
+            held[resource] += wanted[resource]
+
+    def kept(self) -> Kept:
+        """The numbers as they are now, for `undo`."""
+        shares = {quota.share.pk: quota.share for quota in self.quotas if quota.share is not None}
+        return (
+            [(quota, quota.used) for quota in self.quotas],
+            [(share, share.taken) for share in shares.values()],
+            {key: dict(held) for key, (_, held) in self._members.items()},
+        )
+
+    def undo(self, kept: Kept) -> None:
+        """As they were then."""
+        quotas, shares, members = kept
+        for quota, used in quotas:
+            quota.used = used
+        for share, taken in shares:
+            share.taken = taken
+        # Who was looked up since held then what is read anew.
+        self._members = {key: (self._members[key][0], held) for key, held in members.items()}
+
+    def _member(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
+        """What bounds the claim's member, and what the member holds, by resource."""
+        key = (claim.tenant_id, claim.user_id)
+        if key not in self._members:
+            limits = member_limits.seen(claim.tenant, claim.user_id)
+            held = member_limits.held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
+            self._members[key] = limits, held
+        return self._members[key]
+
+
+def _refuse_full(quota: ResourceQuota, amount: int) -> None:
+    if quota.free is not None and amount > quota.free:
+        raise QuotaExceeded(
+            resource=quota.resource,
+            pool=quota.pool.name if quota.pool else None,
+            hard=quota.hard or 0,
+            used=quota.used,
+            requested=amount,
+            free=quota.free,
+        )
+
+
+def _covers(quota: ResourceQuota, claim: Claim) -> bool:
+    return quota.tenant_id == claim.tenant_id and quota.pool_id in (None, claim.pool_id)
