@@ -107,7 +107,10 @@ def test_a_node_that_takes_nothing_new_gets_no_pod(
     Node.objects.update(**facts)
     assert Node.objects.get().state == state
     world = World(cluster, pod("p", container(60, 10)))
-    assert world.ask("p")["gpus"] is None
+    refused = world.ask("p")
+    assert refused["gpus"] is None
+    if cluster.placement == "gpu-admission":
+        assert "a node or GPU that takes nothing new" in refused["FailedNodes"]["gpu1"]
     Node.objects.update(
         cordoned=False,
         fenced_at=None,

@@ -33,6 +33,8 @@ TRIES, PAUSE_SECONDS = 10, 1.0
 MOST_FAILED_WRITES = 3
 # How often a node is looked at anew on which others were quicker.
 MOST_LOOKS = 3
+# One text for all such nodes: kube-scheduler counts nodes by their texts, and tells each text in the pod's event.
+BESIDES = "; what gpucloud keeps from pods there counts too: claims, reservations, a node or GPU that takes nothing new"
 QUICKER = "others were quicker to take its GPUs: try again"
 # By our own rules: whole decisions, as (node, GPUs), or why there is none.
 Choose = Callable[[PodSeen, list[str]], "tuple[str, Chosen] | str"]
@@ -136,7 +138,7 @@ class _Decision:
         found = None
         for view, chosen in gpu_admission.tries(views, self.pod.containers):
             if chosen is None:
-                self.failed[view.name] = f"pod {self.pod.uid} does not match with this node"
+                self.failed[view.name] = self._no_match(view.name)
             elif self._settle(view.name, chosen):
                 found = view.name
                 break
@@ -145,11 +147,16 @@ class _Decision:
             self.failed = others | self.failed
         return found
 
+    def _no_match(self, node: str) -> str:
+        """In the original's words; what it knows nothing of, in ours."""
+        besides = BESIDES if self.cluster.mirror.others_on(node) else ""
+        return f"pod {self.pod.uid} does not match with this node{besides}"
+
     def _settle(self, node: str, chosen: Chosen | None) -> bool:
         """Promise and write; where others were quicker, whatever else of the node fits."""
         for _ in range(MOST_LOOKS):
             if chosen is None:
-                self.failed[node] = f"pod {self.pod.uid} does not match with this node"
+                self.failed[node] = self._no_match(node)
                 return False
             if self._promised(node, chosen):
                 return self._write(node, chosen)
