@@ -65,7 +65,8 @@ def test_a_proposal_that_nobody_can_keep_any_more_says_so(cast: Cast, machine: M
     measured(claim, clock, core_percent=45, throttled_percent=60)
     (found,) = run(cast)
     resize_claim(principal=SYSTEM, claim=claim, core_request=50)
-    assert cast.max.post(f"proposals/{found.uid}/accept/").code == "proposal-stale"
+    answer = cast.max.post(f"proposals/{found.uid}/accept/")
+    assert (answer.code, "(core_request): dismiss this" in answer.body["detail"]) == ("proposal-stale", True)
     claim = resize_claim(principal=SYSTEM, claim=claim, core_request=40)
     machine.obey()
     placed(cast, machine, core_request=60)
@@ -126,6 +127,20 @@ def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock)
     assert len(run(cast)) == 1
 
 
+def test_a_run_that_fails_keeps_no_other_from_beginning(
+    cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*what: Any) -> proposals.Found:
+        raise ZeroDivisionError("as if by a mistake")
+
+    monkeypatch.setattr(proposals, "_plan", failing)
+    with pytest.raises(ZeroDivisionError):
+        run(cast)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+        assert cursor.fetchone() == (0,)
+
+
 @pytest.mark.parametrize("said", [{"core_limit": 50}, {"rebalance": False}], ids=["another", "opted-out"])
 def test_what_an_owner_sets_while_a_run_decides_stands(
     cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
@@ -145,7 +160,8 @@ def test_what_an_owner_sets_while_a_run_decides_stands(
     monkeypatch.setattr(proposals, "_plan", overtaken)
     (found,) = run(cast)
     assert (found.after, found.state) == ({"core_limit": 40}, "failed")
-    assert "The claim has changed since" in found.words
+    assert found.words.startswith("The claim has changed since (")
+    assert "dismiss" not in found.words, "it is over already"
     claim.refresh_from_db()
     assert claim.core_limit == said.get("core_limit", 60)
 

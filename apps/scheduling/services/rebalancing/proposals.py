@@ -247,10 +247,10 @@ def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> Non
     if principal == REBALANCER and not claim.rebalance:
         stale.append("rebalance")
     if stale:
-        raise ProposalStale(
-            f"The claim has changed since ({', '.join(sorted(stale))}): the next run looks anew.",
-            before=proposal.before,
-        )
+        # One that was tried by itself is over; one that somebody accepts is still open.
+        cure = "the next run looks anew" if principal == REBALANCER else "dismiss this, the next run looks anew"
+        words = f"The claim has changed since ({', '.join(sorted(stale))}): {cure}."
+        raise ProposalStale(words, before=proposal.before)
 
 
 @transaction.atomic
