@@ -1,4 +1,4 @@
-"""The filter answers as gpu-admission does: for thousands of random pods and nodes, and in every case of the keys."""
+"""The filter answers as gpu-admission does: for thousands of random pods and nodes."""
 
 import json
 import random
@@ -100,28 +100,6 @@ def answered(paper: Paper, body: bytes, **options: Any) -> Json:
     said: Json = json.loads(predicates.answer(paper.extended(**options), body))
     assert set(said) == {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
     return said
-
-
-def folded(value: Any, change: Any, *, within: str = "") -> Any:
-    """The JSON with its keys changed, but for those that are names of resources or annotations."""
-    if isinstance(value, list):
-        return [folded(item, change, within=within) for item in value]
-    if not isinstance(value, dict):
-        return value
-    keep = within.lower() in {"limits", "capacity", "annotations"}
-    return {key if keep else change(key): folded(item, change, within=key) for key, item in value.items()}
-
-
-@pytest.mark.parametrize("change", [str.upper, str.lower, str.swapcase])
-def test_keys_are_read_in_any_case_and_written_in_gos(change: Any) -> None:
-    nodes = [node("a", 100, 59), node("b", 200, 118), node("c", 0, 0)]
-    usual, other = (Paper(nodes, [pod("p", container(100, 10))]) for _ in range(2))
-    body = request(pod("p", container(100, 10)), nodes)
-    due = answered(usual, body)
-    got = answered(other, json.dumps(folded(json.loads(body), change)).encode())
-    assert [due["FailedNodes"], due["Error"]] == [got["FailedNodes"], got["Error"]]
-    assert due["FailedNodes"] == {"b": "pod uid-p has already been matched to another node", "c": "no GPU device"}
-    assert other.pods["p"]["metadata"]["annotations"]["tencent.com/predicate-node"] == "a"
 
 
 def test_a_node_goes_back_as_it_came() -> None:

@@ -56,13 +56,13 @@ Sized = tuple[str, int, int]
 # The keys that are read, as Go's types write them. What stands in braces is read within.
 _METADATA: dict[str, Any] = {"name": 0, "namespace": 0, "uid": 0, "annotations": 0, "labels": 0, "resourceVersion": 0}
 _CONTAINER: dict[str, Any] = {"name": 0, "resources": {"limits": 0}}
-_POD = {
+POD: dict[str, Any] = {
     "metadata": _METADATA,
     "spec": {"nodeName": 0, "priority": 0, "containers": _CONTAINER},
     "status": {"phase": 0},
 }
 _NODE = {"metadata": {"name": 0}, "status": {"capacity": 0}}
-_ARGS = {"Pod": _POD, "Nodes": {"metadata": 0, "items": _NODE}, "NodeNames": 0}
+_ARGS = {"Pod": POD, "Nodes": {"metadata": 0, "items": _NODE}, "NodeNames": 0}
 _ITEM = msgspec.json.Decoder(_Node)
 _BODY = msgspec.json.Decoder(_Body)
 
@@ -85,7 +85,7 @@ def args(body: bytes) -> Args:
         if decoded.pod is UNSET:
             raise NotUnderstood("there is no Pod in the request")
         # Always in full: a pod is small, and a key missed in it is a pod without GPUs.
-        pod = msgspec.convert(fold(json.loads(bytes(decoded.pod)), _POD), Pod)
+        pod = msgspec.convert(fold(json.loads(bytes(decoded.pod)), POD), Pod)
         raw = decoded.nodes.items or [] if isinstance(decoded.nodes, _NodeList) else None
         return Args(pod, raw, None if raw is None else _sized(raw), decoded.node_names)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

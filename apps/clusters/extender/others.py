@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from apps.clusters.core import gpu_admission
 from apps.clusters.core.gpu_admission import NODE, View
-from apps.clusters.extender.bodies import NotUnderstood, args, fold
+from apps.clusters.extender.bodies import POD, NotUnderstood, args, fold
 from apps.clusters.extender.predicates import Extended, path_of
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.objects import Pod
@@ -102,7 +102,11 @@ class _Preemption(Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, _MetaVictims] | None = None
 
 
-_POD: dict[str, Any] = {"Pod": 0, "NodeNameToVictims": 0, "NodeNameToMetaVictims": 0}
+# By the field, what is read of each node's entry in it.
+_VICTIMS: dict[str, Any] = {
+    "NodeNameToVictims": {"Pods": POD, "NumPDBViolations": 0},
+    "NodeNameToMetaVictims": {"Pods": {"UID": 0}, "NumPDBViolations": 0},
+}
 
 
 def preempt(cluster: Extended, body: bytes) -> bytes:
@@ -110,10 +114,7 @@ def preempt(cluster: Extended, body: bytes) -> bytes:
 
     Each with the same victims: who needs to go for other reasons is kube-scheduler's to say. Raises NotUnderstood.
     """
-    try:
-        asked = msgspec.convert(fold(msgspec.json.decode(body), _POD), _Preemption)
-    except msgspec.MsgspecError as error:
-        raise NotUnderstood(str(error)) from error
+    asked = _preemption(body)
     pod = seen(asked.pod)
     by_uid: dict[str, set[str]] = {}
     kept: dict[str, Any] = {}
@@ -125,6 +126,19 @@ def preempt(cluster: Extended, body: bytes) -> bytes:
         kept[name] = {"Pods": [{"UID": uid} for uid in sorted(by_uid[name])], **_violations(meta)}
     good = {name: kept[name] for name, uids in by_uid.items() if not pod.wants_gpu or _fits(cluster, pod, name, uids)}
     return msgspec.json.encode({"NodeNameToMetaVictims": good})
+
+
+def _preemption(body: bytes) -> _Preemption:
+    """Raises NotUnderstood."""
+    try:
+        whole = fold(msgspec.json.decode(body), {"Pod": POD, **dict.fromkeys(_VICTIMS, 0)})
+        for name, known in _VICTIMS.items():
+            # Nodes' names are no fields: they stay as they are.
+            if isinstance(whole, dict) and isinstance(there := whole.get(name), dict):
+                whole[name] = {node: fold(victims, known) for node, victims in there.items()}
+        return msgspec.convert(whole, _Preemption)
+    except msgspec.MsgspecError as error:
+        raise NotUnderstood(str(error)) from error
 
 
 def _violations(victims: _Victims | _MetaVictims) -> dict[str, int]:
