@@ -17,7 +17,7 @@ from apps.clusters.formats import pods
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Reflector, Seen
 from apps.clusters.models import Cluster, ClusterState, PodClaim
-from apps.clusters.services import holding, quota_sync, resizing
+from apps.clusters.services import evicting, holding, quota_sync, resizing
 from apps.clusters.watches import Watch
 from gpucloud.errors import Busy, GpucloudError
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Resized pods wait to be told.
 TELL_SECONDS = 1.0
+# Somebody waits for the room of pods that are to end.
+EVICT_SECONDS = 2.0
 # What could not be written down is tried again; a tenant's quota may have room by now.
 AGAIN_SECONDS = 10.0
 # How long Kubernetes may believe an old quota. Each look is one list, and a few queries for each bound namespace.
@@ -39,12 +41,20 @@ class Watched(Watch):
         """Raises SealBroken, and what the client library raises of credentials."""
         super().__init__(cluster)
         self._heard: queue.SimpleQueue[Seen | str] = queue.SimpleQueue()
-        self._due = dict.fromkeys((self.tell, self.look_again, self.sync_quotas), 0.0)
+        self._every = {
+            self.tell: TELL_SECONDS,
+            self.evict: EVICT_SECONDS,
+            self.look_again: AGAIN_SECONDS,
+            self.sync_quotas: QUOTA_SECONDS,
+        }
+        self._due = dict.fromkeys(self._every, 0.0)
         self._namespaces: dict[str, Mapping[str, str]] | None = None
         self._pods: dict[str, dict[str, Any]] = {}
         self._pods_whole = False
         # Whether what was held by pods that are not in the list is still to be looked through.
         self._others_due = False
+        # Their ends are granted, and the watch may not have told yet.
+        self._evicted: set[str] = set()
         self._reflectors = [
             Reflector(
                 self.client,
@@ -73,8 +83,7 @@ class Watched(Watch):
 
     def step(self) -> None:
         """Do what is due by the clock; then take one thing that was heard, or wait for it a while."""
-        every = {self.tell: TELL_SECONDS, self.look_again: AGAIN_SECONDS, self.sync_quotas: QUOTA_SECONDS}
-        for does, seconds in every.items():
+        for does, seconds in self._every.items():
             if time.monotonic() >= self._due[does]:
                 does()
                 self._due[does] = time.monotonic() + seconds
@@ -122,6 +131,17 @@ class Watched(Watch):
         """Tell pods what has become of changed shares."""
         try:
             resizing.tell(cluster=self.cluster, api=self.client)
+        except Busy as error:
+            logger.info("cluster %s: %s", self.cluster.name, error.detail)
+
+    def evict(self) -> None:
+        """End pods whose claims must make room."""
+        if not self._pods_whole:
+            return
+        self._evicted &= self._pods.keys()
+        ending = {uid for uid, pod in self._pods.items() if pod["metadata"].get("deletionTimestamp")}
+        try:
+            self._evicted |= evicting.evict(cluster=self.cluster, api=self.client, ending=ending | self._evicted)
         except Busy as error:
             logger.info("cluster %s: %s", self.cluster.name, error.detail)
 

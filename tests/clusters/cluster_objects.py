@@ -1,5 +1,6 @@
 """Objects of a real cluster, as a test wants them."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ INDEX, CHOSEN = "tencent.com/predicate-gpu-idx-0", "tencent.com/predicate-node"
 Json = dict[str, Any]
 
 
-def add_node(client: Client, name: str, *, gpus: int, units: int) -> None:
+def add_node(client: Client, name: str, *, gpus: int, units: int, **labels: str) -> None:
     """As the kubelet has it after its device plugin has registered."""
+    labels = {"nvidia-device-enable": "enable", **labels}
     amounts = {"cpu": "64", "memory": "256Gi", "pods": "110", CORE: str(gpus * 100), MEMORY: str(gpus * units)}
-    client.post("/api/v1/nodes", {"metadata": {"name": name, "labels": {"nvidia-device-enable": "enable"}}})
+    client.post("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
     status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
     client.patch(f"/api/v1/nodes/{name}/status", {"status": status})
 
@@ -58,6 +60,14 @@ def bound(client: Client, namespace: str, name: str, *, seconds: float = 30) -> 
     assert found["metadata"]["annotations"][CHOSEN] == found["spec"]["nodeName"]
     assert found["metadata"]["annotations"]["tencent.com/gpu-assigned"] == "false"
     return found["spec"]["nodeName"], found["metadata"]["annotations"][INDEX]
+
+
+def end_as_a_kubelet(client: Client, namespace: str) -> None:
+    """Pods that are to end are over, and gone."""
+    for raw in client.list(f"/api/v1/namespaces/{namespace}/pods")[0]:
+        meta = json.loads(bytes(raw))["metadata"]
+        if "deletionTimestamp" in meta:
+            remove(client, namespace, meta["name"])
 
 
 def remove(client: Client, namespace: str, *names: str) -> None:

@@ -132,7 +132,7 @@ def test_the_manifests_are_applied_and_give_no_more_rights_than_they_need(
     server = "gpucloud-cluster"
     for verb, resource in (
         ("watch", "pods"), ("patch", "pods"), ("create", "pods/binding"), ("list", "nodes"), ("watch", "namespaces"),
-        ("create", "resourcequotas"), ("create", "events"),
+        ("create", "pods/eviction"), ("create", "resourcequotas"), ("create", "events"),
     ):  # fmt: skip
         assert may(client, server, verb, resource), (verb, resource)
     for verb, resource in (

@@ -4,17 +4,24 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from django.utils import timezone
 
 from apps.clusters.kube.client import Client
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, clusters
 from apps.clusters.watches import Watches
 from apps.clusters.watching import Watched
+from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.lending import preemption
+from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, used
-from tests.clusters.cluster_objects import add_namespace, add_node, ask, bound, remove
+from tests.cast import ask as ask_outside
+from tests.clusters.cluster_objects import add_namespace, add_node, ask, bound, end_as_a_kubelet, pod, remove
 from tests.clusters.control_plane import ControlPlane
+from tests.processes import eventually
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300)]
 
@@ -98,4 +105,30 @@ def test_a_restart_of_the_api_server_loses_no_pod(
     until(watches, lambda: Cluster.objects.get().state == "connected")
     remove(client, "ml", "stays")
     until(watches, lambda: not PodClaim.objects.live().exists())
+    assert_books_agree()
+
+
+def test_a_pod_that_must_make_room_is_evicted_and_told_why(
+    real_cast: Cast, client: Client, machine: Machine, cluster: Cluster, watches: Watches
+) -> None:
+    change_pool(principal=SYSTEM, pool=real_cast.pool, preempt_by_priority=True)
+    ask(client, "ml", "goes", core=400)
+    bound(client, "ml", "goes")
+    until(watches, lambda: Claim.objects.filter(state="assigned").exists())
+    machine.obey()
+    urgent = ask_outside(real_cast, priority=5, core_request=100, memory_mib=1024, when_over_quota="wait")
+    Node.objects.update(last_seen_at=timezone.now())
+    run_round(real_cast.pool)
+    preemption.drive()
+    Claim.objects.filter(preempt_at__isnull=False).update(preempt_at=timezone.now())
+    until(watches, lambda: "deletionTimestamp" in pod(client, "ml", "goes")["metadata"])
+    path, about = "/api/v1/namespaces/ml/events", "involvedObject.name=goes"
+    assert eventually(lambda: "is evicted" in str(client.get(path, fieldSelector=about)), seconds=30)
+    end_as_a_kubelet(client, "ml")
+    until(watches, lambda: not PodClaim.objects.live().exists())
+    machine.obey()
+    Node.objects.update(last_seen_at=timezone.now())
+    run_round(real_cast.pool)
+    urgent.refresh_from_db()
+    assert urgent.state == "assigned"
     assert_books_agree()

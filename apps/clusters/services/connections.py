@@ -45,6 +45,7 @@ NEEDS = (
     Need("", "namespaces", ("get", "list", "watch"), "to know whose pods are whose"),
     Need("", "pods", ("get", "list", "watch", "patch"), "to see pods, and to say which GPU each has"),
     Need("", "pods/binding", ("create",), "to bind pods, where kube-scheduler leaves that to the extender"),
+    Need("", "pods/eviction", ("create",), "to end pods that must make room for whose share they borrow"),
     Need("", "resourcequotas", ("get", "list", "watch", "create", "patch", "update"), "to keep tenants' quotas there"),
     Need("", "events", ("create",), "to tell pods what became of their resize"),
     Need("", "configmaps", ("get",), "to take over gpu-admission's quotas", name="gpuquota"),

@@ -9,7 +9,6 @@ refusals; what the node says of it comes back as the annotation `gpucloud.io/res
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 from django.db import transaction
@@ -20,6 +19,7 @@ from apps.clusters.formats.gpu_manager import CORE_LIMIT, UNIT_MIB
 from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, PodClaim, PodResize
 from apps.clusters.models.resize import TellState
+from apps.clusters.services import pod_events
 from apps.quotas.principals import Principal
 from apps.scheduling.models import AssignmentState
 from apps.scheduling.services.claims.resize import resize_claim
@@ -36,12 +36,10 @@ LONGEST = 1000
 REASONS = {TellState.IN_FORCE: ("Normal", "Resized"), TellState.REFUSED: ("Warning", "ResizeRefused")}
 
 
-class Api(Protocol):
+class Api(pod_events.Api, Protocol):
     """Of the pod's cluster."""
 
     def patch(self, path: str, body: Mapping[str, Any]) -> bytes: ...
-
-    def post(self, path: str, body: Mapping[str, Any]) -> bytes: ...
 
 
 class Said(NamedTuple):
@@ -197,20 +195,7 @@ def _post_event(api: Api, row: PodClaim, said: Said) -> None:
     )
     if said.state == TellState.REFUSED:
         words = f"Container {row.container} keeps its shares: {facts['reason']}"
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    api.post(
-        f"/api/v1/namespaces/{row.namespace}/events",
-        {
-            "metadata": {"generateName": f"{row.pod[:200]}.", "namespace": row.namespace},
-            "involvedObject": {
-                "apiVersion": "v1", "kind": "Pod", "namespace": row.namespace, "name": row.pod, "uid": row.pod_uid,
-            },
-            "type": kind, "reason": reason, "message": words[:1024],
-            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
-            "source": {"component": "gpucloud"}, "reportingComponent": "gpucloud.io/server",
-            "reportingInstance": "server",
-        },
-    )  # fmt: skip
+    pod_events.post(api, row, kind=kind, reason=reason, words=words)
 
 
 def _principal(row: PodClaim) -> Principal:

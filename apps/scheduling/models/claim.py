@@ -214,6 +214,14 @@ class Claim(Row):
         return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}
 
     @property
+    def ends_with_its_pod(self) -> bool:
+        """Whether it was written down for a pod that ran already: its cluster ends it, by ending the pod.
+
+        A SharePod's claim names its pod too, but not by a uid: it is there before the pod.
+        """
+        return self.pod is not None and "uid" in self.pod
+
+    @property
     def present_assignments(self) -> list["Assignment"]:
         """Its assignments; of one that was preempted, those since."""
         rows = list(self.assignments.all())

@@ -2,7 +2,8 @@
 
 Level-triggered. Each turn decides anew, on what is so now; who was told already is chosen first. So a turn that never
 ended, and a victim or a nominee that is gone, need no repair: the next turn tells who must be told, spares who need not
-go, and ends whose time has come, each in a transaction that looks at both claims again under their locks.
+go, and ends whose time has come, each in a transaction that looks at both claims again under their locks. A pod's claim
+is told like any other, and ends with its pod, which its cluster ends (`due_with_their_pods`).
 
 Until the nominee is placed, nobody else may count on its GPUs (`reserved`), and nobody borrows more in the shares that
 it is still to be charged to (`CohortShare.reclaimed_until`).
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models import Node
@@ -119,7 +120,8 @@ def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
     code, why = _why(claim, nominee)
     _note(claim, "notice", why=why, preempt_at=preempt_at.isoformat())
     states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=why)
-    detail = f"{why}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC it goes back to the queue"
+    then = "its pod is evicted" if claim.ends_with_its_pod else "it goes back to the queue"
+    detail = f"{why}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC {then}"
     reasons = claim.reasons if claim.waiting else [{"code": code, "gpus": 0, "detail": detail}]
     states.move(claim, claim.state, preempt_at=preempt_at, preempted_for=nominee, reasons=reasons)
     return True
@@ -131,7 +133,7 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     found = _locked(seen, seen_nominee)
     claim, nominee = found[seen.pk], found[seen_nominee.pk]
     due = claim.preempt_at is not None and claim.preempt_at <= timezone.now()
-    if not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
+    if claim.ends_with_its_pod or not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
         return False
     code, why = _why(claim, nominee)
     _note(claim, "preempt", why=why, state=claim.state)
@@ -141,6 +143,22 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
         states.move(claim, ClaimState.QUEUED, reasons=reasons, **states.NOT_PREEMPTED)
     return True
+
+
+def due_with_their_pods() -> QuerySet[Claim]:
+    """Claims whose pods are to end now, as somebody still waits for their room."""
+    due = Claim.objects.filter(preempt_at__lte=timezone.now(), state__in=PLACED, preempted_for__state__in=WAITING)
+    return due.filter(pod__has_key="uid")
+
+
+@transaction.atomic
+def end_with_pod(seen: Claim) -> None:
+    """Its cluster has begun to end its pod: said as of every claim that is preempted. With the pod it is released."""
+    claim = Claim.objects.select_related("tenant", "pool", "preempted_for").get(pk=seen.pk)
+    if claim.preempted_for is not None:
+        _, why = _why(claim, claim.preempted_for)
+        _note(claim, "preempt", why=why, state=claim.state, pod=f"{claim.pod['namespace']}/{claim.pod['name']}")
+        states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
 
 
 def _why(claim: Claim, nominee: Claim) -> tuple[str, str]:

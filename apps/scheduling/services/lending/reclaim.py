@@ -295,5 +295,7 @@ def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: i
 
 
 def _unit(claim: Claim) -> str:
-    """A group goes as a whole."""
+    """A group goes as a whole, and so do the containers of a pod."""
+    if claim.pod is not None and claim.ends_with_its_pod:
+        return f"pod {claim.pod['uid']}"
     return str(claim.uid) if claim.group is None else f"group {claim.tenant_id} {claim.group}"

@@ -1,0 +1,33 @@
+"""Events of Kubernetes, by which a pod's owner hears from us: `kubectl describe pod` shows them."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from apps.clusters.models import PodClaim
+
+LONGEST = 1024
+
+
+class Api(Protocol):
+    """Of the pod's cluster."""
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes: ...
+
+
+def post(api: Api, row: PodClaim, *, kind: str, reason: str, words: str) -> None:
+    """Say it of the container's pod; `kind` is Normal or Warning. Raises Unreachable, Refused."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    api.post(
+        f"/api/v1/namespaces/{row.namespace}/events",
+        {
+            "metadata": {"generateName": f"{row.pod[:200]}.", "namespace": row.namespace},
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Pod", "namespace": row.namespace, "name": row.pod, "uid": row.pod_uid,
+            },
+            "type": kind, "reason": reason, "message": words[:LONGEST],
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+            "source": {"component": "gpucloud"}, "reportingComponent": "gpucloud.io/server",
+            "reportingInstance": "server",
+        },
+    )  # fmt: skip

@@ -1,0 +1,174 @@
+"""A pod whose claim must make room is ended by its cluster, and its claim with it: never a claim under its pod."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from apps.clusters.kube.client import Refused, Unreachable
+from apps.clusters.models import Cluster, PodClaim
+from apps.clusters.services import bindings, clusters, evicting, holding
+from apps.nodes.models import Node
+from apps.quotas.models import AuditEvent
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.lending import preemption
+from apps.scheduling.services.placing.rounds import run_round
+from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give_plenty
+from tests.clusters import paper
+from tests.clusters.kubeconfigs import kubeconfig
+from tests.clusters.test_holding import running
+
+EVICTION = "/api/v1/namespaces/ml/pods/train/eviction"
+
+
+class Kube:
+    """What of an API server evictions use. `refusals`: how the next are answered."""
+
+    def __init__(self) -> None:
+        self.evictions: list[tuple[str, str]] = []
+        self.events: list[str] = []
+        self.refusals: list[Exception] = []
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        if path.endswith("/events"):
+            self.events.append(body["message"])
+            return b"{}"
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.evictions.append((path, body["deleteOptions"]["preconditions"]["uid"]))
+        return json.dumps({"status": "Success"}).encode()
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    """With one GPU, in a pool where a higher priority makes room for itself."""
+    give_plenty(cast.acme)
+    change_pool(principal=SYSTEM, pool=cast.pool, preempt_by_priority=True)
+    cast.pool.refresh_from_db()
+    return Machine("gpu1", cast.pool, gpus=1)
+
+
+@pytest.fixture
+def cluster(cast: Cast, machine: Machine) -> Cluster:
+    made = clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig())
+    bindings.bind(principal=SYSTEM, cluster=made, namespace="ml", tenant=cast.acme)
+    return made
+
+
+def run(cluster: Cluster, machine: Machine, *cores: int) -> list[Claim]:
+    """The claims of the pod `train`, which runs."""
+    containers = (paper.container(core, 10, name=f"c{place}") for place, core in enumerate(cores))
+    holding.follow(cluster=cluster, pod=running("train", *containers), labels={})
+    machine.obey()
+    return [row.claim for row in PodClaim.objects.order_by("pk") if row.claim]
+
+
+def wants(cast: Cast) -> Claim:
+    """A claim of higher priority, for which whoever holds the GPU is told to go."""
+    claim = ask(cast, name="urgent", priority=5, core_request=100, memory_mib=GIB, when_over_quota="wait")
+    turn(cast)
+    return claim
+
+
+def turn(cast: Cast) -> None:
+    Node.objects.update(last_seen_at=timezone.now())
+    run_round(cast.pool)
+    preemption.drive()
+
+
+def grace_is_over(cast: Cast) -> None:
+    Claim.objects.filter(preempt_at__isnull=False).update(preempt_at=timezone.now())
+    turn(cast)
+
+
+def fresh(claim: Claim) -> Claim:
+    claim.refresh_from_db()
+    return claim
+
+
+def evict(cluster: Cluster, kube: Kube, *ending: str) -> set[str]:
+    return evicting.evict(cluster=cluster, api=kube, ending=ending)
+
+
+def test_it_is_told_evicted_and_released_when_its_pod_is_over(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    [claim], kube = run(cluster, machine, 60), Kube()
+    urgent = wants(cast)
+    assert "its pod is evicted" in fresh(claim).reasons[0]["detail"]
+    assert evict(cluster, kube) == set()
+    grace_is_over(cast)
+    assert evict(cluster, kube) == {"uid-train"}
+    assert kube.evictions == [(EVICTION, "uid-train")]
+    assert "higher priority needs the room" in kube.events[0]
+    assert AuditEvent.objects.filter(action="claim.preempt", object_id=str(claim.uid)).count() == 1
+    # Until it is over its pod has what it has; and who ends already is not asked for again.
+    assert evict(cluster, kube, "uid-train") == set()
+    assert (fresh(claim).state, fresh(urgent).state) == ("active", "queued")
+    holding.end(cluster=cluster, pod_uid="uid-train")
+    machine.obey()
+    turn(cast)
+    assert (fresh(claim).state, fresh(urgent).state) == ("released", "assigned")
+    assert_books_agree()
+
+
+def test_else_it_would_be_ended_under_its_pod(
+    cast: Cast, cluster: Cluster, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: its place would be another's while the pod still runs."""
+    monkeypatch.setattr(Claim, "ends_with_its_pod", False)
+    [claim] = run(cluster, machine, 60)
+    wants(cast)
+    grace_is_over(cast)
+    machine.obey()
+    assert fresh(claim).state == "queued"
+    assert PodClaim.objects.live().get().claim == claim
+
+
+@pytest.mark.parametrize("status", [429, 403, 404])
+def test_where_its_cluster_refuses_it_stays_and_is_asked_for_again(
+    cast: Cast, cluster: Cluster, machine: Machine, status: int
+) -> None:
+    """429: a disruption budget; 403: the right is missing; 404: it is gone already."""
+    [claim], kube = run(cluster, machine, 60), Kube()
+    wants(cast)
+    grace_is_over(cast)
+    kube.refusals = [Refused(status, "No", "it may not go")]
+    assert (evict(cluster, kube), kube.events) == (set(), [])
+    assert fresh(claim).state == "active"
+    assert evict(cluster, kube) == {"uid-train"}
+
+
+def test_a_cluster_that_does_not_answer_is_asked_later(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    kube = Kube()
+    run(cluster, machine, 60)
+    wants(cast)
+    grace_is_over(cast)
+    kube.refusals = [Unreachable("The API server does not answer.")]
+    with pytest.raises(Unreachable):
+        evict(cluster, kube)
+    assert evict(cluster, kube) == {"uid-train"}
+
+
+def test_nobody_is_evicted_for_who_waits_no_longer(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    [claim], kube = run(cluster, machine, 60), Kube()
+    urgent = wants(cast)
+    grace_is_over(cast)
+    release_claim(principal=SYSTEM, claim=urgent)
+    assert evict(cluster, kube) == set()
+    turn(cast)
+    assert fresh(claim).preempt_at is None
+    assert evict(cluster, kube) == set()
+
+
+def test_a_pod_of_several_containers_goes_once_and_as_a_whole(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    claims, kube = run(cluster, machine, 20, 30), Kube()
+    claim = ask(cast, priority=5, core_request=60, memory_mib=GIB, when_over_quota="wait")
+    turn(cast)
+    assert [fresh(one).preempted_for for one in claims] == [claim, claim]
+    grace_is_over(cast)
+    assert evict(cluster, kube) == {"uid-train"}
+    assert len(kube.evictions) == 1

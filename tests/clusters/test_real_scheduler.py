@@ -1,0 +1,138 @@
+"""A real kube-scheduler that leaves everything to the extender: what it binds, binds again, and ends pods for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from apps.clusters.extender import configuration
+from apps.clusters.kube.client import Client, Refused
+from tests.clusters.cluster_objects import CHOSEN, CORE, INDEX, add_namespace, add_node, bound, end_as_a_kubelet, pod
+from tests.clusters.control_plane import ControlPlane
+from tests.clusters.extenders import Listening
+from tests.processes import eventually
+
+pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300)]
+SCHEDULER = "gpucloud-everything"
+Json = dict[str, Any]
+
+
+class Failing(Client):
+    """The extender's connection, on which bindings fail as a test says."""
+
+    bindings = 0
+    fail: Callable[[str], None] | None = None
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        if path.endswith("/binding"):
+            self.bindings += 1
+            if (fail := self.fail) is not None:
+                self.fail = None
+                fail(body["target"]["name"])
+                raise Refused(500, "InternalError", "etcdserver: request timed out")
+        return super().post(path, body)
+
+
+@pytest.fixture(scope="module")
+def client(real_plane: ControlPlane) -> Iterator[Failing]:
+    """Of a cluster whose scheduler filters, scores, binds and preempts through us; nodes come whole."""
+    made = Failing(yaml.safe_load(real_plane.kubeconfig()))
+    with Listening() as listener:
+        listener.begin("kube", made)
+        entry = configuration.extender(listener.url, everything=True)
+        real_plane.start_scheduler(configuration.configuration(entry, scheduler_name=SCHEDULER))
+        yield made
+        real_plane.stop_one("kube-scheduler")
+
+
+@pytest.fixture(scope="module")
+def ranks(client: Client) -> Mapping[str, str]:
+    """Classes of priority, by their value."""
+    for value in (1, 2, 5, 9):
+        body = {"metadata": {"name": f"rank-{value}"}, "value": value}
+        client.post("/apis/scheduling.k8s.io/v1/priorityclasses", body)
+    return {str(value): f"rank-{value}" for value in (1, 2, 5, 9)}
+
+
+def ask(client: Client, lab: str, name: str, *, core: int, rank: str = "", on: tuple[str, int] | None = None) -> None:
+    """A pod for the lab's nodes; `on`: one that has run there for long, on that GPU."""
+    limits = {CORE: str(core), "tencent.com/vcuda-memory": "1"}
+    spec: Json = {
+        "schedulerName": SCHEDULER,
+        "nodeSelector": {"lab": lab},
+        "containers": [{"name": "main", "image": "cuda", "resources": {"limits": limits}}],
+    }
+    metadata: Json = {"name": name}
+    if rank:
+        spec["priorityClassName"] = rank
+    if on is not None:
+        spec["nodeName"] = on[0]
+        metadata["annotations"] = {INDEX: str(on[1]), CHOSEN: on[0]}
+    client.post(f"/api/v1/namespaces/{lab}/pods", {"metadata": metadata, "spec": spec})
+
+
+def names(client: Client, lab: str) -> set[str]:
+    """Of the lab's pods, those that are not to end."""
+    found = client.get(f"/api/v1/namespaces/{lab}/pods")["items"]
+    return {item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"]}
+
+
+def test_a_pod_that_fails_to_bind_is_placed_again_and_elsewhere_where_it_must(client: Failing) -> None:
+    add_namespace(client, "fails")
+    for name in ("fails-a", "fails-b"):
+        add_node(client, name, gpus=1, units=96, lab="fails")
+    chosen: list[str] = []
+
+    def cordon(node: str) -> None:
+        """The node that was chosen first takes no more pods, as when it dies in that moment."""
+        chosen.append(node)
+        client.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+
+    before, client.fail = client.bindings, cordon
+    ask(client, "fails", "train", core=60)
+    [other] = {"fails-a", "fails-b"} - {bound_first(client, chosen)}
+    assert bound(client, "fails", "train", seconds=90) == (other, "0")
+    assert client.bindings == before + 2
+    # What it was promised first is free again.
+    client.patch(f"/api/v1/nodes/{chosen[0]}", {"spec": {"unschedulable": False}})
+    ask(client, "fails", "next", core=100)
+    assert bound(client, "fails", "next", seconds=90) == (chosen[0], "0")
+
+
+def bound_first(client: Failing, chosen: list[str]) -> str:
+    assert eventually(lambda: bool(chosen), seconds=60)
+    return chosen[0]
+
+
+def test_pods_end_for_a_higher_priority_only_where_that_frees_its_gpus(
+    client: Failing, ranks: Mapping[str, str]
+) -> None:
+    """By its sums kube-scheduler would end the cheapest two of node a, and no GPU there would be free."""
+    add_namespace(client, "urgent")
+    for name in ("urgent-a", "urgent-b"):
+        add_node(client, name, gpus=2, units=96, lab="urgent")
+    for gpu in (0, 1):
+        ask(client, "urgent", f"a-kept-{gpu}", core=40, rank=ranks["2"], on=("urgent-a", gpu))
+        ask(client, "urgent", f"a-cheap-{gpu}", core=40, rank=ranks["1"], on=("urgent-a", gpu))
+        ask(client, "urgent", f"b-dear-{gpu}", core=100, rank=ranks["5"], on=("urgent-b", gpu))
+    before = names(client, "urgent")
+    ask(client, "urgent", "wants", core=100, rank=ranks["9"])
+
+    def placed() -> bool:
+        end_as_a_kubelet(client, "urgent")
+        return "nodeName" in pod(client, "urgent", "wants")["spec"]
+
+    assert eventually(placed, seconds=120), pod(client, "urgent", "wants")["status"]
+    [ended] = before - names(client, "urgent")
+    assert ended.startswith("b-dear-")
+    assert bound(client, "urgent", "wants") == ("urgent-b", ended[-1])
+
+
+def test_pods_of_its_own_priority_stay_and_it_waits(client: Failing, ranks: Mapping[str, str]) -> None:
+    add_namespace(client, "equal")
+    add_node(client, "equal-a", gpus=1, units=96, lab="equal")
+    ask(client, "equal", "runs", core=100, rank=ranks["5"], on=("equal-a", 0))
+    ask(client, "equal", "waits", core=100, rank=ranks["5"])
+    assert eventually(lambda: "Insufficient" in str(pod(client, "equal", "waits")["status"]), seconds=60)
+    assert names(client, "equal") == {"runs", "waits"}
