@@ -57,6 +57,17 @@ def test_what_fits_as_it_is_needs_no_move() -> None:
     assert make_room(fleet, seat(fleet, [("a", 50, 500, "g0")]), Request(1, 60, 100), BOUNDS) is None
 
 
+def test_from_a_gpu_that_is_used_twice_more_must_go() -> None:
+    """A pod uses 60 of it, of which no books know: so much of what leaves is not free."""
+    fleet = Fleet(gpus(2), policy="binpack")
+    sitting = seat(fleet, [("a", 40, 100, "g0"), ("b", 40, 100, "g0"), ("c", 10, 200, "g1")])
+    fleet.set_gpu(replace(fleet.gpus()[0], core_free=0, core_over=40))
+    plan = make_room(fleet, sitting[:2], Request(1, 30, 850), BOUNDS)
+    assert steps(plan) == [("a", ("g1",)), ("b", ("g1",))]
+    # 60 of it are nobody's to move.
+    assert make_room(fleet, sitting[:2], Request(1, 41, 850), BOUNDS) is None
+
+
 @pytest.mark.parametrize("bounds", [MoveBounds(most_moves=1), MoveBounds(most_memory_mib=199)])
 def test_moves_are_bounded_in_number_and_memory(bounds: MoveBounds) -> None:
     def plan(bounds: MoveBounds) -> Plan | None:

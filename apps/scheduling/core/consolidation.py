@@ -189,7 +189,9 @@ def _missing(table: _Table, gpu: GpuState, request: Request) -> tuple[int, str]:
 
 def _leavers(sitting: Sequence[Sitting], gpu: GpuState, request: Request) -> list[Sitting] | None:
     """Of those on the GPU, few whose leaving makes room: one if one will do, else the largest shares first."""
-    core, memory = request.core_request - gpu.core_free, request.memory_mib - gpu.memory_free_mib
+    # What is used twice of it must go first.
+    core = request.core_request - gpu.core_free + gpu.core_over
+    memory = request.memory_mib - gpu.memory_free_mib + gpu.memory_over_mib
     if core <= 0 and memory <= 0:
         return []
     alone = [item for item in sitting if item.request.core_request >= core and item.request.memory_mib >= memory]
