@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.scheduling.core import calendar
-from apps.scheduling.core.calendar import CLAIM, FOREVER, RESERVATION, Hold
+from apps.scheduling.core.calendar import CLAIM, FOREVER, OUTSIDE, RESERVATION, Hold
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 
@@ -50,6 +50,19 @@ def test_several_gpus_wait_for_the_node_that_has_them_first() -> None:
     holds = [hold("g0", 100, 0, 50), hold("g1", 100, 30, 80)]
     windows = calendar.windows(FLEET, holds, Request(2, 100, 1), length=20, after=0, count=2)
     assert [(item.begin_us, item.gpus) for item in windows] == [(80, ("g0", "g1"))]
+
+
+def test_what_is_used_without_a_claim_is_in_the_way_of_a_booking_and_counts_once_for_who_runs() -> None:
+    """It may be more than there is: nobody was asked."""
+    used = [hold(uuid, core, 0, FOREVER, OUTSIDE, holder=OUTSIDE) for uuid, core in (("g0", 60), ("g1", 130))]
+    answer = calendar.book(FLEET, used, HALF, 10, 20)
+    assert isinstance(answer, Placed)
+    assert answer.gpus == ("g2",)
+    assert calendar.book(FLEET[:2], used, HALF, 10, 20) != answer
+    [found] = calendar.obstacles(FLEET[:2], used, HALF, 10, 20)
+    assert (found.kind, found.gpus, found.until_us) == (OUTSIDE, 2, None)
+    # 40 of g0 are free now, of which 30 are booked from 50 on.
+    assert calendar.held([used[0], hold("g0", 30, 50, 90)], 10, 60) == {"g0": (30, 30)}
 
 
 def test_a_claim_that_is_over_before_a_reservation_begins_is_not_in_its_way() -> None:

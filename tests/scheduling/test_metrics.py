@@ -160,6 +160,7 @@ def test_the_platform_tells_pools_queues_nodes_quotas_and_claims(cast: Cast, mac
     lost = Machine("gpu2", cast.pool)
     lose(lost)
     Node.objects.filter(pk=Machine("gpu3", cast.pool).node.pk).update(fenced_at=timezone.now())
+    Gpu.objects.filter(pk=lost.gpu().pk).update(core_outside=20, memory_outside_mib=GIB)
     give(cast.acme, pool=cast.pool, vgpus=5)
     told = scrape(cast.olga)
     assert told.value("gpucloud_queue_claims", pool="default", state="pending") == 1
@@ -172,7 +173,9 @@ def test_the_platform_tells_pools_queues_nodes_quotas_and_claims(cast: Cast, mac
     assert told.value("gpucloud_agents_connected") == 2
     assert told.value("gpucloud_gpus", pool="default") == 12
     assert told.value("gpucloud_core_percent_promised", pool="default") == 30
+    assert told.value("gpucloud_core_percent_outside", pool="default") == 20
     assert told.value("gpucloud_memory_mib_promised", pool="default") == 8 * GIB
+    assert told.value("gpucloud_memory_mib_outside", pool="default") == GIB
     assert told.value("gpucloud_quota_hard", tenant="acme", pool="*", resource="core_percent") == math.inf
     assert told.value("gpucloud_quota_hard", tenant="acme", pool="default", resource="vgpus") == 5
     assert told.value("gpucloud_quota_used", tenant="acme", pool="*", resource="core_percent") == 30

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from apps.nodes.models import Gpu
 from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Reservation
+from apps.scheduling.pages.week import rows_of
 from tests.cast import GIB, Answer, Api, Cast, Machine, give, give_plenty, placed, used
 from tests.scheduling.clock import START, Clock
 
@@ -213,6 +215,22 @@ def test_the_calendar_has_a_row_for_each_gpu_with_what_is_taken_when(platform: C
     ] * 2
     assert platform.vera.get("pools/default/calendar/?node=nowhere").code == "not-found"
     assert platform.vera.get(f"pools/default/calendar/?from={at(0)}&to={at(24 * 100)}").code == "period-invalid"
+
+
+def test_what_pods_use_without_a_claim_is_in_the_way_and_in_the_calendar(platform: Cast, machine: Machine) -> None:
+    Gpu.objects.filter(pk=machine.gpu().pk).update(core_outside=130, memory_outside_mib=GIB)
+    refused = book(platform.max, gpu_count=2)
+    assert (refused.status, refused.code, refused.body["windows"]) == (409, "window-taken", [])
+    [conflict] = refused.body["conflicts"]
+    assert (conflict["kind"], conflict["uid"], conflict["until"], conflict["gpus"]) == ("outside", None, None, 1)
+    assert conflict["detail"] == "Used by pods for which no claim stands, without an end"
+    assert [gpu["index"] for gpu in book(platform.max).body["gpus"]] == [1]
+    rows = platform.max.get(f"pools/default/calendar/?from={at(0)}&to={at(4)}").body["gpus"]
+    [hold] = rows[0]["holds"]
+    assert (hold["kind"], hold["core"], hold["memory_mib"], hold["end_at"]) == ("outside", 130, GIB, None)
+    assert (rows[0]["intervals"][0]["core"], [one["kind"] for one in rows[1]["holds"]]) == (130, ["reservation"])
+    [box] = rows_of(rows[:1], datetime.fromisoformat(at(0)))[0].boxes
+    assert (box.top, box.height, box.title) == (0, 100, "pods for which no claim stands, 130 % without an end")
 
 
 def test_a_moment_without_an_offset_is_read_as_utc(platform: Cast, machine: Machine) -> None:

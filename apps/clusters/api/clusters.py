@@ -96,7 +96,7 @@ class PodSerializer(Strict):
         source="node.name", read_only=True, allow_null=True, default=None, help_text="As it is called here."
     )
     core = serializers.IntegerField(read_only=True, help_text="`tencent.com/vcuda-core`: 100 is a GPU.")
-    memory_mib = serializers.IntegerField(read_only=True, help_text="On each of its GPUs.")
+    memory_mib = serializers.IntegerField(read_only=True, help_text="On all of its GPUs together.")
     gpu_indexes = serializers.ListField(child=serializers.IntegerField(), read_only=True)
     claim = serializers.UUIDField(source="claim.uid", read_only=True, allow_null=True, default=None)
     problem = serializers.CharField(read_only=True, help_text="Why there is no claim.")

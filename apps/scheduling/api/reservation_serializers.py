@@ -13,7 +13,8 @@ from apps.scheduling.models.reservation import Ending
 from gpucloud.api.serializers import Strict, StrictInteger
 
 DAY = 86400
-HOLDERS = [("claim", "claim"), ("reservation", "reservation")]
+HOLDERS = [("claim", "claim"), ("reservation", "reservation"), ("outside", "outside")]
+OUTSIDE = "`outside`: pods use it, and no claim stands for them."
 
 
 class RulesSerializer(Strict):
@@ -99,7 +100,7 @@ class ReservationSerializer(RulesSerializer):
 class ConflictSerializer(Strict):
     """What takes room in the window; of another tenant only that it does, and until when."""
 
-    kind = serializers.ChoiceField(choices=HOLDERS, read_only=True)
+    kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
     tenant = serializers.CharField(read_only=True, allow_null=True)
     uid = serializers.CharField(read_only=True, allow_null=True)
     name = serializers.CharField(read_only=True, allow_null=True)
@@ -148,7 +149,7 @@ class IntervalSerializer(_FromTo):
 class HoldSerializer(Strict):
     """Who takes it; null where that is another tenant's."""
 
-    kind = serializers.ChoiceField(choices=HOLDERS, read_only=True)
+    kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
     uid = serializers.CharField(read_only=True, allow_null=True)
     name = serializers.CharField(read_only=True, allow_null=True)
     tenant = serializers.CharField(read_only=True, allow_null=True)

@@ -3,6 +3,7 @@
 Times are microseconds since 1970, windows are [begin, end). Sums over a GPU change only where a hold begins or ends, so
 looking at those moments is looking at all of them. A borrower (`yields`) is there until a reservation needs its room:
 it counts only where no reservation does. A claim `within` a reservation lies in the room that the reservation holds.
+What is used of a GPU without a claim (`OUTSIDE`) has no known end.
 """
 
 from collections import defaultdict
@@ -15,14 +16,14 @@ from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 
 FOREVER = 2**62
 WHOLE = 100
-CLAIM, RESERVATION = "claim", "reservation"
+CLAIM, RESERVATION, OUTSIDE = "claim", "reservation", "outside"
 # (core, memory_mib) of one GPU
 Room = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """So much of one GPU, taken for a time by a claim or for a reservation."""
+    """So much of one GPU, taken for a time by a claim or for a reservation, or without either."""
 
     gpu: str
     core: int
@@ -90,7 +91,8 @@ def picture(gpus: Iterable[GpuState], holds: Iterable[Hold], begin: int, end: in
     def seen(gpu: GpuState) -> GpuState:
         core, memory_mib = peak(taken[gpu.uuid], begin, end, booking=True) if gpu.uuid in taken else (0, 0)
         # What sits there now has gone by then, or will have to live beside it.
-        return replace(gpu, core_free=WHOLE - core, memory_free_mib=gpu.memory_mib - memory_mib, labels=())
+        left = max(0, WHOLE - core), max(0, gpu.memory_mib - memory_mib)
+        return replace(gpu, core_free=left[0], memory_free_mib=left[1], labels=())
 
     return [seen(gpu) for gpu in gpus]
 
@@ -165,10 +167,10 @@ def held(holds: Iterable[Hold], now: int, until: int) -> dict[str, Room]:
         if not any(hold.kind == RESERVATION and hold.begin_us < until and hold.end_us > now for hold in own):
             continue
         core, memory_mib = peak(own, now, until)
-        claims = [hold for hold in own if hold.kind == CLAIM and hold.begin_us <= now < hold.end_us]
+        there = [hold for hold in own if hold.kind != RESERVATION and hold.begin_us <= now < hold.end_us]
         room = (
-            max(0, core - sum(hold.core for hold in claims)),
-            max(0, memory_mib - sum(hold.memory_mib for hold in claims)),
+            max(0, core - sum(hold.core for hold in there)),
+            max(0, memory_mib - sum(hold.memory_mib for hold in there)),
         )
         if any(room):
             answer[gpu] = room

@@ -103,12 +103,22 @@ def nodes() -> Iterator[GaugeMetricFamily]:
 
 
 def gpus() -> Iterator[GaugeMetricFamily]:
-    """What the pools have, and what is promised of it."""
+    """What the pools have, what is promised of it, and what is used of it besides."""
     names = {
         "gpus": ("gpucloud_gpus", "GPUs that are there.", Count("pk")),
         "core_used": ("gpucloud_core_percent_promised", "Percent of a GPU that claims hold.", Sum("core_used")),
+        "core_outside": (
+            "gpucloud_core_percent_outside",
+            "Percent of a GPU that pods use for which no claim stands.",
+            Sum("core_outside"),
+        ),
         "memory": ("gpucloud_memory_mib", "Device memory in MiB.", Sum("memory_mib")),
         "memory_used": ("gpucloud_memory_mib_promised", "Device memory that claims hold.", Sum("memory_used_mib")),
+        "memory_outside": (
+            "gpucloud_memory_mib_outside",
+            "Device memory that pods use for which no claim stands.",
+            Sum("memory_outside_mib"),
+        ),
     }
     families = {key: GaugeMetricFamily(name, words, labels=["pool"]) for key, (name, words, _) in names.items()}
     present = Gpu.objects.filter(present=True).order_by("node__pool__name").values("node__pool__name")

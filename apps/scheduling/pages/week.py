@@ -67,13 +67,15 @@ def _who(hold: Mapping[str, Any]) -> str:
 def _boxes(holds: Sequence[Mapping[str, Any]], begin: datetime, colours: Mapping[str, int]) -> list[Box]:
     end, boxes = begin + A_WEEK, list[Box]()
     for hold in holds:
+        # What is used without a claim may be more than there is.
+        height = min(hold["core"], WHOLE)
         since, until = max(begin, hold["start_at"] or begin), min(end, hold["end_at"] or end)
         left, right = (100 * (moment - begin) / A_WEEK for moment in (since, until))
         box = Box(
             left=left,
             width=right - left,
-            top=_free(boxes, left, right, hold["core"]),
-            height=hold["core"],
+            top=_free(boxes, left, right, height),
+            height=height,
             colour=colours[_who(hold)] if hold["uid"] is not None else None,
             is_claim=hold["kind"] == "claim",
             title=_title(hold),
@@ -93,9 +95,14 @@ def _free(boxes: Sequence[Box], left: float, right: float, height: int) -> int:
 
 
 def _title(hold: Mapping[str, Any]) -> str:
+    return f"{_whose(hold)}, {hold['core']} % {_when(hold)}"
+
+
+def _whose(hold: Mapping[str, Any]) -> str:
+    if hold["kind"] == "outside":
+        return _("pods for which no claim stands")
     others = _("a claim of another tenant") if hold["kind"] == "claim" else _("a reservation of another tenant")
-    who = f"{hold['tenant']}/{hold['name']}" if hold["uid"] is not None else others
-    return f"{who}, {hold['core']} % {_when(hold)}"
+    return f"{hold['tenant']}/{hold['name']}" if hold["uid"] is not None else others
 
 
 def _when(hold: Mapping[str, Any]) -> str:

@@ -215,6 +215,8 @@ def _told(item: Obstacle, row: Reservation, principal: Principal) -> dict[str, A
     until = None if item.until_us is None else moment(item.until_us)
     ends = f"until {until:%Y-%m-%d %H:%M:%S} UTC" if until else "without an end"
     facts = {"kind": item.kind, "tenant": None, "uid": None, "name": None, "gpus": item.gpus, "until": until}
+    if item.kind == calendar.OUTSIDE:
+        return {**facts, "detail": f"Used by pods for which no claim stands, {ends}"}
     model: Any = Claim if item.kind == calendar.CLAIM else Reservation
     own = model.objects.visible_to(principal).filter(uid=item.holder).first()
     if own is None:

@@ -61,9 +61,10 @@ def pool_calendar(
 def _names(principal: Principal, holds: list[Hold]) -> dict[str, str]:
     """By uid, of what the caller may see."""
     found: dict[str, str] = {}
+    holders = {hold.holder for hold in holds if hold.kind != calendar.OUTSIDE}
     for model in (Claim, Reservation):
         visible: Any = model.objects
-        rows = visible.visible_to(principal).filter(uid__in={hold.holder for hold in holds})
+        rows = visible.visible_to(principal).filter(uid__in=holders)
         found |= {str(uid): name for uid, name in rows.values_list("uid", "name")}
     return found
 

@@ -34,7 +34,7 @@ def moment(at_us: int) -> datetime:
 
 
 def holds_of(gpus: Q, *, now: datetime, but: Reservation | None = None, lent: bool = False) -> list[Hold]:
-    """All that takes room on these GPUs from now on (`gpus` filters Gpu): two queries.
+    """All that takes room on these GPUs from now on (`gpus` filters Gpu): three queries.
 
     `but`: without one reservation and its claims. `lent`: all best-effort claims give way, whatever their pool says.
     """
@@ -42,6 +42,7 @@ def holds_of(gpus: Q, *, now: datetime, but: Reservation | None = None, lent: bo
     return [
         *_of_reservations(gpus, now, but),
         *(hold for hold in _of_claims(gpus, now, lent) if own is None or hold.within != own),
+        *_of_nobody(gpus),
     ]
 
 
@@ -59,6 +60,13 @@ def _of_reservations(gpus: Q, now: datetime, but: Reservation | None) -> Iterabl
         yield Hold(
             gpu, core, memory_mib, microseconds(begin), microseconds(end_at), calendar.RESERVATION, str(uid), tenant
         )
+
+
+def _of_nobody(gpus: Q) -> Iterable[Hold]:
+    """What is used of them without a claim."""
+    rows = Gpu.objects.filter(Q(core_outside__gt=0) | Q(memory_outside_mib__gt=0), gpus)
+    for gpu, core, memory_mib in rows.order_by("pk").values_list("uuid", "core_outside", "memory_outside_mib"):
+        yield Hold(gpu, core, memory_mib, 0, FOREVER, calendar.OUTSIDE, calendar.OUTSIDE, "")
 
 
 def _of_claims(gpus: Q, now: datetime, lent: bool) -> Iterable[Hold]:
