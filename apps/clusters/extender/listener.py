@@ -17,14 +17,23 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """The certificate of a listener. Connections that stand keep theirs; new ones get what the files say now."""
+    """What a listener shows, and whom it believes. Connections that stand keep that; new ones have what the files say.
 
-    def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-        self._context, self._files = context, (certificate, key)
-        self._read = self._signature()
+    Each handshake is given the newest context: an authority that was replaced is believed no longer, which adding to
+    the one context that the listener began with could not do.
+    """
+
+    def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path, *, authority: Path | None = None) -> None:
+        """`context` is the listener's; `authority`: who signs its clients' certificates. Raises OSError, SSLError."""
+        self._certificate, self._key, self._authority = certificate, key, authority
+        self._read, self._newest = self._signature(), self._made()
+        # Nobody comes in again by what was believed before.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
+        context.sni_callback = self._begin
 
     def look(self) -> bool:
-        """Read the files again where they are others than before; whether new connections get another now.
+        """Read the files again where they are others than before; whether new connections have others now.
 
         While they do not fit together, as between the writing of the two, what was read before stays.
         """
@@ -32,15 +41,24 @@ class Certificate:
         if now is None or now == self._read:
             return False
         try:
-            # Beside first: a pair that does not fit would leave a context with half of it.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-            self._context.load_cert_chain(*self._files)
+            self._newest = self._made()
         except (OSError, ssl.SSLError) as error:
-            logger.warning("the new certificate %s is not taken: %s", self._files[0], error)
+            logger.warning("the new certificate %s is not taken: %s", self._certificate, error)
             return False
         self._read = now
-        logger.info("the new certificate %s is taken", self._files[0])
+        logger.info("the new certificate %s is taken", self._certificate)
         return True
+
+    def _begin(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        handshake.context = self._newest
+
+    def _made(self) -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.load_cert_chain(self._certificate, self._key)
+        if self._authority is not None:
+            made.load_verify_locations(self._authority)
+            made.verify_mode = ssl.CERT_REQUIRED
+        return made
 
     def keep(self) -> None:
         """Look for ever, in a thread that ends with the process."""
@@ -53,8 +71,9 @@ class Certificate:
         threading.Thread(target=run, name="certificate", daemon=True).start()
 
     def _signature(self) -> Signature | None:
+        files = (self._certificate, self._key, *([self._authority] if self._authority else []))
         try:
-            return tuple((at.st_ino, at.st_mtime_ns, at.st_size) for at in (file.stat() for file in self._files))
+            return tuple((at.st_ino, at.st_mtime_ns, at.st_size) for at in (file.stat() for file in files))
         except OSError:
             return None
 
@@ -68,8 +87,11 @@ def settle() -> None:
     gc.freeze()
 
 
-def serve(app: Any, *, certificate: str, key: str, **options: Any) -> None:
-    """Until SIGTERM or SIGINT; with TLS where a certificate is named. `options` are uvicorn's."""
+def serve(app: Any, *, certificate: str, key: str, authority: str = "", **options: Any) -> None:
+    """Until SIGTERM or SIGINT; with TLS where a certificate is named. `options` are uvicorn's.
+
+    With `authority` only clients with a certificate of it are answered.
+    """
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -79,9 +101,12 @@ def serve(app: Any, *, certificate: str, key: str, **options: Any) -> None:
         log_config=None,
         ssl_certfile=certificate or None,
         ssl_keyfile=key or None,
+        ssl_ca_certs=authority or None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if authority else ssl.CERT_NONE,
         **options,
     )
     config.load()
     if config.ssl is not None:
-        Certificate(config.ssl, Path(certificate), Path(key or certificate)).keep()
+        trusted = Path(authority) if authority else None
+        Certificate(config.ssl, Path(certificate), Path(key or certificate), authority=trusted).keep()
     uvicorn.Server(config).run()

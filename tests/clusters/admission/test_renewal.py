@@ -4,6 +4,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cryptography import x509
 
 from apps.clusters.admission import certificates
 from apps.clusters.extender.listener import Certificate
+from tests.clusters import authority
 
 
 def renew(directory: Path) -> None:
@@ -25,12 +27,17 @@ def on_disk(directory: Path) -> int:
 class Door:
     """Shakes hands and echoes, with one context for all connections."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, clients: Path | None = None) -> None:
+        """`clients`: whose certificates they must have."""
         renew(directory)
         self.directory = directory
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
-        self.certificate = Certificate(context, directory / "tls.crt", directory / "tls.key")
+        files = directory / "tls.crt", directory / "tls.key"
+        context.load_cert_chain(*files)
+        if clients is not None:
+            context.load_verify_locations(clients)
+            context.verify_mode = ssl.CERT_REQUIRED
+        self.certificate = Certificate(context, *files, authority=clients)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self._context = context
         threading.Thread(target=self._run, daemon=True).start()
@@ -41,17 +48,28 @@ class Door:
                 raw, _ = self.socket.accept()
             except OSError:
                 return
-            threading.Thread(target=self._echo, args=(self._context.wrap_socket(raw, server_side=True),)).start()
+            threading.Thread(target=self._echo, args=(raw,)).start()
 
-    def _echo(self, connection: ssl.SSLSocket) -> None:
-        with connection:
+    def _echo(self, raw: socket.socket) -> None:
+        with raw, suppress(OSError), self._context.wrap_socket(raw, server_side=True) as connection:
             while data := connection.recv(100):
                 connection.sendall(data)
 
-    def connect(self) -> ssl.SSLSocket:
+    def connect(self, *certificate: Path) -> ssl.SSLSocket:
         client = ssl.create_default_context(cafile=str(self.directory / "ca-bundle.crt"))
+        if certificate:
+            client.load_cert_chain(*certificate)
         raw = socket.create_connection(self.socket.getsockname())
         return client.wrap_socket(raw, server_hostname="127.0.0.1")
+
+    def answers(self, *certificate: Path) -> bool:
+        """Whether it lets one in who has this certificate."""
+        try:
+            with self.connect(*certificate) as connection:
+                connection.sendall(b"let me in")
+                return connection.recv(100) == b"let me in"
+        except OSError:
+            return False
 
     def serial(self) -> int:
         with self.connect() as connection:
@@ -93,3 +111,22 @@ def test_half_a_pair_is_not_taken(door: Door) -> None:
     (door.directory / "tls.crt").write_bytes(after)
     assert door.certificate.look()
     assert door.serial() == on_disk(door.directory)
+
+
+def test_an_authority_of_clients_that_is_replaced_is_believed_no_longer(tmp_path: Path) -> None:
+    before, after = (authority.make(tmp_path / name) for name in ("before", "after"))
+    old, new = authority.client(before, "kube-scheduler"), authority.client(after, "kube-scheduler")
+    believed = tmp_path / "clients.crt"
+    believed.write_bytes((before / "ca.crt").read_bytes())
+    door = Door(tmp_path / "door", clients=believed)
+    assert (door.answers(*old), door.answers(*new), door.answers()) == (True, False, False)
+    with door.connect(*old) as standing:
+        believed.write_bytes((after / "ca.crt").read_bytes())
+        assert (door.answers(*old), door.certificate.look()) == (True, True)
+        assert (door.answers(*old), door.answers(*new), door.answers()) == (False, True, False)
+        standing.sendall(b"still here")
+        assert standing.recv(100) == b"still here"
+    believed.write_text("nonsense")
+    assert not door.certificate.look()
+    assert door.answers(*new)
+    door.socket.close()

@@ -1,7 +1,6 @@
 """`manage.py extender`: answers kube-scheduler. Needs the clusters' API servers, and neither Redis nor a worker."""
 
 import logging
-import ssl
 import threading
 import time
 from typing import Any
@@ -105,16 +104,15 @@ class Command(BaseCommand):
         clusters = Extenders()
         clusters.look()
         threading.Thread(target=_keep, args=(clusters,), daemon=True).start()
-        by_certificate = bool(settings.EXTENDER_CLIENT_CA)
-        door = Door(clusters, networks=None if by_certificate else settings.EXTENDER_CIDRS, version=VERSION)
+        networks = None if settings.EXTENDER_CLIENT_CA else settings.EXTENDER_CIDRS
+        door = Door(clusters, networks=networks, version=VERSION)
         listener.serve(
             door,
             certificate=settings.EXTENDER_CERTIFICATE,
             key=settings.EXTENDER_KEY,
             host=settings.EXTENDER_HOST,
             port=settings.EXTENDER_PORT,
-            ssl_ca_certs=settings.EXTENDER_CLIENT_CA or None,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if by_certificate else ssl.CERT_NONE,
+            authority=settings.EXTENDER_CLIENT_CA,
         )
 
 
