@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Resized pods wait to be told.
 TELL_SECONDS = 1.0
-# Somebody waits for the room of pods that are to end.
+# Somebody may wait for the room of pods that are to end.
 EVICT_SECONDS = 2.0
 # What could not be written down is tried again; a tenant's quota may have room by now.
 AGAIN_SECONDS = 10.0
@@ -135,7 +135,7 @@ class Watched(Watch):
             logger.info("cluster %s: %s", self.cluster.name, error.detail)
 
     def evict(self) -> None:
-        """End pods whose claims must make room."""
+        """End pods that are to have none of their share."""
         if not self._pods_whole:
             return
         self._evicted &= self._pods.keys()

@@ -1,4 +1,4 @@
-"""A pod whose claim must make room is ended by its cluster, and its claim with it: never a claim under its pod."""
+"""A pod whose claim must make room is ended by its cluster, and its claim with it; without a claim none stays."""
 
 import json
 from collections.abc import Mapping
@@ -172,3 +172,16 @@ def test_a_pod_of_several_containers_goes_once_and_as_a_whole(cast: Cast, cluste
     grace_is_over(cast)
     assert evict(cluster, kube) == {"uid-train"}
     assert len(kube.evictions) == 1
+
+
+def test_a_pod_whose_claim_was_released_under_it_is_evicted(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    [claim], kube = run(cluster, machine, 60), Kube()
+    assert cast.max.delete(f"claims/{claim.uid}/").status in (200, 202, 204)
+    PodClaim.objects.update(node=None)
+    # Of a node that was forgotten nothing is known.
+    assert evict(cluster, kube) == set()
+    PodClaim.objects.update(node=machine.node)
+    assert evict(cluster, kube) == {"uid-train"}
+    assert kube.events == [f"The claim {claim.uid} of container c0 was released."]
+    holding.end(cluster=cluster, pod_uid="uid-train")
+    assert evict(cluster, kube) == set()
