@@ -41,6 +41,7 @@ async def test_claims_and_devices_have_the_names_of_gpu_manager_and_dcgm(stage: 
         "container_request_gpu_utilization": ("request of gpu utilization", "req_of_gpu", {"total": 0.25}),
         "container_request_gpu_memory": ("request of gpu memory in MiB", "req_of_gpu_memory", {"total": 4096}),
     }
+    assert {name for name in families if name.startswith("container_")} == set(expected)
     for name, (words, label, values) in expected.items():
         family = families[name]
         assert (family.type, family.documentation) == ("gauge", words)

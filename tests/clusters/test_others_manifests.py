@@ -10,9 +10,19 @@ import pytest
 import yaml
 from django.core.management import call_command
 
-from apps.clusters.kube.client import Client
+from apps.clusters.kube.client import Client, Refused
 from tests.clusters.admission.serving import served
-from tests.clusters.cluster_objects import CORE, MEMORY, add_namespace, add_node, bound, pod, remove_all
+from tests.clusters.cluster_objects import (
+    CORE,
+    MEMORY,
+    add_namespace,
+    add_node,
+    bound,
+    counted,
+    give,
+    pod,
+    remove_all,
+)
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.formats.pods import asking
 from tests.clusters.formats.pods import pod as manifest
@@ -22,13 +32,20 @@ pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
 
 
-@pytest.fixture
-def client(control_plane: ControlPlane, tmp_path: Path, settings: Any) -> Iterator[Client]:
-    """Of a cluster with one node of two GPUs, whose API server asks our webhooks."""
-    settings.ADMISSION_TRANSLATE = ["HAMi", "gpushare", "KubeShare"]
+@pytest.fixture(scope="module")
+def cluster(control_plane: ControlPlane) -> Client:
+    """With one node of two GPUs."""
     found = control_plane.client()
     add_node(found, "gpu1", gpus=2, units=96)
     add_namespace(found, "others")
+    return found
+
+
+@pytest.fixture
+def client(cluster: Client, tmp_path: Path, settings: Any) -> Iterator[Client]:
+    """The cluster, whose API server asks our webhooks."""
+    settings.ADMISSION_TRANSLATE = ["HAMi", "gpushare", "KubeShare"]
+    found = cluster
     _configurations(tmp_path, "https://127.0.0.1:1")
     with served(tmp_path) as url:
         for configuration in _configurations(tmp_path, url):
@@ -80,3 +97,14 @@ def test_a_manifest_of_each_runs_on_a_gpu_without_being_edited(client: Client) -
     assert places["whole"] != places["hami"]
     for name, (_, amounts) in things.items():
         assert pod(client, "others", name)["spec"]["containers"][0]["resources"]["limits"] == amounts
+
+
+def test_a_tenants_quota_counts_what_others_words_were_rewritten_into(client: Client) -> None:
+    """Kubernetes counts after our webhook: HAMi's and gpushare's pods are in the quota of `tencent.com` too."""
+    give(client, "others", core=50, memory=12)
+    client.post("/api/v1/namespaces/others/pods", _named(manifest(asking(gpu=1, gpumem=2048, cores=30)), "within"))
+    assert eventually(lambda: counted(client, "others") == "30", seconds=30)
+    for name, asks in {"much-core": asking(gpu=1, gpumem=512, cores=30), "much-memory": asking(aliyun=2)}.items():
+        with pytest.raises(Refused, match=r"exceeded quota: gpu, requested: requests\.tencent\.com/vcuda"):
+            client.post("/api/v1/namespaces/others/pods", _named(manifest(asks), name))
+    client.delete("/api/v1/namespaces/others/resourcequotas/gpu")
