@@ -213,7 +213,7 @@ class ClaimSerializer(Strict):
     preempt_at = serializers.DateTimeField(
         read_only=True,
         allow_null=True,
-        help_text="Another tenant of its cohort needs back what it lent: then the claim goes back to the queue.",
+        help_text="Somebody else needs its room: then it goes back to the queue, or its pod is evicted.",
     )
     assignments = AssignmentSerializer(source="present_assignments", many=True, read_only=True)
 
