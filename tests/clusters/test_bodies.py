@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apps.clusters.extender import others, predicates
+from apps.clusters.extender import others, predicates, preempting
 from apps.clusters.extender.bodies import NotUnderstood
 from apps.clusters.extender.predicates import Extended
 from tests.clusters.keys import folded, mixed
@@ -110,11 +110,11 @@ def test_preemption(whole: bool, change: Change) -> None:
     for name, pods in victims.items():
         going = [paper.pods[item] if whole else {"UID": f"uid-{item}"} for item in pods]
         body[field][name] = {"Pods": going, "NumPDBViolations": 1}
-    said = asked(others.preempt, paper, json.dumps(body).encode(), change)
+    said = asked(preempting.preempt, paper, json.dumps(body).encode(), change)
     assert said == {"NodeNameToMetaVictims": {"b": {"Pods": [{"UID": "uid-z"}], "NumPDBViolations": 1}}}
 
 
 @pytest.mark.parametrize("body", [b"[]", b"7", b'{"Pod": 7}', b'{"Pod": {}, "NodeNameToVictims": []}', b"{"])
 def test_what_is_no_preemption_is_refused(body: bytes) -> None:
     with pytest.raises(NotUnderstood):
-        others.preempt(Paper(NODES).extended(), body)
+        preempting.preempt(Paper(NODES).extended(), body)

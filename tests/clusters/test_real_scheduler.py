@@ -108,12 +108,12 @@ def bound_first(client: Failing, chosen: list[str]) -> str:
 def test_pods_end_for_a_higher_priority_only_where_that_frees_its_gpus(
     client: Failing, ranks: Mapping[str, str]
 ) -> None:
-    """By its sums kube-scheduler would end the cheapest two of node a, and no GPU there would be free."""
+    """By its sums kube-scheduler would end the cheap ones of node a, and no GPU there would be free."""
     add_namespace(client, "urgent")
     for name in ("urgent-a", "urgent-b"):
         add_node(client, name, gpus=2, units=96, lab="urgent")
     for gpu in (0, 1):
-        ask(client, "urgent", f"a-kept-{gpu}", core=40, rank=ranks["2"], on=("urgent-a", gpu))
+        ask(client, "urgent", f"a-kept-{gpu}", core=40, rank=ranks["9"], on=("urgent-a", gpu))
         ask(client, "urgent", f"a-cheap-{gpu}", core=40, rank=ranks["1"], on=("urgent-a", gpu))
         ask(client, "urgent", f"b-dear-{gpu}", core=100, rank=ranks["5"], on=("urgent-b", gpu))
     before = names(client, "urgent")
@@ -127,6 +127,23 @@ def test_pods_end_for_a_higher_priority_only_where_that_frees_its_gpus(
     [ended] = before - names(client, "urgent")
     assert ended.startswith("b-dear-")
     assert bound(client, "urgent", "wants") == ("urgent-b", ended[-1])
+
+
+def test_where_its_sums_free_no_gpu_as_few_more_end_as_do(client: Failing, ranks: Mapping[str, str]) -> None:
+    add_namespace(client, "apart")
+    add_node(client, "apart-a", gpus=2, units=96, lab="apart")
+    for gpu in (0, 1):
+        ask(client, "apart", f"dear-{gpu}", core=40, rank=ranks["2"], on=("apart-a", gpu))
+        ask(client, "apart", f"cheap-{gpu}", core=40, rank=ranks["1"], on=("apart-a", gpu))
+    ask(client, "apart", "wants", core=100, rank=ranks["9"])
+
+    def placed() -> bool:
+        end_as_a_kubelet(client, "apart")
+        return "nodeName" in pod(client, "apart", "wants")["spec"]
+
+    assert eventually(placed, seconds=120), pod(client, "apart", "wants")["status"]
+    assert names(client, "apart") == {"dear-0", "wants"}
+    assert bound(client, "apart", "wants") == ("apart-a", "1")
 
 
 def test_pods_of_its_own_priority_stay_and_it_waits(client: Failing, ranks: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 from apps.clusters.admission import door as admission
-from apps.clusters.extender import incumbents, others, predicates
+from apps.clusters.extender import incumbents, others, predicates, preempting
 from apps.clusters.extender.predicates import Extended
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
     "/scheduler/predicates": predicates.answer,
     "/scheduler/prioritize": others.prioritize,
     "/scheduler/bind": others.bind,
-    "/scheduler/preempt": others.preempt,
+    "/scheduler/preempt": preempting.preempt,
     **incumbents.VERBS,
 }
 
