@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.forgetting import forget_node
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.lending import preemption
@@ -50,7 +52,9 @@ def machine(cast: Cast) -> Machine:
     give_plenty(cast.acme)
     change_pool(principal=SYSTEM, pool=cast.pool, preempt_by_priority=True)
     cast.pool.refresh_from_db()
-    return Machine("gpu1", cast.pool, gpus=1)
+    made = Machine("gpu1", cast.pool, gpus=1)
+    Node.objects.update(enrolled_at=timezone.now())
+    return made
 
 
 @pytest.fixture
@@ -176,12 +180,20 @@ def test_a_pod_of_several_containers_goes_once_and_as_a_whole(cast: Cast, cluste
 
 def test_a_pod_whose_claim_was_released_under_it_is_evicted(cast: Cast, cluster: Cluster, machine: Machine) -> None:
     [claim], kube = run(cluster, machine, 60), Kube()
-    assert cast.max.delete(f"claims/{claim.uid}/").status in (200, 202, 204)
-    PodClaim.objects.update(node=None)
-    # Of a node that was forgotten nothing is known.
-    assert evict(cluster, kube) == set()
-    PodClaim.objects.update(node=machine.node)
+    release_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+    assert fresh(claim).state == "released"
     assert evict(cluster, kube) == {"uid-train"}
     assert kube.events == [f"The claim {claim.uid} of container c0 was released."]
     holding.end(cluster=cluster, pod_uid="uid-train")
+    assert evict(cluster, kube) == set()
+
+
+def test_a_pod_on_a_node_that_was_forgotten_is_left_alone(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    """It was only our agent that was away: what runs there is not known, also when the machine comes back."""
+    [claim], kube = run(cluster, machine, 60), Kube()
+    Node.objects.update(last_seen_at=timezone.now() - timedelta(hours=1))
+    forget_node(principal=SYSTEM, node=Node.objects.get())
+    assert (fresh(claim).state, evict(cluster, kube)) == ("released", set())
+    Node.objects.update(enrolled_at=timezone.now())
     assert evict(cluster, kube) == set()

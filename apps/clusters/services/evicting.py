@@ -11,7 +11,7 @@ and refused for ever.
 import logging
 from collections.abc import Collection
 
-from django.db.models import Q
+from django.db.models import F, Q
 
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import pod_events
@@ -22,10 +22,9 @@ from gpucloud.errors import Busy, GpucloudError
 
 logger = logging.getLogger(__name__)
 
-# Of a node that was forgotten nothing is known: its claims were released, and its pods may run.
-RELEASED = Q(
-    claim__state__in=(ClaimState.RELEASING, ClaimState.RELEASED), claim__pod__has_key="uid", node__isnull=False
-)
+# Where a node was forgotten its claims were released unseen: what runs there is not known, also if it comes back.
+SEEN = Q(claim__state=ClaimState.RELEASED, claim__released_at__gt=F("node__enrolled_at"))
+RELEASED = Q(claim__pod__has_key="uid") & (Q(claim__state=ClaimState.RELEASING) | SEEN)
 
 
 def evict(*, cluster: Cluster, api: Api, ending: Collection[str]) -> set[str]:
