@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from django.utils import timezone
 
+from apps.clusters.kube.client import Refused
 from apps.clusters.sharepods.definition import definition
 from apps.clusters.sharepods.watching import WatchedSharePods
 from apps.clusters.watches import Watches
@@ -47,6 +48,13 @@ class World(Namespace):
             self.machine.obey()
             time.sleep(0.2)
 
+    def is_served(self) -> bool:
+        try:
+            self.client.list(self.path("sharepods"))
+        except Refused:
+            return False
+        return True
+
     def pods(self) -> list[str]:
         found = self.client.get(self.path("pods"))["items"]
         return sorted(item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"])
@@ -69,6 +77,8 @@ def test_what_is_watched_becomes_pods_also_after_a_restart_of_the_api_server(
     world.until(lambda: world.pods() == ["before"])
     real_plane.stop_one("kube-apiserver")
     real_plane.start_api_server()
+    # It knows the kinds of others a moment after its own.
+    world.until(world.is_served)
     world.share("after")
     world.until(lambda: world.pods() == ["after", "before"])
     world.client.delete(world.path("sharepods", "before"))
