@@ -61,7 +61,7 @@ def test_what_is_only_chosen_cannot_be_ended() -> None:
 
 def fits(asked: Json, there: Json, staying: list[Json]) -> bool:
     """As the oracle of the filter has it."""
-    return oracle.answer(asked, [there], staying, strict=False)["names"] == ["a"]
+    return bool(oracle.answer(asked, [there], staying, strict=False)["names"])
 
 
 def test_of_random_nodes_enough_go_and_nobody_who_need_not() -> None:

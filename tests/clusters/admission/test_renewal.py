@@ -55,17 +55,17 @@ class Door:
             while data := connection.recv(100):
                 connection.sendall(data)
 
-    def connect(self, *certificate: Path) -> ssl.SSLSocket:
+    def connect(self, certificate: tuple[Path, Path] | None = None) -> ssl.SSLSocket:
         client = ssl.create_default_context(cafile=str(self.directory / "ca-bundle.crt"))
-        if certificate:
+        if certificate is not None:
             client.load_cert_chain(*certificate)
         raw = socket.create_connection(self.socket.getsockname())
         return client.wrap_socket(raw, server_hostname="127.0.0.1")
 
-    def answers(self, *certificate: Path) -> bool:
+    def answers(self, certificate: tuple[Path, Path] | None = None) -> bool:
         """Whether it lets one in who has this certificate."""
         try:
-            with self.connect(*certificate) as connection:
+            with self.connect(certificate) as connection:
                 connection.sendall(b"let me in")
                 return connection.recv(100) == b"let me in"
         except OSError:
@@ -119,14 +119,14 @@ def test_an_authority_of_clients_that_is_replaced_is_believed_no_longer(tmp_path
     believed = tmp_path / "clients.crt"
     believed.write_bytes((before / "ca.crt").read_bytes())
     door = Door(tmp_path / "door", clients=believed)
-    assert (door.answers(*old), door.answers(*new), door.answers()) == (True, False, False)
-    with door.connect(*old) as standing:
+    assert (door.answers(old), door.answers(new), door.answers()) == (True, False, False)
+    with door.connect(old) as standing:
         believed.write_bytes((after / "ca.crt").read_bytes())
-        assert (door.answers(*old), door.certificate.look()) == (True, True)
-        assert (door.answers(*old), door.answers(*new), door.answers()) == (False, True, False)
+        assert (door.answers(old), door.certificate.look()) == (True, True)
+        assert (door.answers(old), door.answers(new), door.answers()) == (False, True, False)
         standing.sendall(b"still here")
         assert standing.recv(100) == b"still here"
     believed.write_text("nonsense")
     assert not door.certificate.look()
-    assert door.answers(*new)
+    assert door.answers(new)
     door.socket.close()

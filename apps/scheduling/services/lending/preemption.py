@@ -156,8 +156,8 @@ def end_with_pod(seen: Claim) -> None:
     """Its cluster has begun to end its pod: said as of every claim that is preempted. With the pod it is released."""
     claim = Claim.objects.select_related("tenant", "pool", "preempted_for").get(pk=seen.pk)
     if claim.preempted_for is not None:
-        _, why = _why(claim, claim.preempted_for)
-        _note(claim, "preempt", why=why, state=claim.state, pod=f"{claim.pod['namespace']}/{claim.pod['name']}")
+        (_, why), pod = _why(claim, claim.preempted_for), claim.pod or {}
+        _note(claim, "preempt", why=why, state=claim.state, pod=f"{pod.get('namespace')}/{pod.get('name')}")
         states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
 
 
