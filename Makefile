@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles protos messages bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages clean
+.PHONY: help demo test test-shim test-long check format openapi roles protos messages bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,12 @@ bench-utilization: ## answers of GET /utilization/ over thirty days of a thousan
 
 bench-pages: ## every page's first paint and weight, the live overview's cost, 200 dashboards at once (ARGS="--parts paint --minutes 5")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.pages $(ARGS)
+
+bench-chart: ## from the press of Apply on a claim's page to the step in its chart (ARGS="--resizes 40")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.charted $(ARGS)
+
+screenshots: ## make docs/screenshots.md and its pictures anew: a demo of its own, both themes, three widths
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.gallery
 
 clean: ## remove what was built and cached; keeps .venv and the demo's state
 	rm -rf libvcuda/build apps/scheduling/core/placement/kernel/build staticfiles .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache

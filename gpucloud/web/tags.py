@@ -92,7 +92,7 @@ def mib(value: float | None) -> str:
     """Mebibytes for people: `512 MiB`, `1.5 GiB`."""
     if value is None:
         return "–"
-    if value >= GIB:
+    if abs(value) >= GIB:
         return f"{value / GIB:.1f}".removesuffix(".0") + " GiB"
     return f"{value:.0f} MiB"
 

@@ -46,6 +46,22 @@ function onInput(event) {
   if (other) other.value = event.target.value;
 }
 
+// On a phone a table's rows are cards (tables.css), and each cell says what its column's head says.
+function labelCells() {
+  for (const table of document.querySelectorAll("table.rows:not(.labelled)")) {
+    const words = [...table.tHead.rows[0].cells].map(said);
+    for (const row of [...table.rows].slice(1)) {
+      [...row.cells].forEach((cell, at) => { if (cell.tagName === "TD" && words[at]) cell.dataset.label = words[at]; });
+    }
+    table.classList.add("labelled");
+  }
+}
+
+// What the eye reads of a head: not the explanation behind its word, nor what is there for screen readers alone.
+function said(head) {
+  return head.querySelector(".visually-hidden") ? "" : (head.querySelector(".word") ?? head).textContent.trim();
+}
+
 document.addEventListener("click", onClick);
 document.addEventListener("input", onInput);
 document.addEventListener("change", (event) => {
@@ -53,6 +69,10 @@ document.addEventListener("change", (event) => {
   if (event.target.closest("dialog") || !document.querySelector("dialog[open]")) event.target.closest("[data-submit-on-change]")?.requestSubmit();
 });
 setInterval(tellAges, 1000);
+labelCells();
+// On a phone the bar's places are wider than it: where one is has to be seen.
+document.querySelector(".topbar-places [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+document.body.addEventListener("htmx:afterSwap", labelCells);
 
 const watched = document.querySelector("[data-watch]");
 const series = document.getElementById("series");

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Visitor
+from tests.browser.keyboard import press
 from tests.browser.test_pages_in_a_browser import near, now, running
 from tests.platform import Platform, until
 
@@ -26,6 +27,6 @@ def test_a_slider_moves_the_limit_of_a_running_program(
     for _ in range(35):
         page.keyboard.press("ArrowRight")
     expect(page.get_by_label("Core limit", exact=True)).to_have_value("60")
-    page.get_by_role("button", name="Apply").first.click()
+    press(page, page.get_by_role("button", name="Apply").first)
     expect(page.get_by_text("limit 25 → 60 %")).to_be_visible()
     until(lambda: near(now(page), used=60, limit=60), what="chart and program to follow")

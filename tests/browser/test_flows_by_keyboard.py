@@ -1,49 +1,18 @@
 """What people come for, from beginning to end, by the keyboard alone: no mouse is moved in this file."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import Visitor
+from tests.browser.keyboard import choose, press, reach, write
 from tests.platform import Platform
 
 pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
-
-# More stops than any page has before its content's end.
-MOST_STOPS = 150
-
-
-def reach(page: Page, target: Locator) -> None:
-    """Tab until it has the focus."""
-    target.wait_for()
-    for _ in range(MOST_STOPS):
-        if target.evaluate("element => element === document.activeElement"):
-            return
-        page.keyboard.press("Tab")
-    raise AssertionError(f"{target} is out of the keyboard's reach")
-
-
-def press(page: Page, target: Locator) -> None:
-    """A button or a link, by Enter."""
-    reach(page, target)
-    page.keyboard.press("Enter")
-
-
-def write(page: Page, label: str, text: str) -> None:
-    """Into a field, in the place of what was there."""
-    reach(page, page.get_by_label(label, exact=True))
-    page.keyboard.press("ControlOrMeta+a")
-    page.keyboard.type(text)
-
-
-def choose(page: Page, label: str, option: str) -> None:
-    """In a list, by the option's first letters."""
-    field = page.get_by_label(label, exact=True)
-    reach(page, field)
-    page.keyboard.type(option)
-    expect(field).to_have_value(option)
 
 
 @pytest.fixture
@@ -86,7 +55,49 @@ def test_nothing_moves_by_itself_for_those_who_ask_for_that(stranger: Visitor, p
     expect(page.locator(".live-dot")).to_have_css("animation-name", "breathe")
 
 
-def test_a_reservation_is_made_and_given_back_before_its_end(visitor: Visitor, platform: Platform) -> None:
+def test_a_quota_is_lowered_after_a_look_at_what_it_would_do_and_at_who_was_faster(
+    visitor: Visitor, platform: Platform
+) -> None:
+    page = visitor.page
+    platform.new_tenant("keys-quota", core=300)
+    asked = {"tenant": "keys-quota", "core_request": 50, "memory_mib": 256}
+    claim = platform.granted("POST", "claims/?wait=30", asked)["uid"]
+    quota = platform.granted("GET", "quotas/?tenant=keys-quota&resource=core_percent")["results"][0]
+    page.goto("/tenants/keys-quota/")
+    press(page, page.locator(f"a[href='/quotas/{quota['id']}/']").first)
+    write(page, "Quota", "40")
+    press(page, page.get_by_role("button", name="Preview"))
+    expect(page.locator("#preview")).to_contain_text("would hold 10 %")
+    platform.granted("PATCH", f"quotas/{quota['id']}/", {"hard": 200}, If_Match="*")
+    press(page, page.get_by_role("button", name="Apply"))
+    expect(page.locator("#conflict")).to_contain_text(re.compile(r"Changed by .+ at \d\d:\d\d:\d\d"))
+    expect(page.locator("#conflict")).to_contain_text("quota 200 %")
+    expect(page.get_by_label("Quota", exact=True)).to_have_value("40")
+    assert platform.granted("GET", f"quotas/{quota['id']}/")["hard"] == 200
+    press(page, page.get_by_role("button", name="Apply"))
+    expect(page.get_by_text("50 % of 40 % used")).to_be_visible()
+    platform.granted("DELETE", f"claims/{claim}/?wait=20")
+
+
+def test_a_claim_that_waits_says_why_from_the_queue_on(visitor: Visitor, platform: Platform) -> None:
+    page = visitor.page
+    platform.new_tenant("keys-queue")
+    # The node of this pool has four GPUs, and the demo's programs on them.
+    asked = {"tenant": "keys-queue", "name": "too-wide", "core_request": 100, "gpu_count": 4, "memory_mib": 1}
+    claim = platform.granted("POST", "claims/?wait=5", asked | {"pool": "shared"})
+    assert claim["state"] == "queued"
+    reason = claim["reasons"][0]["detail"]
+    page.goto("/")
+    press(page, page.get_by_role("navigation").get_by_role("link", name="Queue"))
+    choose(page, "Pool", "shared")
+    expect(page.get_by_role("row").filter(has_text="too-wide")).to_contain_text(reason)
+    press(page, page.get_by_role("link", name="too-wide"))
+    expect(page.get_by_role("heading", name="too-wide")).to_be_visible()
+    expect(page.locator("#living")).to_contain_text(reason)
+    platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
+
+
+def test_a_reservation_is_made_begins_and_is_given_back_before_its_end(visitor: Visitor, platform: Platform) -> None:
     page = visitor.page
     platform.new_tenant("keys-book")
     page.goto("/reservations/new/")
@@ -94,19 +105,52 @@ def test_a_reservation_is_made_and_given_back_before_its_end(visitor: Visitor, p
     write(page, "Name", "exam")
     write(page, "Core", "10")
     write(page, "Memory", "256")
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
-    for label, hour in (("From", "09"), ("To", "10")):
+    # The form takes whole minutes, and the service what begins less than one ago.
+    begin = (datetime.now(UTC) + timedelta(seconds=20)).replace(second=0, microsecond=0)
+    for label, moment in (("From", begin), ("To", begin + timedelta(hours=1))):
         # A field of parts: month, day, year, hour, minute, half of the day.
         reach(page, page.get_by_label(label, exact=True))
-        page.keyboard.type(f"{tomorrow:%m%d%Y}")
+        page.keyboard.type(f"{moment:%m%d%Y}")
         page.keyboard.press("Tab")
-        page.keyboard.type(f"{hour}00AM")
-        expect(page.get_by_label(label, exact=True)).to_have_value(f"{tomorrow:%Y-%m-%d}T{hour}:00")
+        page.keyboard.type(f"{moment:%I%M%p}")
+        expect(page.get_by_label(label, exact=True)).to_have_value(f"{moment:%Y-%m-%dT%H:%M}")
     press(page, page.get_by_role("button", name="See whether it fits"))
-    expect(page.get_by_role("heading", name="New reservation")).to_be_visible()
+    expect(page.get_by_text("Nothing is booked yet")).to_be_visible()
     press(page, page.get_by_role("button", name="Book it"))
-    expect(page.get_by_role("heading", name="exam")).to_contain_text("Booked")
-    press(page, page.locator("[data-opens=give-back-dialog]"))
-    expect(page.get_by_role("dialog")).to_contain_text("free for others at once")
-    press(page, page.get_by_role("dialog").get_by_role("button", name="Cancel it"))
+    expect(page.get_by_role("heading", name="exam")).to_contain_text("Active")
+    press(page, page.get_by_role("button", name="Give back early"))
+    expect(page.get_by_role("dialog")).to_contain_text("the rest of the window is free for others")
+    press(page, page.get_by_role("dialog").get_by_role("button", name="Give it back"))
     expect(page.get_by_role("heading", name="exam")).to_contain_text("Released")
+
+
+def test_a_node_is_cordoned_after_a_word_of_what_stays_and_the_log_says_who_did_it(
+    visitor: Visitor, platform: Platform
+) -> None:
+    page = visitor.page
+    page.goto("/nodes/sim-1/")
+    cordon(page, "Cordon")
+    expect(page.get_by_text("takes no new claims; those on it stay")).to_be_visible()
+    assert platform.granted("GET", "nodes/sim-1/")["cordoned"] is True
+    cordon(page, "Uncordon")
+    expect(page.get_by_text("takes new claims again")).to_be_visible()
+    for name in ("Teams", "Audit"):
+        press(page, page.get_by_role("navigation").get_by_role("link", name=name))
+    write(page, "Of what", "sim-1")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("object_id=sim-1"))
+    row: Any = page.get_by_role("row").filter(has_text="cordoned").first
+    expect(row).to_contain_text("user:operator")
+    expect(row).to_contain_text("127.0.0.1")
+    expect(row).to_contain_text(re.compile(r"cordoned\s+True → False"))
+
+
+def cordon(page: Page, word: str) -> None:
+    """By the dialog, which is left with Escape first: the focus is then where it was."""
+    button = page.locator("[data-opens=cordon-dialog]")
+    press(page, button)
+    expect(page.get_by_role("dialog")).to_contain_text(f"{word} sim-1?")
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
+    press(page, page.get_by_role("dialog").get_by_role("button", name=f"{word} it"))

@@ -1,4 +1,4 @@
-"""What an operator does in a browser: answer a request, empty a node after a look, make a token, read a day."""
+"""What an operator does, by the keyboard alone: answers a request, empties a node after a look, makes a token."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Visitor
+from tests.browser.keyboard import press, write
 from tests.platform import Platform, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
@@ -17,10 +18,10 @@ def test_a_request_is_found_on_the_overview_and_approved(visitor: Visitor, platf
     platform.granted("POST", "quota-requests/", asked)
     page = visitor.page
     page.goto("/")
-    page.get_by_role("link", name="browser-asks asks for 50 % more core").click()
+    press(page, page.get_by_role("link", name="browser-asks asks for 50 % more core"))
     expect(page.locator("#preview")).to_contain_text("Nothing is changed yet")
-    page.get_by_label("In words", exact=True).fill("For this term.")
-    page.get_by_role("button", name="Approve").click()
+    write(page, "In words", "For this term.")
+    press(page, page.get_by_role("button", name="Approve"))
     expect(page.locator("h1 [data-state]")).to_have_text("Approved")
     (quota,) = platform.granted("GET", "quotas/?tenant=browser-asks&resource=core_percent")["results"]
     assert quota["hard"] == 150
@@ -32,15 +33,17 @@ def test_a_node_is_drained_after_a_look_and_uncordoned_again(visitor: Visitor, p
     claim: dict[str, Any] = platform.granted("POST", "claims/?wait=30", asked)
     node, page = claim["assignments"][0]["node"], visitor.page
     page.goto(f"/nodes/{node}/")
-    page.get_by_role("link", name="Drain…").click()
+    press(page, page.get_by_role("link", name="Drain…"))
     expect(page.get_by_role("heading", name="Who moves")).to_be_visible()
     expect(page.get_by_role("link", name="moving")).to_be_visible()
-    page.get_by_label("Grace, in seconds", exact=True).fill("600")
-    page.get_by_role("button", name="Drain it").click()
+    write(page, "Grace, in seconds", "600")
+    press(page, page.get_by_role("button", name="Preview"))
+    expect(page.locator("#preview")).to_contain_text("end 10 min later")
+    press(page, page.get_by_role("button", name="Drain it"))
     expect(page.locator("h1 [data-state]")).to_have_text("Cordoned")
     until(lambda: told(platform, claim), seconds=20, what="the claim to be told")
-    page.get_by_role("button", name="Uncordon…").click()
-    page.get_by_role("button", name="Uncordon it").click()
+    press(page, page.get_by_role("button", name="Uncordon…"))
+    press(page, page.get_by_role("button", name="Uncordon it"))
     expect(page.locator("h1 [data-state]")).to_have_text("Ready")
     until(lambda: not told(platform, claim), seconds=20, what="the claim to be spared")
     platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
@@ -53,13 +56,13 @@ def told(platform: Platform, claim: dict[str, Any]) -> bool:
 def test_a_token_is_shown_once_and_revoked(visitor: Visitor, platform: Platform) -> None:
     page = visitor.page
     page.goto("/new-token/")
-    page.get_by_label("Name", exact=True).fill("from-a-browser")
-    page.get_by_role("button", name="Make the token").click()
+    write(page, "Name", "from-a-browser")
+    press(page, page.get_by_role("button", name="Make the token"))
     expect(page.locator("#once")).to_contain_text("gpc_")
-    page.get_by_role("link", name="Back to the tokens").click()
+    press(page, page.get_by_role("link", name="Back to the tokens"))
     row = page.get_by_role("row").filter(has_text="from-a-browser")
-    row.get_by_role("button", name="Revoke…").click()
-    page.get_by_role("button", name="Revoke it").click()
+    press(page, row.get_by_role("button", name="Revoke…"))
+    press(page, page.get_by_role("button", name="Revoke it"))
     expect(page.get_by_role("status").filter(has_text="is revoked")).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="from-a-browser")).to_have_count(0)
 
@@ -67,7 +70,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, platform: Platform)
 def test_a_charts_time_lives_in_the_url_and_outlives_a_refresh(visitor: Visitor) -> None:
     page = visitor.page
     page.goto("/")
-    page.get_by_role("navigation", name="Time shown").get_by_role("link", name="6 h").click()
+    press(page, page.get_by_role("navigation", name="Time shown").get_by_role("link", name="6 h"))
     expect(page).to_have_url("/?hours=6")
     chart = page.locator("[data-chart=fleet-core] canvas")
     chart.evaluate("canvas => { canvas.dataset.mark = 'kept' }")

@@ -201,6 +201,18 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
     assert violations(page, axe) == []
 
 
+def test_on_a_phone_a_tables_row_is_a_card_with_all_its_values(visitor: Visitor) -> None:
+    page = visitor.page
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.goto("/nodes/")
+    memory = page.get_by_role("row").filter(has_text="sim-1").locator("td[data-label='Memory leased']")
+    expect(memory).to_be_visible()
+    # What comes later is labelled too.
+    memory.evaluate("cell => cell.dataset.label = ''")
+    page.evaluate("htmx.trigger('#living', 'refresh')")
+    expect(memory).to_be_visible()
+
+
 def now(page: Page) -> dict[str, float]:
     """What the core chart's legend says at this moment."""
     values: dict[str, float] = page.locator("[data-chart=core]").first.evaluate(LEGEND)

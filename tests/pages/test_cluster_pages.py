@@ -1,5 +1,6 @@
 """Clusters as operators see and change them: connecting, testing, binding, taking over, removing."""
 
+import json
 from typing import Any
 
 import pytest
@@ -162,3 +163,15 @@ def test_configurations_are_shown_as_files_and_live_in_the_url(cast: Cast, clust
     assert "kind: KubeSchedulerConfiguration" in page
     for wrong in ("[1]", "a: [", "kind: Other"):
         assert olga.post("/integrations/", {"document": wrong}).status_code == 422, wrong
+
+
+def test_clusters_and_the_tables_of_one_are_files(cast: Cast, cluster: Cluster, browser: SignIn) -> None:
+    olga = browser("olga")
+    (kube,) = json.loads(olga.get("/clusters/?format=json").content)
+    assert (kube["name"], kube["pool"], kube["bound"]) == ("kube", "default", 1)
+    (bound,) = json.loads(olga.get("/clusters/kube/?format=json&table=namespaces").content)
+    assert bound == {"namespace": "ml", "selector": None, "tenant": "acme"}
+    for table in ("pods", "sharepods", "quotas"):
+        answer = olga.get(f"/clusters/kube/?format=csv&table={table}")
+        assert answer["Content-Disposition"] == f'attachment; filename="kube-{table}.csv"'
+    assert "sealed" not in olga.get("/clusters/?format=csv").content.decode()

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
+from apps.scheduling.pages.rounds import placed_by
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
@@ -44,6 +45,10 @@ def test_an_empty_queue_and_another_pool_are_shown_too(cast: Cast, machine: Mach
     other = tenants.create_pool(principal=SYSTEM, name="other")
     assert "Nothing waits here" in text(browser("vera"), f"/queue/?pool={other.name}")
     assert "here" in text(browser("vera"), "/queue/?pool=nonsense")
+    # Somebody who names no pool is shown the one in which theirs waits.
+    ask(cast, name="elsewhere", core_request=10, tenant=cast.globex, pool=other)
+    assert "elsewhere" in text(browser("gus"), "/queue/")
+    assert '<option value="other" selected>' in text(browser("gus"), "/queue/")
     living = browser("vera").get("/queue/", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in living
 
@@ -88,3 +93,17 @@ def test_who_asked_to_start_later_needs_no_attention(cast: Cast, machine: Machin
     page = text(browser("olga"), "/")
     assert "large waits" in page
     assert "tonight waits" not in page
+
+
+def test_an_operator_goes_from_a_claim_to_the_round_that_placed_it(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    first, _ = placed(cast, machine, name="first", core_request=10)
+    second, _ = placed(cast, machine, name="second", core_request=10)
+    numbers = {claim.name: placed_by(claim) for claim in (first, second)}
+    assert None not in numbers.values()
+    assert numbers["first"] != numbers["second"]
+    assert f'<a href="/rounds/{numbers["first"]}/">' in text(browser("olga"), f"/claims/{first.uid}/")
+    assert "first" in text(browser("olga"), f"/rounds/{numbers['first']}/")
+    assert "/rounds/" not in text(browser("max"), f"/claims/{first.uid}/")
+    assert placed_by(ask(cast, name="waits", core_request=100, gpu_count=4)) is None

@@ -149,7 +149,9 @@ def test_a_quota_is_given_after_a_preview(cast: Cast, browser: SignIn) -> None:
 def test_the_ledger_names_the_claims_and_is_a_file(cast: Cast, machine: Machine, browser: SignIn) -> None:
     claim, _ = placed(cast, machine, name="train-9", core_request=30)
     path = f"/quotas/{quota_of(cast).pk}/"
-    assert f'<a href="/claims/{claim.uid}/">train-9</a>' in text(browser("vera"), path)
+    page = text(browser("vera"), path)
+    assert f'<a href="/claims/{claim.uid}/">train-9</a>' in page
+    assert '<td class="num">+30 %</td>' in page
     rows = list(csv.DictReader(io.StringIO(body(browser("vera").get(f"{path}?format=csv")))))
     assert [row["amount"] for row in rows if row["claim_uid"] == str(claim.uid)] == ["30"]
 

@@ -198,3 +198,10 @@ def test_a_nodes_page_says_whether_its_claims_get_turns(cast: Cast, machine: Mac
     nodes.take_hello(node=machine.node, hello=msgspec.structs.replace(hello("gpu1"), arbiter=True))
     assert "<dd>installed</dd>" in olga.get("/nodes/gpu1/").content.decode()
     assert cast.olga.get("nodes/gpu1/").body["arbiter"] is True
+
+
+def test_a_viewer_is_told_that_viewers_ask_for_nothing(cast: Cast, browser: SignIn) -> None:
+    for path in ("/claims/new/", "/reservations/new/"):
+        assert "Your role does not allow this" in browser("vera").get(path).content.decode()
+        for name in ("max", "olga"):
+            assert "Your role does not allow this" not in browser(name).get(path).content.decode()

@@ -164,7 +164,8 @@ class Client:
                 response.release_conn()
                 raise _refusal(text, response.status)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unreachable(f"The API server does not answer: {error}") from error
+            # What is behind all tries, without the list of them.
+            raise Unreachable(f"The API server does not answer: {getattr(error, 'reason', None) or error}") from error
         return response
 
 

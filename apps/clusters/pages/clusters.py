@@ -5,18 +5,19 @@ from typing import Any
 from django.contrib import messages
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.clusters.models import Cluster, PodClaim, SharePod
 from apps.clusters.pages.forms import BindingForm, ClusterForm, NewClusterForm
-from apps.clusters.services import clusters, connections, watchers
+from apps.clusters.services import clusters, connections, quota_drift, watchers
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.export import as_file, asked_as_file, facts_of
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 # More than that is the API's to list.
@@ -24,14 +25,28 @@ MOST_PODS = 200
 # In digits; a longer one is no row's.
 LONGEST_VERSION = 10
 METHODS = ["GET", "POST"]
+COLUMNS = [
+    "name", "server", "pool", "state", "state_reason", "enabled", "placement", "strict", "sync_quotas", "bound",
+    "containers", "unclaimed", "kubernetes_version", "synced_at",
+]  # fmt: skip
+PODS = [
+    "namespace", "pod", "container", "node_name", "gpu_indexes", "core", "memory_mib", "claim", "state", "tenant",
+    "problem",
+]  # fmt: skip
+SHAREPODS = ["namespace", "name", "gpu_id", "claim", "state", "tenant"]
+QUOTAS = ["namespace", "tenant", "resource", "wanted", "there", "used", "in_step"]
+NAMESPACES = ["namespace", "selector", "tenant"]
 
 
 @require_GET
 @page
-def cluster_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+def cluster_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     """Every cluster, and whether somebody watches."""
     principal.require_operator()
-    shown = {"clusters": counted(Cluster.objects.order_by("name")), "watching": watchers.is_led()}
+    rows = counted(Cluster.objects.order_by("name"))
+    if file := asked_as_file(request):
+        return as_file(file, "clusters", COLUMNS, (facts_of(row, COLUMNS, pool=row.pool.name) for row in rows))
+    shown = {"clusters": rows, "watching": watchers.is_led()}
     return render(request, "clusters/_rows.html" if wants_fragment(request) else "clusters/list.html", shown)
 
 
@@ -73,12 +88,14 @@ def new_cluster(request: HttpRequest, principal: Principal) -> HttpResponse:
 
 @require_http_methods(METHODS)
 @page
-def cluster_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+def cluster_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponseBase:
     """One cluster, its living part, or a change of its settings."""
     principal.require_operator()
     cluster = find(name)
     if request.method == "GET" and wants_fragment(request):
         return render(request, "clusters/_living.html", living(cluster))
+    if file := asked_as_file(request):
+        return _table(file, principal, cluster, request.GET.get("table", ""))
     form = ClusterForm(request.POST or None, cluster=cluster)
     shown: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
@@ -86,6 +103,29 @@ def cluster_detail(request: HttpRequest, principal: Principal, name: str) -> Htt
         if done:
             return redirect("cluster", name=name)
     return whole(request, find(name), form=form, refused=form.is_bound and not form.is_valid(), **shown)
+
+
+def _table(file: str, principal: Principal, cluster: Cluster, asked: str) -> HttpResponse:
+    """All rows of one of the page's tables; of its pods where no other is asked for."""
+    if asked == "quotas":
+        standing = quota_drift.read(principal=principal, cluster=cluster)
+        return as_file(file, f"{cluster}-quotas", QUOTAS, (facts_of(row, QUOTAS) for row in standing.amounts))
+    if asked == "sharepods":
+        found = SharePod.objects.filter(cluster=cluster, ended_at=None).select_related("claim__tenant")
+        rows = (facts_of(row, SHAREPODS, **_of_claim(row.claim)) for row in found.order_by("namespace", "name"))
+        return as_file(file, f"{cluster}-sharepods", SHAREPODS, rows)
+    if asked == "namespaces":
+        bound = cluster.bindings.select_related("tenant").order_by("namespace", "pk")
+        rows = (facts_of(row, NAMESPACES, tenant=row.tenant.slug) for row in bound)
+        return as_file(file, f"{cluster}-namespaces", NAMESPACES, rows)
+    pods = PodClaim.objects.live().filter(cluster=cluster).select_related("claim__tenant").order_by("namespace", "pod")
+    return as_file(file, f"{cluster}-pods", PODS, (facts_of(row, PODS, **_of_claim(row.claim)) for row in pods))
+
+
+def _of_claim(claim: Claim | None) -> dict[str, Any]:
+    if claim is None:
+        return dict.fromkeys(("claim", "state", "tenant"))
+    return {"claim": claim.uid, "state": claim.state, "tenant": claim.tenant.slug}
 
 
 def whole(

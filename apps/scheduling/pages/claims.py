@@ -5,8 +5,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from django.db.models import Prefetch
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.db.models import Prefetch, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
@@ -15,19 +15,26 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.forms import ClaimForm, FilterForm, ResizeForm
 from apps.scheduling.pages.measured import NOTHING, chart_of_claim, difference, use_of_assignments
 from apps.scheduling.pages.overview import with_use
+from apps.scheduling.pages.rounds import placed_by
 from apps.scheduling.pages.snippets import snippets
 from apps.scheduling.services.claims.life import create_claim, limits
 from apps.scheduling.services.placing.queue import place_of
 from gpucloud.errors import GpucloudError
 from gpucloud.web.newest import part_of
 
+COLUMNS = [
+    "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
+    "gpus", "reasons", "created_by", "created_at",
+]  # fmt: skip
+
 
 @require_GET
 @page
-def claim_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+def claim_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     """Claims, newest first, narrowed by what the URL says."""
     form = FilterForm(request.GET, principal=principal)
     form.is_valid()  # a filter that means nothing narrows nothing: all but released, as the form then says
@@ -35,11 +42,24 @@ def claim_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     rows = Claim.objects.visible_to(principal)
     rows = rows.filter(state=wanted["state"]) if wanted.get("state") else rows.live()
     rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
+    if file := asked_as_file(request):
+        whole = _with_places(rows).order_by("-pk").iterator(chunk_size=1000)
+        return as_file(file, "claims", COLUMNS, map(_facts, whole))
     part = part_of(rows.only("pk"), request.GET)
     shown_rows = rows.filter(pk__in=[row.pk for row in part.rows])
     shown = {"claims": with_use(shown_rows), "part": part, "form": form, "filtered": form.has_changed()}
     template = "claims/_rows.html" if wants_fragment(request) else "claims/list.html"
     return render(request, template, shown)
+
+
+def _with_places(rows: QuerySet[Claim]) -> QuerySet[Claim]:
+    placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
+    return rows.select_related("tenant", "pool").prefetch_related(placed)
+
+
+def _facts(claim: Claim) -> Row:
+    gpus = [f"{item.gpu.node.name}/{item.gpu.index}" for item in claim.present_assignments]
+    return facts_of(claim, COLUMNS, tenant=claim.tenant.slug, pool=claim.pool.name, gpus=gpus)
 
 
 @require_http_methods(["GET", "POST"])
@@ -83,9 +103,7 @@ def claim_series(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
 
 def find(principal: Principal, uid: uuid.UUID) -> Claim:
     """The claim with its GPUs. Raises Http404 where it is not there, or a foreign tenant's."""
-    placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
-    claims = Claim.objects.visible_to(principal).select_related("tenant", "pool").prefetch_related(placed)
-    claim = claims.filter(uid=uid).first()
+    claim = _with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
     if claim is None:
         raise Http404("There is no such claim that you may see.")
     return claim
@@ -105,6 +123,7 @@ def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
         "change": last_change(claim, live),
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
         "place": place_of(claim),
+        "round": placed_by(claim) if principal.is_operator else None,
         "resizable": claim.waiting or claim.state in PLACED,
     }
 

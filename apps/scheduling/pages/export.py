@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,11 @@ def asked_as_file(request: HttpRequest) -> str | None:
     """`csv` or `json` where the URL asks for one of them."""
     form = request.GET.get("format")
     return form if form in {"csv", "json"} else None
+
+
+def facts_of(row: Any, columns: Sequence[str], **others: Any) -> Row:
+    """What the columns name of a row; `others` are those that it has by no such name, or not as they are written."""
+    return {name: others[name] if name in others else getattr(row, name) for name in columns}
 
 
 def as_file(form: str, name: str, columns: list[str], rows: Iterable[Row]) -> HttpResponse:

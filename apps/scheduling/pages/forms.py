@@ -221,6 +221,7 @@ class TenantForm(ServiceForm):
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = mine
+        self.may_ask = bool(mine)
         if len(mine) == 1 and not self.initial.get("tenant"):
             self.initial["tenant"] = mine[0].slug
         self.fields["pool"].initial = DEFAULT

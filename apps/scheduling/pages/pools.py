@@ -6,7 +6,7 @@ from django.contrib import messages
 from django.db import transaction
 from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -19,6 +19,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.core import idleness as core
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.export import as_file, asked_as_file, facts_of
 from apps.scheduling.pages.pool_forms import PoolForm, called
 from apps.scheduling.pages.proposals import worded
 from apps.scheduling.services.claims.sharing import SHARING, change_pool
@@ -29,16 +30,22 @@ from gpucloud.errors import GpucloudError, PreconditionFailed
 # A preview that needs scrolling hides what it should show.
 MOST = 10
 IDLE = {"idle_rule", "idle_seconds", "unused_seconds", "rebalance_bounds"}
+COLUMNS = [
+    "pool", "description", "nodes_there", "gpu_count", "core_total", "core_leased", "idle_claims", "open_proposals",
+    "sharing_policy", "audit_policy", "idle_rule", "rebalance_mode",
+]  # fmt: skip
 REBALANCING = {"rebalance_mode", "rebalance_policy", "rebalance_bounds"}
 
 
 @require_GET
 @page
-def pool_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+def pool_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     """Every pool with what it has, and what it does by itself."""
     principal.require_operator()
-    template = "pools/_rows.html" if wants_fragment(request) else "pools/list.html"
-    return render(request, template, {"pools": counted(Pool.objects.order_by("name"))})
+    pools = counted(Pool.objects.order_by("name"))
+    if file := asked_as_file(request):
+        return as_file(file, "pools", COLUMNS, (facts_of(pool, COLUMNS, pool=pool.name) for pool in pools))
+    return render(request, "pools/_rows.html" if wants_fragment(request) else "pools/list.html", {"pools": pools})
 
 
 @require_http_methods(["GET", "POST"])

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -16,12 +16,17 @@ from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.forms import in_words
 from apps.scheduling.services.rebalancing import proposals
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.looks import look
 from gpucloud.web.newest import part_of
 
+COLUMNS = [
+    "uid", "pool", "tenant", "claim", "claim_uid", "kind", "policy", "before", "after", "explanation", "numbers",
+    "state", "words", "decided_by", "decided_at", "created_at",
+]  # fmt: skip
 KINDS: Final = {"lend": _("lend"), "give-back": _("give back"), "limit": _("limit"), "resize": _("resize")}
 CHANGES: Final = {
     "core_request": _("core request"),
@@ -54,7 +59,7 @@ class FilterForm(forms.Form):
 
 @require_GET
 @page
-def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     """Proposals that one may see, newest first; those that wait for somebody unless the URL says others."""
     form = FilterForm(request.GET)
     form.is_valid()
@@ -63,11 +68,18 @@ def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     rows = rows.filter(pool=wanted["pool"]) if wanted.get("pool") else rows
     state = wanted.get("state") or ProposalState.PROPOSED
     rows = rows if state == "all" else rows.filter(state=state)
+    if file := asked_as_file(request):
+        return as_file(file, "proposals", COLUMNS, map(_facts, rows.iterator()))
     part = part_of(rows, request.GET)
     mine = principal.with_role("member")
     shown = [(worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
     template = "proposals/_rows.html" if wants_fragment(request) else "proposals/list.html"
     return render(request, template, {"form": form, "proposals": shown, "part": part, "filtered": form.has_changed()})
+
+
+def _facts(row: Proposal) -> Row:
+    claim = row.claim
+    return facts_of(row, COLUMNS, pool=row.pool.name, tenant=claim.tenant.slug, claim=claim.name, claim_uid=claim.uid)
 
 
 def worded(row: Any) -> Any:

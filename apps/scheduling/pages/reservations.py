@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.db.models import Count
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext, ngettext
@@ -18,6 +18,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
 from apps.scheduling.pages.access import page, wants_fragment
+from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.reservation_forms import BookingForm, WeekForm
 from apps.scheduling.pages.week import A_WEEK, monday, rows_of
 from apps.scheduling.services.reserving.calendar import NodeMissing, pool_calendar
@@ -29,24 +30,35 @@ from apps.scheduling.services.reserving.reservations import (
 from gpucloud.errors import GpucloudError
 
 PER_PAGE = 50
+COLUMNS = [
+    "uid", "series", "name", "tenant", "pool", "state", "start_at", "end_at", "gpu_count", "core_request", "memory_mib",
+    "gpus", "claims_made", "idle_since", "created_by",
+]  # fmt: skip
 # More rows than one reads; the choice of a node shows the others.
 MOST_ROWS = 64
 
 
 @require_GET
 @page
-def reservation_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+def reservation_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     """A pool's week, and the reservations that one may see."""
+    mine = _visible(principal).filter(state__in=OPEN).order_by("start_at", "pk")
+    if file := asked_as_file(request):
+        return as_file(file, "reservations", COLUMNS, map(_facts, mine))
     pool, day, node = WeekForm(request.GET).chosen()
     begin = monday(day or timezone.now())
     form = WeekForm(initial={"pool": pool and pool.name, "week": day and begin.date(), "node": node})
     shown: dict[str, Any] = {"form": form, "pool": pool, "begin": begin, "days": _days(begin)}
     if pool is not None:
         shown |= _week(principal, pool, begin, node)
-    mine = _visible(principal).filter(state__in=OPEN).order_by("start_at", "pk")
     shown |= {"part": Paginator(mine, PER_PAGE).get_page(request.GET.get("page")), "now_at": _now_at(begin)}
     shown |= {"earlier": begin - A_WEEK, "later": begin + A_WEEK, "this_week": monday(timezone.now())}
     return render(request, "reservations/_rows.html" if wants_fragment(request) else "reservations/list.html", shown)
+
+
+def _facts(row: Any) -> Row:
+    gpus = [f"{gpu.node.name}/{gpu.index}" for gpu in row.gpus.all()]
+    return facts_of(row, COLUMNS, tenant=row.tenant.slug, pool=row.pool.name, gpus=gpus)
 
 
 @require_http_methods(["GET", "POST"])

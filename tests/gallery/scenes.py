@@ -1,0 +1,117 @@
+"""What the gallery shows: the pages, what is said of each, and what lies on them.
+
+The demo's claims and programs are there already. What is added here is what a platform has after some weeks: somebody
+who waits, who asks for more, who has booked; prices, tokens, a cluster.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.clusters.kubeconfigs import kubeconfig
+from tests.platform import Platform, until
+
+# Hours of the next day: whose, what for, when, how many GPUs and how much of each.
+BOOKED = (
+    ("acme", "robotics-exam", 9, 12, 2, 100),
+    ("globex", "index-rebuild", 8, 20, 1, 50),
+    ("initech", "paper-deadline", 13, 22, 1, 100),
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A page: its pictures' name, where it is, and what one sees there."""
+
+    name: str
+    path: str
+    words: str
+
+
+def scenes(platform: Platform) -> list[Scene]:
+    """Every page of the gallery, with something on it."""
+    until(lambda: {one["state"] for one in running(platform)} == {"active"}, what="the demo's claims to be active")
+    furnish(platform)
+    claim = max(running(platform, "?state=active"), key=lambda one: one["core_limit"])
+    where = claim["assignments"][0]
+    quota = platform.granted("GET", f"quotas/?tenant={claim['tenant']}&resource=core_percent")["results"][0]
+    asked = platform.granted("GET", "quota-requests/?state=open")["results"][0]
+    return [
+        Scene("overview", "/", "Is anything wrong, and how full are we? What needs somebody comes first."),
+        Scene("claims", "/claims/", "Every claim with what it uses of what it has."),
+        Scene("claim", f"/claims/{claim['uid']}/", "Use against limits, live, and the form that moves the limits."),
+        Scene("queue", "/queue/?pool=shared", "What waits, why in numbers, and when it will start."),
+        Scene("reservations", f"/reservations/?week={tomorrow():%Y-%m-%d}", "The week of a pool, a row for each GPU."),
+        Scene("requests", "/requests/?state=all", "Who asks for more than their quota, and what was answered."),
+        Scene("request", f"/requests/{asked['uid']}/", "One of them, with what granting it would do."),
+        Scene("tenants", "/tenants/", "Tenants, those that press most on their quotas first."),
+        Scene("tenant", f"/tenants/{claim['tenant']}/", "One tenant: quotas, GPU-hours, people, tokens."),
+        Scene("quota", f"/quotas/{quota['id']}/", "One quota: its form with a preview, its history, its ledger."),
+        Scene("reports", "/reports/", "GPU-hours and their cost by tenant, pool and model."),
+        Scene("prices", "/prices/", "What an hour of a whole GPU costs, from which day on."),
+        Scene("audit", "/audit/", "Who changed what, from where, before and after."),
+        Scene("nodes", "/nodes/", "Every machine, and how much of it is leased."),
+        Scene("node", f"/nodes/{where['node']}/", "One machine: what lies on each of its GPUs, and how it is doing."),
+        Scene("drain", f"/nodes/{where['node']}/drain/", "What emptying it would do, before it is done."),
+        Scene("gpu", f"/gpus/{where['gpu_uuid']}/", "Whose pieces lie on a GPU, and a slider for each limit."),
+        Scene("pool", "/pools/shared/", "What a pool does by itself; each field says what it means."),
+        Scene("policies", "/policies/", "The same of all pools, side by side."),
+        Scene("access", "/access/", "Agents and tokens: what acts without a person."),
+        Scene("clusters", "/clusters/", "Clusters of Kubernetes whose pods share a pool's GPUs."),
+        Scene("integrations", "/integrations/", "Configurations for kube-scheduler and API servers, made for here."),
+        Scene("help", "/help/", "What the words mean; the same is behind every underlined word."),
+    ]
+
+
+def running(platform: Platform, narrowed: str = "") -> list[dict[str, Any]]:
+    """The claims that are not released."""
+    claims: list[dict[str, Any]] = platform.granted("GET", f"claims/{narrowed}")["results"]
+    return claims
+
+
+def tomorrow() -> datetime:
+    """Its midnight, UTC."""
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+
+
+def furnish(platform: Platform) -> None:
+    """Somebody in the queue, requests, bookings, prices, a token, a cluster, a quota with a history."""
+    grant = platform.granted
+    platform.new_tenant("physics")
+    wide = {"tenant": "physics", "name": "four-whole-gpus", "core_request": 100, "gpu_count": 4, "memory_mib": 4096}
+    grant("POST", "claims/", wide | {"pool": "shared"})
+    model = grant("GET", "gpus/")["results"][0]["model"]
+    for day, price in (("2026-01-01", "2.10"), ("2026-07-01", "1.85")):
+        grant("POST", "prices/", {"gpu_model": model, "valid_from": day, "per_gpu_hour": price})
+    grant("POST", "tokens/", {"name": "nightly-training", "tenant": "acme", "role": "member"})
+    for hard in (240, 300):
+        quota = grant("GET", "quotas/?tenant=acme&resource=core_percent")["results"][0]
+        grant("PATCH", f"quotas/{quota['id']}/", {"hard": hard}, If_Match="*")
+    request(
+        platform, tenant="physics", resource="core_percent", amount=200, reason="The lab course of the winter term."
+    )
+    answered = request(platform, tenant="globex", resource="memory_mib", amount=49152, reason="A larger index.")
+    grant(
+        "POST", f"quota-requests/{answered}/counter/", {"amount": 24576, "words": "Half now; more once sim-3 is here."}
+    )
+    book(platform)
+    server = kubeconfig(server="https://kube.example:6443")
+    grant("POST", "clusters/", {"name": "prod", "pool": "shared", "kubeconfig": server})
+    grant("POST", "clusters/prod/namespaces/", {"namespace": "research", "tenant": "physics"})
+
+
+def request(platform: Platform, **asked: Any) -> str:
+    """More than a quota; its uid."""
+    return str(platform.granted("POST", "quota-requests/", asked)["uid"])
+
+
+def book(platform: Platform) -> None:
+    """The next day of pool `default`."""
+    day = tomorrow()
+    for tenant, name, begin, end, gpus, core in BOOKED:
+        times = {
+            "start_at": (day + timedelta(hours=begin)).isoformat(),
+            "end_at": (day + timedelta(hours=end)).isoformat(),
+        }
+        share = {"gpu_count": gpus, "core_request": core, "memory_mib": 4096}
+        platform.granted("POST", "reservations/", {"tenant": tenant, "name": name, "pool": "default", **share, **times})
