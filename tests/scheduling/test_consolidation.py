@@ -11,7 +11,7 @@ from apps.quotas.models import AuditEvent
 from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
-from apps.scheduling.models import Assignment
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, give_plenty, placed
 
@@ -206,3 +206,20 @@ def test_an_operator_sees_for_whom_what_would_move_and_nothing_moves(cast: Cast)
     assert [(row.object_id, row.after and row.after["plans"]) for row in asked] == [("default", 2), ("default", 0)]
     assert cast.olga.get("pools/default/consolidation/?most_moves=0").status == 400
     assert cast.anna.get("pools/default/consolidation/").code == "role-missing"
+
+
+def test_a_running_pods_claim_is_moved_by_nobody(cast: Cast) -> None:
+    """A SharePod's is there before its pod, which its controller makes anew where the claim is."""
+    give_plenty(cast.acme)
+    machine = Machine("gpu1", cast.pool, gpus=2)
+    for core in (60, 45):
+        placed(cast, machine, core_request=core, memory_mib=GIB)
+    first = Claim.objects.order_by("pk")[0]
+    assert cast.max.patch(f"claims/{first.uid}/", {"core_request": 40, "core_limit": 40}).status == 200
+    machine.obey()
+    names = {"namespace": "ml", "name": "web-0", "container": "cuda"}
+    for pod, plans in ((names, 1), ({**names, "uid": "its-own"}, 0)):
+        Claim.objects.update(pod=pod)
+        answer = cast.olga.get("pools/default/consolidation/").body
+        assert len(answer["plans"]) == plans
+    assert "are no pod's" in answer["explanation"]

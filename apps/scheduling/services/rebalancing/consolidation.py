@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from apps.nodes.models import Sample
@@ -88,7 +89,7 @@ def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> s
     if not could_move:
         return (
             f"No claim of pool {pool.name} could be moved: only active ones can that neither borrow core nor run in a "
-            "reservation."
+            "reservation, and are no pod's."
         )
     whom = "nothing waits" if not waiting else f"none of the {waiting} at the queue's head would start"
     return (
@@ -98,8 +99,9 @@ def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> s
 
 
 def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
-    """Active claims that could go elsewhere: not what borrows, or runs in reserved room."""
+    """Active claims that could go elsewhere: not what borrows, runs in reserved room, or ends with its pod."""
     rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None)
+    rows = rows.filter(Q(pod__isnull=True) | ~Q(pod__has_key="uid"))
     rows = rows.select_related("tenant", "pool")
     claims = {str(claim.uid): claim for claim in rows}
     live = Assignment.objects.filter(claim__in=rows).exclude(state="released").select_related("gpu", "claim")
