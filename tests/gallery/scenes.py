@@ -35,7 +35,6 @@ def scenes(platform: Platform) -> list[Scene]:
     claim = max(running(platform, "?state=active"), key=lambda one: one["core_limit"])
     where = claim["assignments"][0]
     quota = platform.granted("GET", f"quotas/?tenant={claim['tenant']}&resource=core_percent")["results"][0]
-    asked = platform.granted("GET", "quota-requests/?state=open")["results"][0]
     return [
         Scene("overview", "/", "Is anything wrong, and how full are we? What needs somebody comes first."),
         Scene("claims", "/claims/", "Every claim with what it uses of what it has."),
@@ -43,7 +42,6 @@ def scenes(platform: Platform) -> list[Scene]:
         Scene("queue", "/queue/?pool=shared", "What waits, why in numbers, and when it will start."),
         Scene("reservations", f"/reservations/?week={tomorrow():%Y-%m-%d}", "The week of a pool, a row for each GPU."),
         Scene("requests", "/requests/?state=all", "Who asks for more than their quota, and what was answered."),
-        Scene("request", f"/requests/{asked['uid']}/", "One of them, with what granting it would do."),
         Scene("tenants", "/tenants/", "Tenants, those that press most on their quotas first."),
         Scene("tenant", f"/tenants/{claim['tenant']}/", "One tenant: quotas, GPU-hours, people, tokens."),
         Scene("quota", f"/quotas/{quota['id']}/", "One quota: its form with a preview, its history, its ledger."),
@@ -52,7 +50,6 @@ def scenes(platform: Platform) -> list[Scene]:
         Scene("audit", "/audit/", "Who changed what, from where, before and after."),
         Scene("nodes", "/nodes/", "Every machine, and how much of it is leased."),
         Scene("node", f"/nodes/{where['node']}/", "One machine: what lies on each of its GPUs, and how it is doing."),
-        Scene("drain", f"/nodes/{where['node']}/drain/", "What emptying it would do, before it is done."),
         Scene("gpu", f"/gpus/{where['gpu_uuid']}/", "Whose pieces lie on a GPU, and a slider for each limit."),
         Scene("pool", "/pools/shared/", "What a pool does by itself; each field says what it means."),
         Scene("policies", "/policies/", "The same of all pools, side by side."),
