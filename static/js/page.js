@@ -71,7 +71,8 @@ document.addEventListener("change", (event) => {
 setInterval(tellAges, 1000);
 labelCells();
 // On a phone the bar's places are wider than it: where one is has to be seen.
-document.querySelector(".topbar-places [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+const here = document.querySelector(".topbar-places [aria-current]");
+if (here) here.closest("ul").scrollLeft = here.offsetLeft - here.closest("ul").clientWidth / 2;
 document.body.addEventListener("htmx:afterSwap", labelCells);
 
 const watched = document.querySelector("[data-watch]");
