@@ -122,9 +122,7 @@ export class Watch {
     if (document.querySelector("dialog[open], :popover-open")) return; // what is being read and confirmed stays; the next tick asks
     window.htmx.trigger("#living", "refresh");
     const form = document.querySelector("#resize form");
-    if (form && !form.contains(document.activeElement) && !dirty(form) && !form.querySelector("[role=alert]")) {
-      window.htmx.trigger("#resize", "refresh");
-    }
+    if (form && !inUse(form)) window.htmx.trigger("#resize", "refresh");
   }
 
   refetchSoon() {
@@ -148,8 +146,9 @@ export class Watch {
   }
 
   beforeSwap(event) {
-    // Opened while its part was being asked for: it stays, and the next tick asks again.
-    if (event.target.id === "living" && event.target.querySelector("dialog[open], :popover-open")) {
+    // Opened, or begun to be filled in, while its part was being asked for: it stays, and the next tick asks again.
+    const form = event.target.id === "resize" && event.detail.requestConfig.verb === "get" && event.target.querySelector("form");
+    if ((event.target.id === "living" && event.target.querySelector("dialog[open], :popover-open")) || (form && inUse(form))) {
       event.detail.shouldSwap = false;
       return;
     }
@@ -180,6 +179,10 @@ export class Watch {
     const word = document.getElementById("live-word");
     if (word.textContent !== text) word.textContent = text;
   }
+}
+
+function inUse(form) {
+  return form.contains(document.activeElement) || dirty(form) || form.querySelector("[role=alert]") !== null; // or refused
 }
 
 function dirty(form) {
