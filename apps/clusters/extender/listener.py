@@ -81,7 +81,7 @@ class Certificate:
 def settle() -> None:
     """Take what is in memory out of the garbage collector's rounds: in thousands of pods and nodes it finds no cycles.
 
-    Looking through them held up one request in twenty by fifty milliseconds. What is dropped is freed all the same.
+    Looking through them held up a request by up to seventy milliseconds. What is dropped is freed all the same.
     """
     gc.collect()
     gc.freeze()
