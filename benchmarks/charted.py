@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.report import Row, print_report, quantile
+from benchmarks.report import Row, print_report, spread_ms
 from tests.conftest import chromium
 from tests.platform import ROOT, Platform
 
@@ -65,7 +65,10 @@ def measure(platform: Platform, page: Page, directory: Path, count: int) -> list
     finally:
         program.terminate()
         program.wait(20)
-    return [_row(name, [pair[at] for pair in times]) for at, name in enumerate(("the limit", "the use, to a tenth"))]
+    return [
+        {"Apply to the chart's": name, "resizes": len(times), **spread_ms([pair[at] for pair in times])}
+        for at, name in enumerate(("the limit", "the use, to a tenth"))
+    ]
 
 
 def _step(page: Page, limit: int) -> tuple[float, float]:
@@ -73,16 +76,6 @@ def _step(page: Page, limit: int) -> tuple[float, float]:
     of_limit, of_use = page.evaluate(STEP, limit)
     # What had not come by then is as late as was waited.
     return of_limit or 20_000.0, of_use or 20_000.0
-
-
-def _row(name: str, milliseconds: list[float]) -> Row:
-    return {
-        "Apply to the chart's": name,
-        "resizes": len(milliseconds),
-        "p50 ms": quantile(milliseconds, 0.50),
-        "p95 ms": quantile(milliseconds, 0.95),
-        "max ms": max(milliseconds),
-    }
 
 
 if __name__ == "__main__":

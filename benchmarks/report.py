@@ -16,6 +16,12 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
 
 
+def spread_ms(milliseconds: Sequence[float]) -> Row:
+    """The columns that say how long something took, over all times that it was done."""
+    shares = {"p50 ms": 0.50, "p95 ms": 0.95, "p99 ms": 0.99}
+    return {column: quantile(milliseconds, share) for column, share in shares.items()} | {"max ms": max(milliseconds)}
+
+
 def print_report(name: str, *tables: Sequence[Row]) -> None:
     """Print every table, and last one line of JSON with all their rows. A table's rows have the same fields."""
     for rows in tables:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.echo import Echo
-from benchmarks.report import Row, print_report, quantile
+from benchmarks.report import Row, print_report, spread_ms
 from tests.platform import ROOT, Platform, until
 
 GPULOAD = ROOT / "libvcuda" / "build" / "gpuload"
@@ -48,7 +48,10 @@ def measure(platform: Platform, directory: Path, count: int) -> list[Row]:
     finally:
         program.terminate()
         program.wait(20)
-    return [_row(name, [pair[at] * 1000 for pair in times]) for at, name in enumerate(("from request", "from answer"))]
+    return [
+        {"PATCH to in force": name, "resizes": len(times), **spread_ms([pair[at] * 1000 for pair in times])}
+        for at, name in enumerate(("from request", "from answer"))
+    ]
 
 
 def _resize(platform: Platform, path: str, echo: Echo, core_limit: int) -> tuple[float, float]:
@@ -59,17 +62,6 @@ def _resize(platform: Platform, path: str, echo: Echo, core_limit: int) -> tuple
     in_force = echo.wait(claim["generation"], seconds=LOST_SECONDS)
     # In force may be seen in the same moment as the answer, or before: the push follows the commit, not the answer.
     return in_force - sent, max(0.0, in_force - answered)
-
-
-def _row(name: str, milliseconds: list[float]) -> Row:
-    return {
-        "PATCH to in force": name,
-        "resizes": len(milliseconds),
-        "p50 ms": quantile(milliseconds, 0.50),
-        "p95 ms": quantile(milliseconds, 0.95),
-        "p99 ms": quantile(milliseconds, 0.99),
-        "max ms": max(milliseconds),
-    }
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 The C chapters that measure shares by the clock come first, alone. The other chapters, the sanitizers' builds and the
 Python tests run beside each other: they wait more than they compute. Tests that start a whole platform are marked
-``serial`` and come last, a few at a time.
+``serial`` and come last, a few at a time. What failed in a crowd, where it is little, is asked once more, alone: the
+table says so, and what fails again has failed (docs/decisions/0043).
 """
 
 import argparse
@@ -19,7 +20,10 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
-NO_TESTS = 5  # pytest's status when a selection is empty
+# pytest's status when tests failed, and when a selection is empty.
+FAILURES, NO_TESTS = 1, 5
+# More than these are no accident of a crowded machine.
+FEW = 4
 # More than the two cores that there are at least: many tests wait, for agents or for what was killed.
 PROCESSES, PLATFORMS = "3", "2"
 # A module's tests stay together, with what they share, until a process has nothing left to do.
@@ -37,17 +41,33 @@ class Row:
     failed: int | None
     skipped: int | None
     seconds: float
-    good: bool
+    status: int
+
+    @property
+    def good(self) -> bool:
+        return self.status in {0, NO_TESTS}
+
+    @property
+    def may_be_the_crowd(self) -> bool:
+        return self.status == FAILURES and bool(self.passed) and 0 < (self.failed or 0) <= FEW
 
 
-def pytest_suite(suite: str, marks: str, *arguments: str) -> Row:
-    begun = time.monotonic()
+def pytest_suite(suite: str, marks: str, *arguments: str) -> list[Row]:
+    """One row; where a few failed beside others, another of those few alone."""
     with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", marks, f"--junit-xml={report}", *arguments]
-        status = subprocess.run(command, cwd=ROOT, check=False).returncode
-        passed, failed, skipped = counts(report)
-    return Row(suite, passed, failed, skipped, time.monotonic() - begun, status in {0, NO_TESTS})
+        options = ["-m", marks, "-o", f"cache_dir={directory}"]
+        rows = [pytest_row(suite, Path(directory), *options, *arguments)]
+        if rows[0].may_be_the_crowd:
+            print(f"\n{suite}: what failed is asked once more, alone\n", flush=True)
+            rows.append(pytest_row(f"{suite}, again", Path(directory), *options, "--last-failed"))
+    return rows
+
+
+def pytest_row(suite: str, directory: Path, *options: str) -> Row:
+    begun, report = time.monotonic(), directory / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *options]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return Row(suite, *counts(report), time.monotonic() - begun, status)
 
 
 def counts(report: Path) -> tuple[int, int, int]:
@@ -62,7 +82,7 @@ def counts(report: Path) -> tuple[int, int, int]:
     return total - failed - skipped, failed, skipped
 
 
-def c_suite(suite: str, target: str, *, beside_others: bool = False) -> Row:
+def c_suite(suite: str, target: str, *, beside_others: bool = False) -> list[Row]:
     """Beside others it is silent until its end, and then says all in one piece."""
     begun = time.monotonic()
     command = ["make", "--no-print-directory", "-C", "libvcuda", target]
@@ -70,28 +90,33 @@ def c_suite(suite: str, target: str, *, beside_others: bool = False) -> Row:
     stderr = subprocess.STDOUT if beside_others else None
     done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=stdout, stderr=stderr)
     print(done.stdout or "", end="", flush=True)
-    return Row(suite, None, None, None, time.monotonic() - begun, done.returncode == 0)
+    return [Row(suite, None, None, None, time.monotonic() - begun, done.returncode)]
 
 
-def beside(*lanes: list[Callable[[], Row]]) -> list[Row]:
+def beside(*lanes: list[Callable[[], list[Row]]]) -> list[Row]:
     """All lanes at once, what is in a lane one after the other; the rows in the order given."""
 
-    def driven(lane: list[Callable[[], Row]]) -> list[Row]:
-        return [suite() for suite in lane]
+    def driven(lane: list[Callable[[], list[Row]]]) -> list[Row]:
+        return [row for suite in lane for row in suite()]
 
     with ThreadPoolExecutor(len(lanes)) as threads:
         return [row for rows in threads.map(driven, lanes) for row in rows]
 
 
 def table(rows: list[Row]) -> str:
-    lines = [f"{'suite':<24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}"]
+    lines = [f"{'suite':<26}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}"]
     for row in rows:
         numbers = "".join(
             f"{'–' if count is None else count:>{width}}"
             for count, width in ((row.passed, 8), (row.failed, 8), (row.skipped, 9))
         )
-        lines.append(f"{row.suite:<24}{numbers}{row.seconds:>9.1f}  {'ok' if row.good else 'FAILED'}")
+        lines.append(f"{row.suite:<26}{numbers}{row.seconds:>9.1f}  {'ok' if row.good else 'FAILED'}")
     return "\n".join(lines)
+
+
+def is_good(rows: list[Row]) -> bool:
+    """Every suite; of one that was asked again, its last answer."""
+    return all(row.good for row in {row.suite.removesuffix(", again"): row for row in rows}.values())
 
 
 def main() -> int:
@@ -100,12 +125,12 @@ def main() -> int:
     arguments, extra = parser.parse_known_args()
     if arguments.long:
         rows = [
-            c_suite("C, long", "test-long"),
-            pytest_suite("Python, long", "long", "--timeout=3600", *extra),
+            *c_suite("C, long", "test-long"),
+            *pytest_suite("Python, long", "long", "--timeout=3600", *extra),
         ]
     else:
         rows = [
-            c_suite("C, by the clock", "test-timed"),
+            *c_suite("C, by the clock", "test-timed"),
             *beside(
                 [
                     lambda: c_suite("C, the rest", "test-untimed", beside_others=True),
@@ -113,10 +138,10 @@ def main() -> int:
                 ],
                 [lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *STEALING, *extra)],
             ),
-            pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra),
+            *pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra),
         ]
     print(f"\n{table(rows)}")
-    return 0 if all(row.good for row in rows) else 1
+    return 0 if is_good(rows) else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,10 @@
 """Who watches the clusters, and who their SharePods: the one of a command that leads, by a session's advisory lock."""
 
-import hashlib
-
 from django.db import connection
 
+from gpucloud.locks import number_of
 
-def _lock(of: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"gpucloud:{of}".encode()).digest()[:8], signed=True)
-
-
-CLUSTERS, SHAREPODS = _lock("clusters"), _lock("sharepods")
+CLUSTERS, SHAREPODS = number_of("clusters"), number_of("sharepods")
 # A lock by one number of 64 bits is listed by its halves.
 HELD = """
     SELECT EXISTS (

@@ -82,6 +82,18 @@ class QuotaExceeded(Conflict):
         )
 
 
+def exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
+    """In the numbers of this row as it was read. `facts`: what lending and borrowing change of them."""
+    return QuotaExceeded(
+        resource=quota.resource,
+        pool=quota.pool.name if quota.pool else None,
+        hard=quota.hard or 0,
+        used=quota.used,
+        requested=requested,
+        **facts,
+    )
+
+
 class MemberLimitExceeded(QuotaExceeded):
     """The tenant's quota may have room; the member may hold no more of it."""
 
@@ -240,14 +252,7 @@ def _exceeded(quota: ResourceQuota, requested: int, principal: Principal) -> Quo
         lent = quota.lent
         facts = {"cohort": quota.share.cohort, "free": quota.free, "borrowed": quota.borrowed, "lent": lent}
         facts["borrowers"] = cohorts.borrowers(quota, principal=principal) if lent else []
-    return QuotaExceeded(
-        resource=quota.resource,
-        pool=quota.pool.name if quota.pool else None,
-        hard=quota.hard or 0,
-        used=quota.used,
-        requested=requested,
-        **facts,
-    )
+    return exceeded(quota, requested, **facts)
 
 
 def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:

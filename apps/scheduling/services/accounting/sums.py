@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from apps.quotas.models import CohortShare, ResourceQuota
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.services import member_limits
-from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, exceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import states
 
@@ -82,14 +82,7 @@ class Sums:
 
 def _refuse_full(quota: ResourceQuota, amount: int) -> None:
     if quota.free is not None and amount > quota.free:
-        raise QuotaExceeded(
-            resource=quota.resource,
-            pool=quota.pool.name if quota.pool else None,
-            hard=quota.hard or 0,
-            used=quota.used,
-            requested=amount,
-            free=quota.free,
-        )
+        raise exceeded(quota, amount, free=quota.free)
 
 
 def _covers(quota: ResourceQuota, claim: Claim) -> bool:

@@ -1,0 +1,60 @@
+"""`make test` asks what failed in a crowd once more, and calls it passed only if it passes then."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import run
+
+ONCE = """
+from pathlib import Path
+
+def test_that_fails_once():
+    seen = Path(__file__).with_name("seen")
+    assert seen.exists() or seen.touch()
+
+def test_that_passes():
+    Path(__file__).with_name("passes").open("a").write("x")
+"""
+ALWAYS = "def test_that_fails():\n    assert False\n"
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+def test_what_passes_alone_has_passed_and_the_table_says_both(suite: Path) -> None:
+    (suite / "test_once.py").write_text(ONCE)
+    rows = run.pytest_suite("Some", "")
+    assert [(row.suite, row.passed, row.failed, row.good) for row in rows] == [
+        ("Some", 1, 1, False),
+        ("Some, again", 1, 0, True),
+    ]
+    assert run.is_good(rows)
+    # Only what failed was asked again.
+    assert (suite / "passes").read_text() == "x"
+
+
+def test_what_fails_again_has_failed(suite: Path) -> None:
+    (suite / "test_once.py").write_text(ONCE)
+    (suite / "test_always.py").write_text(ALWAYS)
+    rows = run.pytest_suite("Some", "")
+    assert [(row.passed, row.failed) for row in rows] == [(1, 2), (1, 1)]
+    assert not run.is_good(rows)
+    other = run.Row("Other", 1, 0, 0, 1.0, 0)
+    assert not run.is_good([*rows, other])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["def broken(:\n", ALWAYS * 1 + "\n".join(ALWAYS.replace("fails", f"fails_{number}") for number in range(run.FEW))],
+)
+def test_what_is_no_accident_is_not_asked_again(suite: Path, content: str) -> None:
+    (suite / "test_many.py").write_text(content)
+    rows = run.pytest_suite("Some", "")
+    assert len(rows) == 1
+    assert not run.is_good(rows)
