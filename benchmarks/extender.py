@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from apps.clusters.extender import listener
 from apps.clusters.extender.door import Door
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
@@ -31,6 +30,7 @@ from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod
 from apps.clusters.kube.reflector import Seen
 from benchmarks.report import Row, print_report, quantile
+from gpucloud import garbage
 
 GPUS, UNITS = 8, 320
 ASKED = [(10, 8), (25, 80), (30, 60), (50, 160), (50, 40), (100, 1), (100, 1), (200, 1), (400, 1), (1600, 1)]
@@ -110,7 +110,7 @@ def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[
     mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
     mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
     # As the command does once it knows its cluster.
-    listener.settle()
+    garbage.settle()
     door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
     server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None, access_log=False))
     asyncio.run(server.serve(sockets=[link]))

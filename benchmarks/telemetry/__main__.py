@@ -153,6 +153,7 @@ def _times(
 ) -> dict[str, float]:
     """What took how long, in milliseconds."""
     answers, resizes = zip(*resized, strict=True)
+    pushes = [max(0.0, whole - answer) for answer, whole in resized]
     acks = [value * 1000 for agent in agents for value in agent.ack_seconds]
     lags = [lag * 1000 for browser in browsers for lag in browser.lags]
     return {
@@ -160,6 +161,7 @@ def _times(
         "browser lag p50 ms": quantile(lags, 0.5), "browser lag p95 ms": quantile(lags, 0.95),
         "foreign frames": sum(browser.foreign for browser in browsers), "resizes": len(resizes),
         "resize answer p50 ms": quantile(answers, 0.5), "resize answer p99 ms": quantile(answers, 0.99),
+        "push p50 ms": quantile(pushes, 0.5), "push p99 ms": quantile(pushes, 0.99),
         "resize p50 ms": quantile(resizes, 0.5), "resize p99 ms": quantile(resizes, 0.99),
     }  # fmt: skip
 
