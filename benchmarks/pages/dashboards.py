@@ -110,7 +110,8 @@ async def measure(ready: Stage, count: int, seconds: float) -> Row:
         for figures in (board.told, board.shown, board.answers):
             del figures[1:]
     before, begun = spent(ready), time.monotonic()
-    await _change(ready, sent, begun + seconds - 2)
+    # Another limit each time: one that stays as it is, nobody is told of.
+    await _change(ready, sent, begun + seconds - 2, limit=51 if count else 52)
     await asyncio.sleep(max(0.0, begun + seconds - time.monotonic()))
     after, wall = spent(ready), time.monotonic() - begun
     await asyncio.gather(*work)
@@ -138,12 +139,12 @@ def _whose(ready: Stage) -> list[tuple[str, frozenset[str] | None]]:
     return found
 
 
-async def _change(ready: Stage, sent: dict[str, float], until: float) -> None:
+async def _change(ready: Stage, sent: dict[str, float], until: float, *, limit: int) -> None:
     """Another claim each second, of every tenant in turn."""
     claims = [claim for node in ready.filled.nodes for claim in node.claims]
     number = 0
     while time.monotonic() < until:
         claim, number = claims[number % len(claims)], number + 1
         sent[claim] = time.time()
-        await asyncio.to_thread(resize, ready.port, ready.filled.token, claim, 51)
+        await asyncio.to_thread(resize, ready.port, ready.filled.token, claim, limit)
         await asyncio.sleep(1)

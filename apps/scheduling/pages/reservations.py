@@ -156,11 +156,12 @@ def _unclaimed_until(row: Reservation) -> datetime | None:
 def _week(principal: Principal, pool: Pool, begin: datetime, node: str) -> dict[str, Any]:
     """The rows; none where there is no such node."""
     try:
-        found = pool_calendar(principal=principal, pool=pool, begin=begin, end=begin + A_WEEK, node=node or None)
+        found = pool_calendar(
+            principal=principal, pool=pool, begin=begin, end=begin + A_WEEK, node=node or None, most=MOST_ROWS
+        )
     except NodeMissing:
         return {"rows": [], "left_out": 0}
-    rows = rows_of(found["gpus"][:MOST_ROWS], begin)
-    return {"rows": rows, "left_out": len(found["gpus"]) - len(rows) + found["gpus_left_out"]}
+    return {"rows": rows_of(found["gpus"], begin), "left_out": found["gpus_left_out"]}
 
 
 def _days(begin: datetime) -> list[tuple[datetime, bool, float]]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Prefetch, Q, QuerySet
 
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
@@ -74,7 +74,8 @@ def read_fleet(pool: Pool) -> list[GpuState]:
 
 def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
     """The pool's GPUs, all or those asked for, in the order of nodes' names and GPUs' indexes."""
-    gpus = Gpu.objects.filter(which or Q(), node__pool=pool).select_related("node").order_by("node__name", "index")
+    # A node is read once, not with each of its GPUs.
+    gpus = Gpu.objects.filter(which or Q(), node__pool=pool).prefetch_related("node").order_by("node__name", "index")
     labels = labels_on(pool, None if which is None else [gpu.pk for gpu in gpus])
     return [
         Device(
@@ -110,7 +111,8 @@ def _ails(gpu: Gpu) -> str:
 
 def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
     """The pool's nodes, all or those asked for: their labels, and the links between their GPUs."""
-    nodes = Node.objects.filter(which or Q(), pool=pool).prefetch_related("gpus").order_by("name")
+    linked = Prefetch("gpus", Gpu.objects.only("node", "uuid", "links"))
+    nodes = Node.objects.filter(which or Q(), pool=pool).prefetch_related(linked).order_by("name")
     return [NodeState(node.name, tuple(sorted(node.labels.items())), _links(node.gpus.all())) for node in nodes]
 
 

@@ -32,9 +32,9 @@ class NodeMissing(Missing):
 
 
 def pool_calendar(
-    *, principal: Principal, pool: Pool, begin: datetime, end: datetime, node: str | None = None
+    *, principal: Principal, pool: Pool, begin: datetime, end: datetime, node: str | None = None, most: int = MOST_GPUS
 ) -> dict[str, Any]:
-    """From now on what is to come, before now what is still held. Raises PeriodInvalid, NodeMissing."""
+    """From now on what is to come, before now what is held; of so many GPUs. Raises PeriodInvalid, NodeMissing."""
     if not timedelta() < end - begin <= MOST_DAYS:
         days = MOST_DAYS.days
         raise PeriodInvalid(f"It must end after it begins, and be {days} days at most.", max_days=days)
@@ -43,8 +43,8 @@ def pool_calendar(
         if not Node.objects.filter(pool=pool, name=node).exists():
             raise NodeMissing(f"Pool {pool.name} has no node {node}.")
         rows = rows.filter(node__name=node)
-    gpus = list(rows[: MOST_GPUS + 1])
-    shown = gpus[:MOST_GPUS]
+    gpus = list(rows[: most + 1])
+    shown = gpus[:most]
     holds = holds_of(Q(pk__in=[gpu.pk for gpu in shown]), now=timezone.now())
     window = microseconds(begin), microseconds(end)
     names = _names(principal, [hold for hold in holds if hold.begin_us < window[1] and hold.end_us > window[0]])
@@ -54,7 +54,7 @@ def pool_calendar(
         "from": begin,
         "to": end,
         "gpus": [_row(gpu, of_gpu.get(gpu.uuid, []), names, window) for gpu in shown],
-        "gpus_left_out": rows.count() - len(shown) if len(gpus) > MOST_GPUS else 0,
+        "gpus_left_out": rows.count() - len(shown) if len(gpus) > most else 0,
     }
 
 
