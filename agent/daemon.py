@@ -283,7 +283,7 @@ class Daemon:
         while True:
             await asyncio.sleep(NVML_RETRY_SECONDS)
             before = self._inventory
-            if before.problem is None and not self._nvml.lost:
+            if before.problem is None and self._nvml.complete:
                 continue
             # A lost GPU that comes back is no news for the server: it never left the inventory.
             news = await self._take_inventory() and self._inventory != before

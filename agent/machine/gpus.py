@@ -10,8 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pynvml as nvml
+import structlog
 
 from agent import wire
+
+log = structlog.get_logger()
+
+# Said of the driver and not of one GPU: all of NVML is opened again.
+NOT_OF_ONE = (
+    nvml.NVMLError_Uninitialized,
+    nvml.NVMLError_DriverNotLoaded,
+    nvml.NVMLError_LibraryNotFound,
+    nvml.NVMLError_LibRmVersionMismatch,
+    nvml.NVMLError_FunctionNotFound,
+)
 
 
 class Inventory(NamedTuple):
@@ -35,6 +47,15 @@ class Listed(NamedTuple):
     memory_bytes: int | None
 
 
+class _Found(NamedTuple):
+    """A GPU that answers."""
+
+    number: int
+    handle: Any
+    model: str
+    memory_bytes: int
+
+
 class Nvml:
     """NVML, opened when it can be and opened again when it could not.
 
@@ -46,8 +67,10 @@ class Nvml:
         self._library = library
         self._open = False
         self._handles: dict[str, Any] = {}
-        # As last described; those that fell off the bus since, too.
+        # As last described; those that fell off the bus or no longer answer since, too.
         self._known: dict[str, wire.Gpu] = {}
+        # Indexes of those that NVML counts and that did not answer at the last inventory, known or not.
+        self._silent: set[int] = set()
         # The time of the last sample of processes' shares, by uuid, as NVML counts.
         self._shared_at: dict[str, int] = {}
         self._looks = 0
@@ -62,19 +85,29 @@ class Nvml:
         """GPUs that NVML counts and did not reach at the last inventory."""
         return [uuid for uuid in self._known if uuid not in self._handles]
 
+    @property
+    def complete(self) -> bool:
+        """Whether each GPU that NVML counted at the last inventory answered."""
+        return not self._silent
+
     def inventory(self) -> Inventory:
         """Every GPU there is now, with its links to the others."""
         try:
             self._ensure_open()
-            found, lost = self._find_handles()
-            self._handles = {uuid: handle for uuid, (_, handle) in found.items()}
-            # One that fell off the bus stays the node's, with what is promised of it; a condition says how it is.
-            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid not in found and gpu.index in lost}
-            self._known = kept | {uuid: self._describe(index, uuid) for uuid, (index, _) in found.items()}
+            found, silent = self._find()
+            self._handles = {uuid: gpu.handle for uuid, gpu in found.items()}
+            # One that no longer answers stays the node's, with what is promised of it; a condition says how it is.
+            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid not in found and gpu.index in silent}
+            self._known = kept | {uuid: self._describe(uuid, gpu) for uuid, gpu in found.items()}
+            self._silent = silent
             gpus = tuple(sorted(self._known.values(), key=lambda gpu: gpu.index))
             minors = {uuid: optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in self._handles.items()}
             there = {uuid: minor for uuid, minor in minors.items() if minor is not None}
-            return Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()), minors=there)
+            inventory = Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()), minors=there)
+            if silent and not found:
+                # All at once: it may be this opening of NVML that no longer holds.
+                self._close()
+            return inventory
         except (nvml.NVMLError, OSError) as error:
             self._close()
             return Inventory(problem=_words(error))
@@ -137,29 +170,38 @@ class Nvml:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
 
-    def _find_handles(self) -> tuple[dict[str, tuple[int, Any]], set[int]]:
-        """Index and handle of each GPU, by uuid; and the indexes of those that are lost."""
-        found: dict[str, tuple[int, Any]] = {}
-        lost = set()
+    def _find(self) -> tuple[dict[str, _Found], set[int]]:
+        """Each GPU that answers, by uuid, and the indexes of the others: one sick GPU is not the others' loss.
+
+        Where none answers and none did before, the first one's error is raised: it says more than an empty list.
+        """
+        found: dict[str, _Found] = {}
+        errors: dict[int, nvml.NVMLError] = {}
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                found[_text(nvml.nvmlDeviceGetUUID(handle))] = index, handle
-            except nvml.NVMLError_GpuIsLost:
-                lost.add(index)
-        return found, lost
+                model, memory = _text(nvml.nvmlDeviceGetName(handle)), nvml.nvmlDeviceGetMemoryInfo(handle)
+                found[_text(nvml.nvmlDeviceGetUUID(handle))] = _Found(index, handle, model, int(memory.total))
+            except NOT_OF_ONE:
+                raise
+            except nvml.NVMLError as error:
+                errors[index] = error
+                if index not in self._silent:
+                    log.warning("gpu-does-not-answer", index=index, reason=str(error))
+        if errors and not found and not self._known:
+            raise next(iter(errors.values()))
+        return found, set(errors)
 
-    def _describe(self, index: int, uuid: str) -> wire.Gpu:
-        handle = self._handles[uuid]
+    def _describe(self, uuid: str, gpu: _Found) -> wire.Gpu:
         return wire.Gpu(
             uuid=uuid,
-            index=index,
-            model=_text(nvml.nvmlDeviceGetName(handle)),
-            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            index=gpu.number,
+            model=gpu.model,
+            memory_bytes=gpu.memory_bytes,
             links={
                 other: link
                 for other, peer in self._handles.items()
-                if other != uuid and (link := _link(handle, peer)) is not None
+                if other != uuid and (link := _link(gpu.handle, peer)) is not None
             },
         )
 

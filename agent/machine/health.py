@@ -134,7 +134,7 @@ class Health:
     def _reach(self, one: Vitals) -> Verdict:
         if not one.lost:
             return Verdict(ConditionType.REACHABLE, gpu_uuid=one.gpu_uuid)
-        words = "NVML no longer reaches the GPU: it has fallen off the bus."
+        words = "NVML no longer reaches the GPU: it has fallen off the bus or does not answer."
         return Verdict(ConditionType.REACHABLE, "GpuLost", words, one.gpu_uuid, unschedulable=True)
 
     def _xid(self, one: Vitals, now: float) -> Verdict:

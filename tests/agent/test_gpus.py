@@ -1,0 +1,93 @@
+"""One GPU that does not answer is its own loss: the others stay the node's, and so does it."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from agent.machine.gpus import Nvml
+
+SICK = [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IRQ_ISSUE, pynvml.NVML_ERROR_NO_PERMISSION]
+
+
+class Driver:
+    """Three GPUs; the handle of each is its index."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        # What each call answers with instead, by its name and the GPU's index.
+        self.errors: dict[tuple[str, int], int] = {}
+        self.opened = 0
+        answers: dict[str, Callable[[int], object]] = {
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": "GPU-{}".format,
+            "nvmlDeviceGetName": lambda _: "Model",
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=1 << 30),
+        }
+        for name, answer in answers.items():
+            patch.setattr(pynvml, name, self._asked(name, answer))
+        patch.setattr(pynvml, "nvmlInit", self._open)
+        patch.setattr(pynvml, "nvmlShutdown", lambda: None)
+        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
+        patch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580")
+
+    def _open(self) -> None:
+        self.opened += 1
+
+    def _asked(self, name: str, answer: Callable[[int], object]) -> Callable[[int], object]:
+        def ask(handle: int) -> object:
+            if (name, handle) in self.errors:
+                raise pynvml.NVMLError(self.errors[name, handle])
+            return answer(handle)
+
+        return ask
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return Driver(monkeypatch)
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
+@pytest.mark.parametrize("error", SICK)
+def test_a_gpu_that_falls_sick_stays_with_the_others_and_comes_back(driver: Driver, call: str, error: int) -> None:
+    nvml = Nvml()
+    whole = nvml.inventory()
+    driver.errors[call, 1] = error
+    assert nvml.inventory() == whole
+    assert (list(nvml.handles), nvml.lost, nvml.complete) == (["GPU-0", "GPU-2"], ["GPU-1"], False)
+    driver.errors.clear()
+    nvml.inventory()
+    assert (len(nvml.handles), nvml.lost, nvml.complete, driver.opened) == (3, [], True, 1)
+
+
+def test_a_gpu_that_is_sick_from_the_start_is_looked_for_and_the_others_are_there(driver: Driver) -> None:
+    driver.errors["nvmlDeviceGetHandleByIndex", 0] = pynvml.NVML_ERROR_IN_USE
+    nvml = Nvml()
+    found = nvml.inventory()
+    assert ([gpu.uuid for gpu in found.gpus], found.problem) == (["GPU-1", "GPU-2"], None)
+    assert (nvml.lost, nvml.complete) == ([], False)
+
+
+def test_where_no_gpu_ever_answered_the_problem_says_why(driver: Driver) -> None:
+    driver.errors = {("nvmlDeviceGetHandleByIndex", index): pynvml.NVML_ERROR_NO_PERMISSION for index in range(3)}
+    assert "Permission" in (Nvml().inventory().problem or "")
+
+
+def test_where_all_fall_silent_they_stay_and_nvml_is_opened_again(driver: Driver) -> None:
+    nvml = Nvml()
+    whole = nvml.inventory()
+    driver.errors = {("nvmlDeviceGetHandleByIndex", index): pynvml.NVML_ERROR_UNKNOWN for index in range(3)}
+    assert nvml.inventory() == whole
+    driver.errors = {}
+    nvml.inventory()
+    assert (len(nvml.handles), driver.opened) == (3, 2)
+
+
+def test_a_driver_that_is_gone_is_opened_again(driver: Driver) -> None:
+    nvml = Nvml()
+    nvml.inventory()
+    driver.errors["nvmlDeviceGetHandleByIndex", 0] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert nvml.inventory().problem is not None
+    driver.errors.clear()
+    assert (len(nvml.inventory().gpus), driver.opened) == (3, 2)
