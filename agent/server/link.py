@@ -94,9 +94,10 @@ class Link:
                 return self._pause_superseded()
             reason = str(closed)
         except InvalidStatus as error:
-            if error.response.status_code in (401, 403):
-                raise CredentialRefused(f"HTTP {error.response.status_code} for the websocket") from error
             reason = str(error)
+            if error.response.status_code in (401, 403):
+                # The server accepts first and closes with a code of its own: a proxy's refusal passes.
+                reason += ", by something between here and the server (a proxy?), not by the server itself"
         except wire.MalformedFrame as error:
             reason = f"the server sent a frame that is none: {error}"
         except (OSError, TimeoutError, WebSocketException, _NotWelcome) as error:

@@ -77,6 +77,8 @@ class Control:
         self.enrol_faults: list[str | tuple[int, dict[str, Any]]] = []
         # Close the next websockets right after accepting them, with these codes.
         self.close_codes: list[int] = []
+        # Refuse the next websockets before they are any with these statuses, as a proxy would.
+        self.handshake_statuses: list[int] = []
         self.welcomes = True
         # As the real server does: a newer connection takes over from the older one.
         self.supersedes = False
@@ -146,7 +148,9 @@ class Control:
         task.add_done_callback(self._tasks.discard)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(b"GET /ws/agent/ "):
+            if head.startswith(b"GET /ws/agent/ ") and self.handshake_statuses:
+                writer.write(f"HTTP/1.1 {self.handshake_statuses.pop(0)} x\r\nContent-Length: 0\r\n\r\n".encode())
+            elif head.startswith(b"GET /ws/agent/ "):
                 await self._pass_on(head, reader, writer)
             else:
                 await self._answer(head, reader, writer)

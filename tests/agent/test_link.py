@@ -47,6 +47,15 @@ async def test_a_refused_credential_ends_the_agent_with_a_cure(stage: Stage, con
     assert "agent.json" in stage.log_text()
 
 
+async def test_a_refusal_of_a_proxy_ends_nothing_and_is_said(stage: Stage, control: Control) -> None:
+    control.handshake_statuses = [401, 403]
+    stage.start()
+    await control.connection()
+    assert "HTTP 401, by something between here and the server" in stage.log_text()
+    assert "HTTP 403, by something between here and the server" in stage.log_text()
+    assert "credential-refused" not in stage.log_text()
+
+
 async def test_an_agent_that_was_taken_over_stays_away_for_long(stage: Stage, control: Control) -> None:
     control.close_codes = [wire.CLOSE_SUPERSEDED]
     stage.start(GPUCLOUD_BACKOFF_CAP_SECONDS="0.2")
