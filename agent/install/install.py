@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.install import systemd, unpack
-from agent.install.layout import Layout, replace_link, write
+from agent.install.layout import Layout, replace_link, settings_of, write
 
 
 class Refused(Exception):
@@ -76,12 +76,13 @@ def _refuse_other_pages(asked: Asked) -> None:
 
 def _settle(asked: Asked, kept: str | None) -> None:
     layout = asked.layout
-    chosen = dict(line.split("=", 1) for line in (kept or "").splitlines() if "=" in line and line[:1] != "#")
+    chosen = settings_of(kept or "")
     if asked.server:
         chosen["GPUCLOUD_SERVER"] = asked.server
     if not chosen.get("GPUCLOUD_SERVER"):
         raise Refused("The control plane's address is missing: --server URL. `gpucloud node add NAME` prints it all.")
     chosen["GPUCLOUD_LIBRARY"] = str(layout.current / "libvcuda.so")
+    # Where the machine has them: another place would have neither its key nor its claims.
     chosen["GPUCLOUD_STATE_DIR"], chosen["GPUCLOUD_RUN_DIR"] = str(layout.state), str(layout.run)
     chosen |= asked.settings
     head = "# Settings of the gpucloud agent, one NAME=VALUE a line; `gpucloud-agent run --help` names them.\n"
@@ -97,7 +98,7 @@ def _look(asked: Asked, place: Path, say: Callable[[str], None]) -> None:
 
 
 def _enrol(asked: Asked, place: Path, say: Callable[[str], None]) -> None:
-    asked.layout.state.mkdir(mode=0o700, exist_ok=True)
+    asked.layout.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     told = _run(asked, place, "enrol", text=True, token=asked.token)
     if told.returncode != 0:
         raise Refused(told.stderr.strip().removeprefix("gpucloud: "))
@@ -144,6 +145,8 @@ def _run(
 
 
 def _undo(layout: Layout, place: Path, before: str | None, kept: str | None) -> None:
+    # Read before the settings are as they were.
+    state = layout.state
     if kept is None:
         layout.settings.unlink(missing_ok=True)
     else:
@@ -151,7 +154,7 @@ def _undo(layout: Layout, place: Path, before: str | None, kept: str | None) -> 
     if before is None:
         shutil.rmtree(layout.home, ignore_errors=True)
         # An identity that the server knows already must not be lost with a later step.
-        if layout.state.is_dir() and not any(layout.state.iterdir()):
-            layout.state.rmdir()
+        if state.is_dir() and not any(state.iterdir()):
+            state.rmdir()
     elif place.name != before:
         shutil.rmtree(place, ignore_errors=True)

@@ -45,12 +45,22 @@ class Layout(NamedTuple):
 
     @property
     def state(self) -> Path:
-        """The agent's key and the last wanted state."""
-        return self.root / "var/lib/gpucloud-agent"
+        """The agent's key and the last wanted state; the settings may name another place."""
+        return self._chosen("GPUCLOUD_STATE_DIR") or self.own_state
 
     @property
     def run(self) -> Path:
-        """Pages and sockets."""
+        """Pages and sockets; the settings may name another place."""
+        return self._chosen("GPUCLOUD_RUN_DIR") or self.own_run
+
+    @property
+    def own_state(self) -> Path:
+        """The agent's alone, unless the settings say otherwise."""
+        return self.root / "var/lib/gpucloud-agent"
+
+    @property
+    def own_run(self) -> Path:
+        """Likewise."""
         return self.root / "run/gpucloud"
 
     @property
@@ -74,6 +84,23 @@ class Layout(NamedTuple):
         """The claims that this machine holds, by the directories of their pages."""
         directory = self.run / "claims"
         return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+
+    def _chosen(self, name: str) -> Path | None:
+        try:
+            value = settings_of(self.settings.read_text()).get(name)
+        except FileNotFoundError:
+            return None
+        return Path(value).absolute() if value else None
+
+
+def settings_of(text: str) -> dict[str, str]:
+    """NAME=VALUE lines as the launcher reads them: of two of one name the first holds."""
+    chosen: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not name.startswith("#"):
+            chosen.setdefault(name.strip(), value.strip())
+    return chosen
 
 
 def replace_link(link: Path, target: Path) -> None:

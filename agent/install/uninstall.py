@@ -38,10 +38,14 @@ def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> Non
         layout.unit.unlink(missing_ok=True)
     _end_agent(layout)
     layout.command.unlink(missing_ok=True)
-    layout.settings.unlink(missing_ok=True)
     _remove_specs(layout)
-    for directory in (layout.run, layout.state, layout.home):
+    own, used = (layout.own_run, layout.own_state), (layout.run, layout.state)
+    layout.settings.unlink(missing_ok=True)
+    for directory in (*own, layout.home):
         shutil.rmtree(directory, ignore_errors=True)
+    for directory in used:
+        if directory not in own and directory.exists():
+            say(f"{directory} stays, for the settings named it: others may have files there.")
     say("The agent is gone from this machine. In the control plane: `gpucloud node forget NAME`.")
 
 

@@ -1,4 +1,4 @@
-"""`gpucloud-agent upgrade` at an address where something else answers."""
+"""`gpucloud-agent upgrade` at an address where something else answers, and on a machine whose places were moved."""
 
 import argparse
 import asyncio
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.install import command
+from agent.install import command, install, uninstall
+from agent.install.layout import Layout, settings_of
 
 OTHERS = {
     "a page": b"<html>It works!</html>",
@@ -46,3 +47,39 @@ async def test_what_speaks_no_http_is_said_to(
 ) -> None:
     assert await upgraded(b"SSH-2.0-OpenSSH_9.2\r\n", tmp_path, monkeypatch) == command.FAILED
     assert "speaks no HTTP" in capsys.readouterr().err
+
+
+def moved(root: Path) -> tuple[install.Asked, Path]:
+    """A machine whose settings name its places; a claim lies there."""
+    layout = Layout(root)
+    (root / "etc").mkdir()
+    (root / "srv/run/claims/one").mkdir(parents=True)
+    layout.home.mkdir(parents=True)
+    names = {"GPUCLOUD_RUN_DIR": root / "srv/run", "GPUCLOUD_STATE_DIR": root / "srv/state"}
+    layout.settings.write_text("".join(f"{name}={path}\n" for name, path in names.items()))
+    return install.Asked(root, layout, "http://127.0.0.1:1", None, {}, force=False, patience_seconds=1), root / "srv"
+
+
+def test_an_upgrade_leaves_the_machines_places_where_its_settings_have_them(tmp_path: Path) -> None:
+    asked, place = moved(tmp_path)
+    install._settle(asked, asked.layout.settings.read_text())
+    chosen = settings_of(asked.layout.settings.read_text())
+    assert (chosen["GPUCLOUD_RUN_DIR"], chosen["GPUCLOUD_STATE_DIR"]) == (f"{place}/run", f"{place}/state")
+    assert (asked.layout.run, asked.layout.state) == (place / "run", place / "state")
+    asked.layout.settings.unlink()
+    install._settle(asked, None)
+    chosen = settings_of(asked.layout.settings.read_text())
+    assert chosen["GPUCLOUD_RUN_DIR"] == str(tmp_path / "run/gpucloud")
+
+
+def test_claims_keep_the_agent_wherever_the_settings_have_them(tmp_path: Path) -> None:
+    asked, place = moved(tmp_path)
+    said: list[str] = []
+    assert asked.layout.claims() == ["one"]
+    with pytest.raises(uninstall.Refused, match="1 claims lie"):
+        uninstall.uninstall(asked.layout, force=False, say=said.append)
+    # What may be others' too is not removed, and said.
+    uninstall.uninstall(asked.layout, force=True, say=said.append)
+    assert (place / "run/claims/one").is_dir()
+    assert not asked.layout.home.exists()
+    assert said[0].startswith(f"{place}/run stays")
