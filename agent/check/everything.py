@@ -46,7 +46,7 @@ def of_everything(settings: Settings) -> list[Check]:
 def _looked(name: str, look: Callable[[], Check]) -> Check:
     try:
         return look()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return warning(name, f"this could not be looked at: {error}", "Run the check as the agent's own user.")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agent import rundir
 from agent.check.finding import failed, ok, warning
+from agent.machine import mounts
 from agent.wire import Check
 
 MIB = 1 << 20
@@ -77,11 +78,10 @@ def file_system(path: Path) -> str | None:
     """The kind of file system that the path lies on, by the kernel's list of mounts; None where it does not say."""
     real = path.resolve()
     best, kind = -1, None
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        mount = left.split()[4].replace("\\040", " ")
-        if real.is_relative_to(mount) and len(mount) >= best:
-            best, kind = len(mount), right.split()[0]
+    for mount in mounts.read():
+        point = mount.point.replace("\\040", " ")
+        if real.is_relative_to(point) and len(point) >= best:
+            best, kind = len(point), mount.kind
     return kind
 
 

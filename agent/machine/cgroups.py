@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.machine import processes
+from agent.machine import mounts, processes
 from agent.machine.processes import Process
 
 PREFIX = "gpucloud-"
@@ -31,11 +31,14 @@ class Hierarchy(NamedTuple):
     def path_of(self, pid: int | str) -> Path | None:
         """The group of a process; None where it is gone, or in a part of the tree that is not mounted here."""
         try:
-            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+            lines = processes.lines_of(Path(f"/proc/{pid}/cgroup"))
         except OSError:
             return None
         for line in lines:
-            _, controllers, path = line.split(":", 2)
+            _, _, named = line.partition(":")
+            controllers, found, path = named.partition(":")
+            if not found:
+                continue
             if (controllers == "") if self.version == 2 else ("freezer" in controllers.split(",")):
                 break
         else:
@@ -47,15 +50,14 @@ class Hierarchy(NamedTuple):
 def find() -> Hierarchy | None:
     """The tree in which claims' groups are made."""
     try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounted = mounts.read()
     except OSError:
         return None
-    found = []
-    for line in lines:
-        mount, _, kind = line.partition(" - ")
-        fields, (kind, _, options) = mount.split(), kind.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and "freezer" in options.split()[-1].split(",")):
-            found.append(Hierarchy(Path(fields[4]), fields[3], 2 if kind == "cgroup2" else 1))
+    found = [
+        Hierarchy(Path(one.point), one.root, 2 if one.kind == "cgroup2" else 1)
+        for one in mounted
+        if one.kind == "cgroup2" or (one.kind == "cgroup" and "freezer" in one.options)
+    ]
     return max(found, key=lambda one: one.version, default=None)
 
 

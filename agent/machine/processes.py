@@ -147,18 +147,27 @@ def variable(process: Process, name: str) -> str | None:
 def container(process: Process) -> str | None:
     """What names the container that the process runs in; None outside of containers.
 
-    Its id, as runtimes name its cgroup; else its pid namespace with its cgroup, since the containers of a pod may share
-    the one and those of a test the other.
+    The cgroup that its runtime named after its id, with all that is above it: of the id alone a user may make a cgroup
+    too. Else its pid namespace with its cgroup, since the containers of a pod may share the one and those of a test the
+    other.
     """
     try:
-        cgroups = Path(f"/proc/{process.pid}/cgroup").read_text()
+        cgroups = lines_of(Path(f"/proc/{process.pid}/cgroup"))
         namespace = Path(f"/proc/{process.pid}/ns/pid").stat().st_ino & 0xFFFFFFFF
     except OSError:
         return None
-    found = _CONTAINER.search(cgroups)
-    if found:
-        return found.group()
+    for line in cgroups:
+        if found := _CONTAINER.search(line):
+            return line[: found.end()]
     return f"{namespace} {cgroups}" if namespace != own_namespace() else None
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of such a file of /proc. Raises OSError.
+
+    Names in it are their makers': bytes that are no text stay as they are, and only a line's end ends a line.
+    """
+    return os.fsdecode(path.read_bytes()).removesuffix("\n").split("\n")
 
 
 def has_open(process: Process, prefix: str) -> bool:
@@ -198,7 +207,8 @@ def find_in_namespaces(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], Pr
             status = (entry / "status").read_bytes()
         except OSError:
             continue
-        line = next((line for line in status.splitlines() if line.startswith(b"NSpid:")), b"NSpid: 0")
+        # Not splitlines: a program's name may hold a carriage return, and what follows it is no line of the kernel's.
+        line = next((line for line in status.split(b"\n") if line.startswith(b"NSpid:")), b"NSpid: 0")
         inner = (namespace, int(line.split()[-1]))
         process = find(int(entry.name)) if inner in wanted else None
         if process is not None:

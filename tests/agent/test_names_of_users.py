@@ -1,0 +1,82 @@
+"""Users name their programs, cgroups and mount points: a name is never taken for another's, nor ends the agent."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.check import everything
+from agent.machine import kin, mounts, processes
+from agent.machine.cgroups import Hierarchy
+from agent.machine.kin import Seen
+from agent.machine.processes import Process
+
+ID = "5f" * 32
+ME, PARENT = os.getpid(), os.getppid()
+Write = Callable[[str, bytes], None]
+
+
+@pytest.fixture
+def proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
+    """Says what a file of /proc holds, by its path."""
+    held: dict[str, Path] = {}
+    real = Path.open
+
+    def opened(path: Path, *options: Any, **more: Any) -> Any:
+        return real(held.get(str(path), path), *options, **more)
+
+    monkeypatch.setattr(Path, "open", opened)
+
+    def write(name: str, content: bytes) -> None:
+        held[name] = tmp_path / name.replace("/", "-")
+        held[name].write_bytes(content)
+
+    return write
+
+
+def container(pid: int) -> str | None:
+    return processes.container(Process(pid, 1))
+
+
+def test_a_cgroup_that_a_user_names_after_a_container_is_not_that_container(proc: Write) -> None:
+    user = "0::/user.slice/user-1000.slice/user@1000.service/app.slice"
+    proc(f"/proc/{ME}/cgroup", f"0::/system.slice/docker-{ID}.scope\n".encode())
+    proc(f"/proc/{PARENT}/cgroup", f"{user}/{ID}.scope\n".encode())
+    machine = [Seen(Process(pid, 1), 0, container(pid), None) for pid in (ME, PARENT)]
+    assert kin.divide(machine, {"a": [Process(PARENT, 1)]}, {}, me=1) == {"a": {Process(PARENT, 1)}}
+    # The control: what runs further below is in the same container.
+    proc(f"/proc/{PARENT}/cgroup", f"0::/system.slice/docker-{ID}.scope/init\n".encode())
+    assert container(PARENT) == container(ME)
+
+
+def test_a_cgroup_whose_name_is_no_text_has_its_path(proc: Write) -> None:
+    proc(f"/proc/{ME}/cgroup", b"1:cpu:/\xff\x0c\x85\n\x0c\n0::/user.slice/\xff\x0cx\n")
+    assert Hierarchy(Path("/mnt"), "/", 2).path_of(ME) == Path(os.fsdecode(b"/mnt/user.slice/\xff\x0cx"))
+    assert container(ME) is None
+
+
+def test_mount_points_that_are_no_text_hide_no_others(tmp_path: Path) -> None:
+    listed = tmp_path / "mountinfo"
+    rows = [
+        b"30 1 0:9 / /home/a/\xff\x0c\xc2\x85 rw shared:1 - fuse.\xff x rw",
+        b"no line of the kernel's",
+        b"31 1 0:10 / /run rw - tmpfs tmpfs rw,mode=755",
+    ]
+    listed.write_bytes(b"".join(row + b"\n" for row in rows))
+    assert [(one.point, one.kind) for one in mounts.read(listed)] == [
+        (os.fsdecode(b"/home/a/\xff\x0c\xc2\x85"), "fuse.\udcff"),
+        ("/run", "tmpfs"),
+    ]
+
+
+def test_a_check_that_meets_what_is_no_text_is_a_warning() -> None:
+    found = everything._looked("disk", b"\xff".decode)  # type: ignore[arg-type]
+    assert (found.name, found.state) == ("disk", "warning")
+
+
+def test_a_program_whose_name_looks_like_a_line_of_its_status_is_found_by_the_kernels(proc: Write) -> None:
+    proc(f"/proc/{ME}/status", f"Name:\t\rNSpid:x\nPid:\t{ME}\nNSpid:\t{ME}\n".encode())
+    mine = (processes.own_namespace(), ME)
+    assert processes.find_in_namespaces({mine}) == {mine: processes.myself()}
