@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agent import wire
-from apps.nodes.gateway import admission, registry
+from apps.nodes.gateway import admission, intake, registry
 from apps.nodes.models import Gpu, Node, Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
@@ -235,6 +235,16 @@ async def test_usage_is_acknowledged_and_stored_once_however_often_it_is_sent(
         await agent.say(usage(7, now, uid, uid, gpus=(gpu_uuid("gpu1", 0),)))
         assert await agent.hear() == wire.Ack(seq=7)
     assert await in_database(Sample.objects.count) == 2
+
+
+async def test_who_sends_without_waiting_is_told_to_come_again(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(intake, "GATHER_SECONDS", 60)
+    agent = agents()
+    await agent.greet()
+    for seq in (1, 2, 3):
+        await agent.say(usage(seq, time.time()))
+    assert await agent.closed() == wire.CLOSE_BUSY
 
 
 async def test_usage_of_foreign_gpus_and_assignments_is_ignored(agents: Agents, real_cast: Cast) -> None:

@@ -24,6 +24,32 @@ def frame(seq: int) -> wire.Usage:
     return wire.Usage(seq=seq, at=1, gpus=[], assignments=[])
 
 
+async def test_one_node_takes_no_others_room_and_has_its_own_again_when_it_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "_stored", lambda _: None)
+    monkeypatch.setattr(intake, "GATHER_SECONDS", 0)
+    monkeypatch.setattr(registry, "claims", Nobody)
+    frames, done = Intake(), asyncio.Event()
+
+    def told(seq: int | None) -> None:
+        assert seq is not None
+        done.set()
+
+    for seq in range(1, intake.MOST_OF_ONE + 1):
+        # Another connection of the node is the same node.
+        frames.put(Source(1, "greedy", "", {}), frame(seq), told)
+    with pytest.raises(intake.NoRoom, match="64 frames of this node"):
+        frames.put(Source(1, "greedy", "", {}), frame(seq + 1), told)
+    frames.put(Source(2, "modest", "", {}), frame(1), told)
+    async with asyncio.timeout(10):
+        await done.wait()
+    frames.put(Source(1, "greedy", "", {}), frame(seq + 1), told)
+    done.clear()
+    async with asyncio.timeout(10):
+        await done.wait()
+
+
 async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[str] = []
 
@@ -39,7 +65,7 @@ async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch
     for name, said in heard.items():
         told: Told = said.append
         for seq in (1, 2):
-            assert frames.put(Source(1, name, "", {}), frame(seq), told)
+            frames.put(Source(1, name, "", {}), frame(seq), told)
     for _ in range(200):
         if all(heard.values()):
             break

@@ -150,8 +150,11 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
-        if not intake.here().put(self.source, frame, self._told):
-            self.outgoing.end(wire.CLOSE_BUSY, "too much waits to be stored")
+        try:
+            intake.here().put(self.source, frame, self._told)
+        except intake.NoRoom as error:
+            logger.warning("node %s: a frame was not taken: %s", self.source.node_name, error)
+            self.outgoing.end(wire.CLOSE_BUSY, str(error))
 
     def _stored(self, seq: int | None) -> None:
         """Every frame up to this one is stored, or one is not."""

@@ -6,6 +6,7 @@ came within the same quarter of a second. Nothing is acknowledged before it is s
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 GATHER_SECONDS = 0.25
 # More than this wait only if the database is away or too slow; then agents keep what they have.
 MOST_WAITING = 20_000
+# Of one node, whatever its connections: an agent sends eight ahead, and one that does not wait takes no others' room.
+MOST_OF_ONE = 64
 # A batch larger than this would keep the thread, and what waits for the interpreter, for long.
 AT_ONCE = 1000
 RETRY_SECONDS = 1.0
@@ -31,6 +34,10 @@ RETRY_SECONDS = 1.0
 # Told with the highest number that is stored, or with None: what was sent since is lost here, and must be sent again.
 # It only notes it: nobody's connection keeps the others' frames waiting.
 Told = Callable[[int | None], None]
+
+
+class NoRoom(Exception):
+    """The frame is not taken; the message says why."""
 
 
 class _Waiting(NamedTuple):
@@ -43,19 +50,23 @@ class Intake:
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
+        # By node, with those that are being stored.
+        self._of_node: Counter[int] = Counter()
         self._storing: asyncio.Task[None] | None = None
         self._showing: asyncio.Task[None] | None = None
         # A thread of its own: it keeps its connection and its temporary table.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="telemetry")
 
-    def put(self, source: Source, usage: wire.Usage, told: Told) -> bool:
-        """Have it stored with the next batch. False: there is no room."""
+    def put(self, source: Source, usage: wire.Usage, told: Told) -> None:
+        """Have it stored with the next batch. Raises NoRoom."""
         if len(self._waiting) >= MOST_WAITING:
-            return False
+            raise NoRoom("too much waits to be stored")
+        if self._of_node[source.node_id] >= MOST_OF_ONE:
+            raise NoRoom(f"{MOST_OF_ONE} frames of this node wait to be stored: wait for what is acknowledged")
+        self._of_node[source.node_id] += 1
         self._waiting.append(_Waiting(Measured(source, usage), told))
         if self._storing is None:
             self._storing = asyncio.ensure_future(self._store_soon())
-        return True
 
     async def _store_soon(self) -> None:
         await asyncio.sleep(GATHER_SECONDS)
@@ -87,6 +98,7 @@ class Intake:
             # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
             logger.exception("a frame of node %s was not stored", batch[0].measured.source.node_name)
             stored = False
+        self._leave(measured)
         highest: dict[Told, int] = {}
         for waiting in batch:
             highest[waiting.told] = max(waiting.measured.usage.seq, highest.get(waiting.told, 0))
@@ -95,6 +107,11 @@ class Intake:
         if stored and (self._showing is None or self._showing.done()):
             # What cannot be shown in time is not shown: a chart that misses a second reads it from the database.
             self._showing = asyncio.ensure_future(registry.claims().show(measured))
+
+    def _leave(self, measured: list[Measured]) -> None:
+        self._of_node.subtract(Counter(source.node_id for source, _ in measured))
+        # Only of nodes that wait: others are gone for good, perhaps.
+        self._of_node = +self._of_node
 
 
 def _stored(batch: list[Measured]) -> None:
