@@ -77,7 +77,8 @@ class Drifts:
             wire.Drift(
                 kind=one.kind,
                 claim_uid=one.claim_uid,
-                detail=one.detail,
+                # More would have the server refuse all that this node tells of.
+                detail=one.detail[:2000],
                 since=self._since[one.key],
                 mendable=one.mend is not None,
             )

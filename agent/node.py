@@ -165,6 +165,7 @@ class Node:
             kin.take(),
             {uid: one.members.living() for uid, one in self.holdings.items()},
             {str(one.directory): uid for uid, one in self.holdings.items()},
+            may_hold=lambda uid, process: self.holdings[uid].may_hold(process),
             me=os.getpid(),
         )
         for holding in ending:

@@ -17,6 +17,7 @@ from agent.holding.members import Members
 from agent.holding.pages import Accounted, Attached, LimitSlot, LimitsPage, Totals, UsagePage
 from agent.holding.registry import Registry
 from agent.holding.turns import allotted_percent
+from agent.machine import processes
 from agent.machine.processes import Process
 
 # Tenants read the limits page; only the agent writes it.
@@ -202,6 +203,11 @@ class Holding:
     def owner_uid(self) -> int:
         """Whose processes may write the usage page."""
         return self._usage.owner_uid
+
+    def may_hold(self, process: Process) -> bool:
+        """Whether the process's own word that it is the claim's counts: its user's programs may be."""
+        uid = processes.user(process)
+        return uid is not None and self._usage.may_write(uid)
 
     def give(self, uid: int, gid: int) -> None:
         """Make the usage page this user's. Raises OSError where the agent may not."""

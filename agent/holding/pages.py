@@ -8,6 +8,7 @@ cleared by a child (`reaper.py`).
 
 import ctypes
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -354,6 +355,11 @@ class UsagePage:
     def owner_uid(self) -> int:
         """Whose processes may write the page."""
         return os.fstat(self._file).st_uid
+
+    def may_write(self, uid: int) -> bool:
+        """Whether this user's processes may write the page."""
+        facts = os.fstat(self._file)
+        return uid in (0, facts.st_uid) or bool(facts.st_mode & stat.S_IWOTH)
 
     def give(self, uid: int, gid: int) -> None:
         """Make the page this user's. Raises OSError where the agent may not."""

@@ -140,12 +140,16 @@ class Audit:
     def _pids(
         self, seen: Mapping[tuple[Process, str], Listed], holdings: Mapping[str, Holding]
     ) -> dict[Key, list[int]]:
-        """The processes of each claim on each GPU."""
+        """The processes for which each claim answers on each GPU: never one of which only its own word says so."""
         found: dict[Key, list[int]] = {}
         for process, gpu_uuid in seen:
-            claim_uid = self._belonging.claim(process, holdings)
-            if claim_uid in holdings:
-                found.setdefault((str(claim_uid), gpu_uuid), []).append(process.pid)
+            claim_uid = self._belonging.claim(process, holdings) or ""
+            holding = holdings.get(claim_uid)
+            if holding is None:
+                continue
+            has_slot = (process, gpu_key(gpu_uuid)) in holding.accounted
+            if has_slot or self._belonging.is_member(process, claim_uid, holdings):
+                found.setdefault((claim_uid, gpu_uuid), []).append(process.pid)
         return found
 
     def _judge(self, process: Process, one: Listed, holdings: Mapping[str, Holding], now: float) -> Finding | None:

@@ -28,17 +28,26 @@ class Belonging:
         """The claim's uid; None where it is no claim's of this node.
 
         A claim's are those that came in through agent.sock or stand in its usage page, what they started, what carries
-        the claim's directory in its environment, and what shares a container with one of these.
+        the claim's directory in its environment and is of a user whose programs may be the claim's, and what shares a
+        container with one of these.
         """
         known = self._claims.get(process)
         if known in holdings:
             return known
-        if self._members is None:
-            self._members = {member: uid for uid, one in holdings.items() for member in one.members.living()}
-        found = _by_descent(process, self._members) or _by_directory(process, holdings) or self._by_container(process)
+        members = self._known(holdings)
+        found = _by_descent(process, members) or _by_directory(process, holdings) or self._by_container(process)
         if found is not None:
             self._claims[process] = found
         return found
+
+    def is_member(self, process: Process, claim_uid: str, holdings: Mapping[str, Holding]) -> bool:
+        """Whether more than the process's own word says that it is the claim's."""
+        return self._known(holdings).get(process) == claim_uid
+
+    def _known(self, holdings: Mapping[str, Holding]) -> dict[Process, str]:
+        if self._members is None:
+            self._members = {member: uid for uid, one in holdings.items() for member in one.members.living()}
+        return self._members
 
     def _by_container(self, process: Process) -> str | None:
         container = processes.container(process)
@@ -64,4 +73,6 @@ def _by_descent(process: Process, members: Mapping[Process, str]) -> str | None:
 
 def _by_directory(process: Process, holdings: Mapping[str, Holding]) -> str | None:
     directory = processes.variable(process, "GPUCLOUD_CLAIM_DIR")
-    return next((uid for uid, holding in holdings.items() if str(holding.directory) == directory), None)
+    return next(
+        (uid for uid, one in holdings.items() if str(one.directory) == directory and one.may_hold(process)), None
+    )

@@ -1,10 +1,11 @@
 """Whose every process of the machine is, as far as only a look at all of them together tells.
 
-A claim's are its known members, what carries the claim's directory in its environment, what shares a container with one
-of these, and what they started. One that was started under another claim is that claim's.
+A claim's are its known members, what carries the claim's directory in its environment and is of a user whose programs
+may be the claim's, what shares a container with one of these, and what they started. One that was started under another
+claim is that claim's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,17 +36,24 @@ def take() -> list[Seen]:
 
 
 def divide(
-    seen: Iterable[Seen], members: Mapping[str, Iterable[Process]], directories: Mapping[str, str], *, me: int
+    seen: Iterable[Seen],
+    members: Mapping[str, Iterable[Process]],
+    directories: Mapping[str, str],
+    *,
+    may_hold: Callable[[str, Process], bool],
+    me: int,
 ) -> dict[str, set[Process]]:
     """The processes of each claim. `members`: those known, by claim; `directories`: the claim of each directory.
 
-    Neither `me` nor what started it is anybody's but by being a known member.
+    `may_hold`: whether a claim may be the process's that says so itself. Neither `me` nor what started it is anybody's
+    but by being a known member.
     """
     by_pid = {one.process.pid: one for one in seen}
     known = {process: claim for claim, them in members.items() for process in them}
     claims: dict[int, str] = {}
     for pid, one in by_pid.items():
-        claim = known.get(one.process) or directories.get(one.directory or "")
+        said = directories.get(one.directory or "")
+        claim = known.get(one.process) or (said if said is not None and may_hold(said, one.process) else None)
         if claim is not None:
             claims[pid] = claim
     spared = _with_ancestors(me, by_pid)

@@ -15,6 +15,8 @@ _START = 19
 _DEAD = frozenset("ZXx")
 # Docker, containerd, CRI-O and Podman all name a container's cgroup after its id.
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
+# Of a path in words.
+MOST_CHARACTERS = 300
 # The first pid namespace's inode is fixed (PROC_PID_INIT_INO in the kernel); from there every process is visible.
 _FIRST_NAMESPACE = 0xEFFFFFFC
 
@@ -89,10 +91,12 @@ def maps(process: Process, inode: int, name: str) -> bool:
 def other_file(process: Process, path: Path) -> str | None:
     """Another file of this name that the process maps instead; None where it maps this one, or none of the name.
 
-    A file that was replaced since is another one: the kernel shows it as deleted.
+    A file that was replaced since is another one: the kernel shows it as deleted. Its path is for people to read: users
+    choose it, and it may be no text, or longer than what the server takes.
     """
     try:
-        lines = Path(f"/proc/{process.pid}/maps").read_bytes().splitlines()
+        # Not splitlines: a path may hold a carriage return.
+        lines = Path(f"/proc/{process.pid}/maps").read_bytes().split(b"\n")
         wanted = path.stat().st_ino
     except OSError:
         return None
@@ -101,7 +105,7 @@ def other_file(process: Process, path: Path) -> str | None:
         if len(fields) == 6 and fields[5].removesuffix(b" (deleted)").endswith(b"/" + path.name.encode()):
             if int(fields[4]) == wanted:
                 return None
-            found = os.fsdecode(fields[5])
+            found = fields[5].decode(errors="replace")[:MOST_CHARACTERS]
     return found
 
 
@@ -142,6 +146,18 @@ def variable(process: Process, name: str) -> str | None:
         return None
     _, found, rest = environment.partition(f"\0{name}=".encode())
     return os.fsdecode(rest.partition(b"\0")[0]) if found else None
+
+
+def user(process: Process) -> int | None:
+    """Who started it, whatever rights its program gave it since; None where it is gone.
+
+    Not who /proc says owns its directory: of a process that allows no dump that is root.
+    """
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_bytes().split(b"\n")
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)
 
 
 def container(process: Process) -> str | None:

@@ -79,8 +79,10 @@ class Outbox:
 
     def put(self, event: wire.Event) -> None:
         """Send it soon."""
-        self._events.append(wire.encode(event))
-        self._filled.set()
+        text = _encoded(event)
+        if text is not None:
+            self._events.append(text)
+            self._filled.set()
 
     def mark_observed(self) -> None:
         """Send what is in force soon; many marks before the writer's turn are one frame."""
@@ -94,7 +96,9 @@ class Outbox:
 
     def keep(self, usage: wire.Usage) -> None:
         """Send this usage, again on each connection, until it is acknowledged or a newer one needs its room."""
-        text = wire.encode(usage)
+        text = _encoded(usage)
+        if text is None:
+            return
         self._usage.append(_Kept(usage.seq, text))
         self._usage_bytes += len(text)
         while len(self._usage) > MAX_USAGE_FRAMES or self._usage_bytes > MAX_USAGE_BYTES:
@@ -132,10 +136,12 @@ class Outbox:
             return self._events.popleft()
         if self._observed_waits:
             self._observed_waits = False
-            return wire.encode(self._observe())
+            if (text := _encoded(self._observe())) is not None:
+                return text
         if self._conditions_wait:
             self._conditions_wait = False
-            return wire.encode(self._conditions())
+            if (text := _encoded(self._conditions())) is not None:
+                return text
         if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
             return self._usage[self._usage_sent - 1].text
@@ -144,3 +150,12 @@ class Outbox:
     def _forget_oldest(self) -> None:
         self._usage_bytes -= len(self._usage.popleft().text)
         self._usage_sent = max(0, self._usage_sent - 1)
+
+
+def _encoded(frame: wire.FromAgent) -> str | None:
+    """The frame's text; None where it has none: one name on this machine that is no text must not end the agent."""
+    try:
+        return wire.encode(frame)
+    except ValueError as error:
+        log.warning("frame-not-sent", kind=type(frame).__name__.lower(), reason=str(error))
+        return None

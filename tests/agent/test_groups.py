@@ -281,6 +281,10 @@ def seen(pid: int, parent: int, *, container: str | None = None, directory: str 
     return Seen(Process(pid, 1), parent, container, directory)
 
 
+def anybody(claim: str, process: Process) -> bool:
+    return True
+
+
 def pids(divided: dict[str, set[Process]]) -> dict[str, list[int]]:
     return {claim: sorted(process.pid for process in them) for claim, them in divided.items()}
 
@@ -303,8 +307,14 @@ def test_processes_are_divided_by_membership_directory_container_and_descent() -
         seen(51, 1, container="of both", directory="/b"),
         seen(52, 1, container="of both"),
     ]
-    divided = kin.divide(machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, me=10)
+    divided = kin.divide(machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, may_hold=anybody, me=10)
     assert pids(divided) == {"a": [20, 21, 30, 31, 32, 33, 34, 50], "b": [22, 23, 51]}
+
+
+def test_whose_word_does_not_count_is_no_claims() -> None:
+    machine = [seen(20, 1, directory="/b"), seen(21, 20)]
+    divided = kin.divide(machine, {"a": [], "b": []}, {"/b": "b"}, may_hold=lambda claim, _: claim != "b", me=10)
+    assert pids(divided) == {}
 
 
 def test_neither_the_agent_nor_who_started_it_is_a_claims_by_descent_or_container() -> None:
@@ -315,5 +325,5 @@ def test_neither_the_agent_nor_who_started_it_is_a_claims_by_descent_or_containe
         seen(4, 3, container="c"),
         seen(5, 1, container="c"),
     ]
-    divided = kin.divide(machine, {}, {"/a": "a"}, me=4)
+    divided = kin.divide(machine, {}, {"/a": "a"}, may_hold=anybody, me=4)
     assert pids(divided) == {"a": [2]}

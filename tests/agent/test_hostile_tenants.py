@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent import wire
+from agent.holding.claim import Holding
 from agent.holding.groups import Groups
 from agent.holding.registry import Registry
 from agent.holding.troubles import Troubles
@@ -21,6 +22,7 @@ from tests.agent.test_reconcile import changed, put
 from tests.agent.test_ways import spec_file
 
 LONG = pytest.mark.long
+CLAIM = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 
 
 @pytest.fixture
@@ -171,8 +173,28 @@ async def test_a_killed_program_that_still_lives_is_told_once(stage: Stage, run_
     assert troubles.news(node.holdings, now=16) == []
 
 
+async def test_a_programs_word_that_it_is_a_claims_counts_where_it_may_write_the_claims_page(
+    stage: Stage, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_dir / "claims").mkdir()
+    registry = Registry(run_dir / "processes.json")
+    groups = Groups(CLAIM, None)
+    holding = Holding(
+        library=stage.library, claims=run_dir / "claims", claim_uid=CLAIM, registry=registry, groups=groups
+    )
+    counts = []
+    for user in (0, os.getuid(), 61001, None):
+        monkeypatch.setattr(processes, "user", lambda _, user=user: user)
+        counts.append(holding.may_hold(processes.myself()))
+    assert counts == [True, True, False, False]
+    # A pod's: its programs are of whatever users its images name.
+    holding.share()
+    monkeypatch.setattr(processes, "user", lambda _: 61001)
+    assert holding.may_hold(processes.myself())
+
+
 def test_a_claim_without_a_hierarchy_has_no_groups_and_no_errors() -> None:
-    groups = Groups("7c9e6679-7425-40de-944b-e07fc1f90ae7", None)
+    groups = Groups(CLAIM, None)
     groups.enter(processes.myself())
     groups.kill()
     groups.tidy()

@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent import wire
 from agent.check import everything
+from agent.drift import Drifts, Found
 from agent.machine import kin, mounts, processes
 from agent.machine.cgroups import Hierarchy
 from agent.machine.kin import Seen
@@ -15,6 +18,7 @@ from agent.machine.processes import Process
 
 ID = "5f" * 32
 ME, PARENT = os.getpid(), os.getppid()
+CLAIM = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 Write = Callable[[str, bytes], None]
 
 
@@ -45,7 +49,8 @@ def test_a_cgroup_that_a_user_names_after_a_container_is_not_that_container(proc
     proc(f"/proc/{ME}/cgroup", f"0::/system.slice/docker-{ID}.scope\n".encode())
     proc(f"/proc/{PARENT}/cgroup", f"{user}/{ID}.scope\n".encode())
     machine = [Seen(Process(pid, 1), 0, container(pid), None) for pid in (ME, PARENT)]
-    assert kin.divide(machine, {"a": [Process(PARENT, 1)]}, {}, me=1) == {"a": {Process(PARENT, 1)}}
+    members = {"a": [Process(PARENT, 1)]}
+    assert kin.divide(machine, members, {}, may_hold=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
     # The control: what runs further below is in the same container.
     proc(f"/proc/{PARENT}/cgroup", f"0::/system.slice/docker-{ID}.scope/init\n".encode())
     assert container(PARENT) == container(ME)
@@ -80,3 +85,26 @@ def test_a_program_whose_name_looks_like_a_line_of_its_status_is_found_by_the_ke
     proc(f"/proc/{ME}/status", f"Name:\t\rNSpid:x\nPid:\t{ME}\nNSpid:\t{ME}\n".encode())
     mine = (processes.own_namespace(), ME)
     assert processes.find_in_namespaces({mine}) == {mine: processes.myself()}
+
+
+def test_a_library_whose_path_is_no_text_or_long_is_told_of_in_few_words(proc: Write, tmp_path: Path) -> None:
+    library = tmp_path / "libvcuda.so"
+    library.touch()
+    row = b"7f00-7f01 r-xp 0 00:1 5 /home/a/\xff\ra b c d e /" + b"y" * 4000 + b"/libvcuda.so\n"
+    proc(f"/proc/{ME}/maps", row)
+    path = processes.other_file(processes.myself(), library)
+    assert path is not None
+    assert (path.startswith("/home/a/\ufffd\r"), len(path)) == (True, processes.MOST_CHARACTERS)
+
+
+def test_what_is_told_of_a_drift_is_never_longer_than_the_server_takes() -> None:
+    drifts = Drifts(SimpleNamespace(), Path("/"), report=lambda *_: None)  # type: ignore[arg-type]
+    drifts.found = [Found("limits-unreadable", CLAIM, "x" * 3000)]
+    drifts._since = {drifts.found[0].key: 1.0}
+    frame = wire.Observed(frame=1, assignments=[], drifts=drifts.told())
+    assert wire.decode_from_agent(wire.encode(frame)) == frame
+
+
+def test_who_started_a_program_is_the_kernels_line_of_its_status(proc: Write) -> None:
+    proc(f"/proc/{ME}/status", b"Name:\t\rUid:\t0\nUid:\t61001\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+    assert processes.user(processes.myself()) == 61001

@@ -61,3 +61,15 @@ async def test_an_acknowledgement_of_what_was_never_sent_changes_nothing_else(se
     outbox.acknowledge(seq)
     assert outbox.unacknowledged == 5 - seq
     assert await sent(outbox) == list(range(seq + 1, 6))
+
+
+async def test_a_frame_that_has_no_text_is_left_out_and_the_next_ones_go_out() -> None:
+    odd = wire.Drift(kind="library-other", claim_uid="a", detail="\udcff", since=1.0, mendable=False)
+    outbox = Outbox(
+        lambda: wire.Observed(frame=1, assignments=[], drifts=[odd]), lambda: wire.Conditions(conditions=[])
+    )
+    outbox.put(wire.Event(at=1.0, code="drift-found", detail="\udcff"))
+    outbox.restart()
+    outbox.keep(usage(1))
+    frames = [wire.decode_from_agent(await outbox.take()) for _ in range(2)]
+    assert frames == [wire.Conditions(conditions=[]), usage(1)]

@@ -165,3 +165,26 @@ def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_las
     finally:
         program.kill()
         program.wait()
+
+
+@pytest.mark.parametrize(("may_hold", "has_slot"), [(True, False), (False, False), (True, True)])
+def test_a_claim_does_not_answer_for_a_process_of_which_only_its_own_word_says_that_it_is_the_claims(
+    monkeypatch: pytest.MonkeyPatch, may_hold: bool, has_slot: bool
+) -> None:
+    gpu, me = "GPU-00000000-0000-0000-0000-000000000000", processes.myself()
+    monkeypatch.setattr(processes, "variable", lambda *_: "/claims/b")
+    holding: Any = SimpleNamespace(
+        directory=Path("/claims/b"),
+        may_hold=lambda process: may_hold,
+        members=SimpleNamespace(living=list),
+        occupant=lambda key: "an assignment",
+        alone_percent=lambda uid: 20,
+        accounted={(me, gpu_key(gpu)): Accounted(0, True)} if has_slot else {},
+        damaged=False,
+    )
+    it = Audit(pids_are_ours=True)
+    for now in range(15):
+        it.look([Listed(gpu, me.pid, 0)], {"b": holding}, now=float(now), measured={gpu: {me.pid: 100.0}})
+    assert list(it._over) == ([("b", gpu)] if has_slot else [])
+    # Whose it is said to be is told all the same, where its user may say so.
+    assert [one.facts.claim_uid for one in it.findings] == ["b" if may_hold else None]
