@@ -5,9 +5,12 @@ kernel's word (SO_PEERCRED), never the request's.
 """
 
 import asyncio
+import contextlib
+import os
 import socket
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +26,8 @@ log = structlog.get_logger()
 # A caller sends one line at once; one that dawdles is not ours.
 REQUEST_SECONDS = 5.0
 MAX_CALLERS = 64
+# Any user may fall silent here: not with all the places.
+MAX_OF_A_USER = 16
 _UCRED = struct.Struct("3i")
 
 
@@ -40,7 +45,8 @@ class Door:
     def __init__(self, path: Path, answer: Callable[[Request, Caller], Answer]) -> None:
         self._path = path
         self._answer = answer
-        self._callers = 0
+        # By user. Root, and whoever runs as the agent, is not counted: nobody's silence shuts the door to them.
+        self._callers: Counter[int] = Counter()
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -59,26 +65,45 @@ class Door:
             self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._callers += 1
         try:
-            reply = await self._reply(reader, writer)
-            writer.write(msgspec.json.encode(reply) + b"\n")
-            async with asyncio.timeout(REQUEST_SECONDS):
-                await writer.drain()
+            # Before the first wait: the caller is still there, and its pid its own.
+            pid, uid, gid = _credentials(writer)
+            process = processes.find(pid)
+            with self._counted(uid):
+                caller = None if process is None else Caller(process, uid, gid)
+                reply = self._full(uid) or await self._reply(reader, caller)
+                writer.write(msgspec.json.encode(reply) + b"\n")
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    await writer.drain()
         except (OSError, TimeoutError):
             # The caller left, or does not read: its loss.
             pass
         except Exception:
             log.exception("request-failed")
         finally:
-            self._callers -= 1
             writer.close()
 
-    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
-        if self._callers > MAX_CALLERS:
+    @contextlib.contextmanager
+    def _counted(self, uid: int) -> Iterator[None]:
+        if uid in (0, os.getuid()):
+            yield
+            return
+        self._callers[uid] += 1
+        try:
+            yield
+        finally:
+            self._callers[uid] -= 1
+            # Users without callers leave nothing.
+            self._callers = +self._callers
+
+    def _full(self, uid: int) -> Refusal | None:
+        if self._callers[uid] > MAX_OF_A_USER:
+            return Refusal(code="busy", detail=f"{MAX_OF_A_USER} other programs of uid {uid} are asking; try again.")
+        if uid in self._callers and self._callers.total() > MAX_CALLERS:
             return Refusal(code="busy", detail=f"{MAX_CALLERS} others are asking; try again.")
-        # Before the first wait: the caller is still there, and its pid its own.
-        caller = _caller(writer)
+        return None
+
+    async def _reply(self, reader: asyncio.StreamReader, caller: Caller | None) -> Answer:
         if caller is None:
             return Refusal(code="bad-request", detail="The caller is gone.")
         try:
@@ -101,9 +126,8 @@ class Door:
             return Refusal(code="failed", detail=f"The agent could not do it: {error}.")
 
 
-def _caller(writer: asyncio.StreamWriter) -> Caller | None:
-    """Who is at the other end; None if it is gone already."""
+def _credentials(writer: asyncio.StreamWriter) -> tuple[int, int, int]:
+    """Pid, user and group of who connected. Raises OSError."""
     connection: socket.socket = writer.get_extra_info("socket")
     pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    process = processes.find(pid)
-    return None if process is None else Caller(process, uid, gid)
+    return pid, uid, gid

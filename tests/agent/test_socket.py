@@ -5,10 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from agent import wire
+from agent.door import listener
+from agent.door.localwire import Refusal
 from tests.agent.control import Connection
 from tests.agent.stage import SECRET, Stage
 from tests.agent.test_reconcile import changed, put
@@ -90,6 +93,32 @@ async def test_a_silent_caller_does_not_keep_others_out(stage: Stage, link: Conn
     assert answer["answer"] == "environment"
     for _, writer in silent:
         writer.close()
+
+
+async def test_silent_callers_of_a_user_keep_that_user_out_and_nobody_else(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whose = {"uid": 61001}
+    monkeypatch.setattr(listener, "_credentials", lambda writer: (os.getpid(), whose["uid"], 0))
+    door = listener.Door(run_dir / "agent.sock", lambda request, caller: Refusal(code="failed", detail="in"))
+    await door.open()
+
+    async def told(uid: int) -> str:
+        whose["uid"] = uid
+        reader, writer = await asyncio.open_unix_connection(run_dir / "agent.sock")
+        writer.write(line(ask="status"))
+        answer = json.loads(await reader.readline())
+        writer.close()
+        return str(answer["code"])
+
+    silent = [await asyncio.open_unix_connection(run_dir / "agent.sock") for _ in range(listener.MAX_OF_A_USER)]
+    assert [await told(61001), await told(61002)] == ["busy", "failed"]
+    # Many users together may fill it; root's and the agent's own programs come in all the same.
+    monkeypatch.setattr(listener, "MAX_CALLERS", listener.MAX_OF_A_USER)
+    assert [await told(uid) for uid in (61002, 0, os.getuid())] == ["busy", "failed", "failed"]
+    for _, writer in silent:
+        writer.close()
+    await door.close()
 
 
 async def test_status_tells_what_is_held(stage: Stage, link: Connection) -> None:
