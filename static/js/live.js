@@ -153,14 +153,13 @@ export class Watch {
       return;
     }
     const active = document.activeElement;
-    const focusable = [...event.target.querySelectorAll("a, button")];
-    this.focused = event.target.contains(active) ? { at: focusable.indexOf(active), in: event.target } : null;
+    this.focused = event.target.contains(active) ? { at: alike(event.target, active).indexOf(active), as: active, in: event.target } : null;
     this.states = announced();
   }
 
   afterSwap() {
     if (this.focused && document.activeElement === document.body) {
-      [...this.focused.in.querySelectorAll("a, button")][this.focused.at]?.focus({ preventScroll: true });
+      alike(this.focused.in, this.focused.as)[this.focused.at]?.focus({ preventScroll: true });
     }
     announced().forEach((state, name) => {
       if (this.states?.get(name) !== state) document.getElementById("announcer").textContent = `${name}: ${state}`;
@@ -179,6 +178,17 @@ export class Watch {
     const word = document.getElementById("live-word");
     if (word.textContent !== text) word.textContent = text;
   }
+}
+
+// Those that do the same: what only stands in the same place may be another row's, and Enter would answer that one.
+function alike(part, control) {
+  return [...part.querySelectorAll("a, button")].filter((one) => does(one) === does(control));
+}
+
+function does(control) {
+  if (control.href) return control.href;
+  const { name, value, dataset, ariaLabel, textContent, form } = control;
+  return [control.getAttribute("formaction") ?? form?.getAttribute("action"), name, value, dataset.opens, ariaLabel ?? textContent].join(" ");
 }
 
 function inUse(form) {

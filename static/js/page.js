@@ -2,6 +2,7 @@
 import { Watch } from "./live.js";
 import { say } from "./words.js";
 
+const TWICE_MS = 5000;
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 function words(seconds) {
@@ -62,12 +63,37 @@ function said(head) {
   return head.querySelector(".visually-hidden") ? "" : (head.querySelector(".word") ?? head).textContent.trim();
 }
 
+// Sent twice by a double click, it would be two claims, or two tokens.
+function onSubmit(event) {
+  const form = event.target;
+  if (event.defaultPrevented || form.getAttribute("method") !== "post") return;
+  if (performance.now() - form.sentAt < TWICE_MS) event.preventDefault();
+  else form.sentAt = performance.now();
+}
+
+// What was to be done was not: a page without scripts would show the server's own words instead. What is only asked for
+// again says by its age that it is old.
+function onFailure(event) {
+  const { elt, requestConfig, xhr } = event.detail;
+  if (requestConfig.verb === "get") return;
+  const note = document.createElement("div");
+  note.className = "note tone-bad";
+  note.setAttribute("role", "alert");
+  note.textContent = xhr?.status ? say("failed", xhr.status) : say("unsent");
+  elt.querySelector(":scope > .note")?.remove();
+  elt.prepend(note);
+}
+
 document.addEventListener("click", onClick);
 document.addEventListener("input", onInput);
 document.addEventListener("change", (event) => {
+  // What is typed is sent by Enter or the button: a date changes with each digit, and Tab only leads to the next field.
+  if (!event.target.matches("select, [type=checkbox], [type=radio]")) return;
   // A dialog that opens over a half-written filter takes its focus, and sends nothing.
   if (event.target.closest("dialog") || !document.querySelector("dialog[open]")) event.target.closest("[data-submit-on-change]")?.requestSubmit();
 });
+document.addEventListener("submit", onSubmit);
+for (const failed of ["htmx:responseError", "htmx:sendError"]) document.body.addEventListener(failed, onFailure);
 setInterval(tellAges, 1000);
 labelCells();
 // On a phone the bar's places are wider than it: where one is has to be seen.

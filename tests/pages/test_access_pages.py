@@ -188,6 +188,26 @@ def test_a_refusal_needs_words_and_an_offer_an_amount(cast: Cast, browser: SignI
     assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 120
 
 
+def test_what_is_offered_instead_is_not_approved_as_asked(cast: Cast, browser: SignIn) -> None:
+    """Enter in the field of the amount presses the form's first button."""
+    row = asked(cast)
+    answer = browser("olga").post(f"/requests/{row.uid}/", {"act": "approve", "amount": "20", "version": row.version})
+    assert (answer.status_code, "Approving grants what was asked for" in text(answer)) == (422, True)
+    row.refresh_from_db()
+    assert row.state == "open"
+
+
+def test_an_offer_that_cannot_be_accepted_any_more_says_so(cast: Cast, browser: SignIn) -> None:
+    row = asked(cast)
+    requests.counter(principal=SYSTEM, request=row, amount=10, until=timezone.now() + timedelta(hours=1))
+    QuotaRequest.objects.filter(pk=row.pk).update(offered_until=timezone.now() - timedelta(hours=1))
+    row.refresh_from_db()
+    answer = browser("anna").post(f"/requests/{row.uid}/", {"act": "accept", "version": row.version}, follow=True)
+    assert "This moment has passed" in text(answer)
+    row.refresh_from_db()
+    assert row.state == "countered"
+
+
 def test_who_answers_second_is_told_and_changes_nothing(cast: Cast, browser: SignIn) -> None:
     row = asked(cast)
     requests.counter(principal=SYSTEM, request=row, amount=10)

@@ -50,6 +50,19 @@ def test_a_resize_by_form_is_wanted_at_once_and_shown_in_force_with_its_time(
     assert AuditEvent.objects.filter(action="claim.resize", actor="user:max", source_ip="127.0.0.1").exists()
 
 
+def test_what_was_put_on_other_gpus_later_does_not_say_how_long_a_resize_took(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    claim, assignment = placed(cast, machine)
+    max_ = browser("max")
+    max_.post(f"/claims/{claim.uid}/resize/", resize(claim, core_limit=75), headers={"HX-Request": "true"})
+    machine.obey()
+    type(assignment).objects.filter(pk=assignment.pk).update(created_at=timezone.now())
+    text = max_.get(f"/claims/{claim.uid}/").content.decode()
+    assert "<b>In force</b>" in text
+    assert "In force after" not in text
+
+
 def test_a_resize_sends_only_what_the_person_changed(cast: Cast, machine: Machine, browser: SignIn) -> None:
     claim, _ = placed(cast, machine)
     typed = resize(claim, core_limit=60)

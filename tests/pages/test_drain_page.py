@@ -38,9 +38,14 @@ def test_a_node_is_drained_after_a_look_at_who_moves(cast: Cast, machine: Machin
 
 
 def test_who_was_overtaken_drains_nothing(cast: Cast, machine: Machine, browser: SignIn) -> None:
-    answer = browser("olga").post("/nodes/gpu1/drain/", {"version": "999", "act": "drain"})
+    olga, version = browser("olga"), Node.objects.get(name="gpu1").version
+    answer = olga.post("/nodes/gpu1/drain/", {"version": "999", "act": "drain", "grace_seconds": "60"})
     assert answer.status_code == 422
     assert Node.objects.get(name="gpu1").draining_at is None
+    # What is shown with the refusal is of now, and may be sent.
+    form = text(answer)
+    assert f'name="version" value="{version}"' in form
+    assert 'name="grace_seconds" value="60"' in form
 
 
 def test_a_heartbeat_tells_whole_minutes_from_parts_and_silence(cast: Cast, machine: Machine) -> None:

@@ -1,6 +1,8 @@
 """A GPU's page: whose pieces lie on it, and moving their limits."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from tests.cast import GIB, Cast, Machine, placed
 from tests.pages.conftest import SignIn
@@ -23,6 +25,16 @@ def test_a_gpus_page_shows_every_piece_of_it(cast: Cast, machine: Machine, brows
     assert "<html" not in living
     series = browser("olga").get(f"/gpus/{item.gpu.uuid}/series/").json()
     assert [one["key"] for one in series["series"]] == [str(item.uid)]
+
+
+def test_a_gpu_that_many_share_is_asked_about_no_more_often(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    olga, counts = browser("olga"), []
+    for number in range(4):
+        _, item = placed(cast, machine, name=f"train-{number}", core_request=20, core_limit=50, memory_mib=GIB)
+        with CaptureQueriesContext(connection) as asked:
+            olga.get(f"/gpus/{item.gpu.uuid}/")
+        counts.append(len(asked))
+    assert counts[1:] == [counts[1]] * 3
 
 
 def test_a_limit_is_moved_and_only_what_was_typed_is_sent(cast: Cast, machine: Machine, browser: SignIn) -> None:

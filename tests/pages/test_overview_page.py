@@ -7,7 +7,8 @@ from django.utils import timezone
 
 from apps.nodes.models import FleetMinute, Gpu, Node
 from apps.nodes.services.telemetry.levels import MINUTE, floor
-from apps.scheduling.pages.fleet import Cell
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.pages.fleet import Cell, read_fleet_map
 from apps.scheduling.pages.measured import Use
 from apps.scheduling.pages.room import room_of
 from tests.cast import GIB, Cast, Machine, placed
@@ -46,6 +47,14 @@ def test_what_still_fits_is_said_by_model(cast: Cast, machine: Machine, browser:
     assert "0 of 4 GPUs that take claims are wholly free" in page
     Node.objects.update(cordoned=True)
     assert "nothing" in text(browser("olga").get("/"))
+
+
+def test_a_gpu_that_ails_is_not_ready(cast: Cast, machine: Machine) -> None:
+    machine.obey()
+    before = read_fleet_map(SYSTEM).totals
+    Gpu.objects.filter(node__name="gpu1", index=0).update(unhealthy="XID 79")
+    after = read_fleet_map(SYSTEM).totals
+    assert (after.gpus, after.gpus_ready) == (before.gpus, before.gpus_ready - 1)
 
 
 def test_a_share_with_more_memory_is_told_beside_one_with_more_core() -> None:

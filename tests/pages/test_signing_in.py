@@ -356,6 +356,15 @@ def test_what_has_ended_is_dropped(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
+    ("page", "back"),
+    [("http://testserver/prices/?x=1", "/prices/"), ("http://elsewhere/prices/", "/"), ("http://[x", "/"), ("", "/")],
+)
+def test_whose_session_ended_before_a_form_was_sent_comes_back_to_the_form(db: None, page: str, back: str) -> None:
+    answer = Client().post("/prices/5/remove/", headers={"Referer": page})
+    assert answer.headers["Location"] == f"/sign-in/?next={back}"
+
+
+@pytest.mark.parametrize(
     "said",
     [
         {"Cookie": 'sessionid="\\000aaaaaaaaaaaaaaaa"'},

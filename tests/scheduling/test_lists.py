@@ -78,7 +78,7 @@ def test_a_list_asks_the_database_as_often_for_many_rows_as_for_few(platform: Pl
         grow(platform.cast, number)
     many, more = count()
     # A queue is worked out of the whole pool, with what is reserved in it and what is used there without a claim.
-    most = 13 if name_of(route).endswith("/queue/") else 8
+    most = 14 if name_of(route).endswith("/queue/") else 8
     assert many == few <= most, f"{few} queries for {rows} rows, {many} for {more}"
 
 

@@ -62,4 +62,13 @@ def _sign_in_first(request: HttpRequest) -> HttpResponse:
         return HttpResponse(status=401, headers={"HX-Redirect": login["Location"]})
     if request.headers.get("Accept", "").startswith("application/json"):
         return HttpResponse(status=401)
-    return redirect_to_login(request.get_full_path())
+    return redirect_to_login(request.get_full_path() if request.method in {"GET", "HEAD"} else _came_from(request))
+
+
+def _came_from(request: HttpRequest) -> str:
+    """The page of ours that has the form: where it is sent to may show nothing."""
+    try:
+        page = urlsplit(request.headers.get("Referer", ""))
+    except ValueError:
+        return "/"
+    return page.path if page.netloc == request.get_host() else "/"

@@ -1,6 +1,7 @@
 """Claims: the list, one claim, a new one."""
 
 import uuid
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -101,6 +102,11 @@ def claim_series(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
     return JsonResponse(chart_of_claim(find(principal, uid)))
 
 
+def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:
+    """Those with these keys that one may see, with their GPUs; two queries."""
+    return list(_with_places(Claim.objects.visible_to(principal)).filter(pk__in=keys))
+
+
 def find(principal: Principal, uid: uuid.UUID) -> Claim:
     """The claim with its GPUs. Raises Http404 where it is not there, or a foreign tenant's."""
     claim = _with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
@@ -120,7 +126,7 @@ def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
         "charted": ",".join(str(item.uid) for item in (live or assignments)),
         "timeline": timeline(claim),
         "observed_generation": min((item.observed_generation for item in live), default=0),
-        "change": last_change(claim, live),
+        "change": last_change(last_resizes([claim]).get(str(claim.uid)), live),
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
         "place": place_of(claim),
         "round": placed_by(claim) if principal.is_operator else None,
@@ -136,15 +142,22 @@ def timeline(claim: Claim) -> list[dict[str, Any]]:
     return [{"name": name, "at": at, "after": gap} for name, at, gap in zip(names, times, gaps, strict=False)]
 
 
-def last_change(claim: Claim, live: list[Assignment]) -> dict[str, Any] | None:
-    """The last resize: what, when, and how long until it was in force everywhere (None: not yet)."""
-    events = AuditEvent.objects.filter(object_type="claim", object_id=str(claim.uid), action="claim.resize")
-    event = events.order_by("-pk").first()
+def last_resizes(claims: Iterable[Claim]) -> dict[str, AuditEvent]:
+    """Of each the last, by its uid; one query."""
+    uids = [str(claim.uid) for claim in claims]
+    rows = AuditEvent.objects.filter(object_type="claim", object_id__in=uids, action="claim.resize")
+    return {event.object_id: event for event in rows.order_by("object_id", "-pk").distinct("object_id")}
+
+
+def last_change(event: AuditEvent | None, live: list[Assignment]) -> dict[str, Any] | None:
+    """The last resize: what, when, and how long until it was in force everywhere (None: not yet, or elsewhere)."""
     if event is None:
         return None
     times = [item.in_force_at for item in live if item.in_force_at and item.observed_generation >= item.generation]
     in_force = bool(live) and len(times) == len(live)
-    seconds = (max(times) - event.at).total_seconds() if in_force else None
+    # On GPUs that it came to later, the time since then says nothing of the change.
+    there = all(item.created_at <= event.at for item in live)
+    seconds = (max(times) - event.at).total_seconds() if in_force and there else None
     return {"what": difference(event), "at": event.at, "in_force": in_force, "seconds": seconds}
 
 

@@ -21,7 +21,7 @@ from apps.scheduling.pages.access import page
 from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import ServiceForm
 from apps.scheduling.services.claims.draining import drain_node, plan
-from gpucloud.errors import GpucloudError
+from gpucloud.errors import GpucloudError, PreconditionFailed
 
 MINUTES = 60
 # An agent reports once a second; with less than this of a minute's frames it was away for some of it.
@@ -102,6 +102,12 @@ def _drained(request: HttpRequest, principal: Principal, node: Node, form: Drain
     versions = None if version is None else frozenset({version})
     try:
         drain_node(principal=principal, node=node, grace_seconds=grace, versions=versions)
+    except PreconditionFailed as error:
+        # The plan that is shown with this is of the node as it is now, and so is the form.
+        node.refresh_from_db()
+        form.refuse(error)
+        form.data = request.POST.dict() | {"version": str(node.version)}
+        return False
     except GpucloudError as error:
         form.refuse(error)
         return False

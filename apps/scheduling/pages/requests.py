@@ -22,7 +22,7 @@ from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file
-from apps.scheduling.pages.forms import ServiceForm, moment, number
+from apps.scheduling.pages.forms import ServiceForm, in_words, moment, number
 from apps.scheduling.pages.quotas import RESOURCES, RESOURCES_SAID
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.looks import look
@@ -123,6 +123,9 @@ class AnswerForm(ServiceForm):
             self.add_error("words", _("Say why."))
         if act == "counter" and not values["amount"]:
             self.add_error("amount", _("Say how much."))
+        if act == "approve" and (values["amount"] or values["until"]):
+            # Enter in these fields presses the form's first button.
+            self.add_error("amount", _("Approving grants what was asked for. Offer this instead, or leave both empty."))
         names = {"approve": ("words",), "deny": ("words",), "counter": ("words", "amount", "until")}
         return {name: values[name] for name in names.get(act, ()) if name in values}
 
@@ -210,6 +213,10 @@ def _answered(request: HttpRequest, principal: Principal, row: QuotaRequest, for
     except Denied:
         raise
     except GpucloudError as error:
+        if act in ASKS:
+            # Who asked has no form with room for words.
+            messages.error(request, in_words(error))
+            return True
         form.refuse(error)
         return False
     messages.success(request, gettext("The request is {0}.").format(str(look(done.state).word).lower()))

@@ -1,0 +1,64 @@
+"""Forms and living parts where something comes between: a double click, a server that fails, another row."""
+
+import pytest
+from playwright.sync_api import Route, expect
+
+from tests.browser.conftest import Visitor
+from tests.browser.keyboard import press, write
+from tests.platform import Platform
+
+pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
+
+
+# As a browser asks at each submit, without sending anything.
+SUBMITS = (
+    """form => [1, 2].map(() => form.dispatchEvent(new SubmitEvent("submit", { bubbles: true, cancelable: true })))"""
+)
+
+
+def test_a_form_is_sent_once(visitor: Visitor) -> None:
+    page = visitor.page
+    page.goto("/new-token/")
+    form = page.locator("form").filter(has=page.get_by_role("button", name="Make the token"))
+    assert form.evaluate(SUBMITS) == [True, False]
+    # What only asks may be asked as often as one likes.
+    page.goto("/claims/")
+    assert page.locator("form.filters").evaluate(SUBMITS) == [True, True]
+
+
+def test_what_was_not_done_is_said_and_can_be_tried_again(visitor: Visitor, platform: Platform) -> None:
+    platform.new_tenant("browser-fails")
+    asked = {"tenant": "browser-fails", "name": "fails", "core_request": 10, "core_limit": 20, "memory_mib": 512}
+    claim = platform.granted("POST", "claims/?wait=30", asked)
+    page, resize = visitor.page, f"**/claims/{claim['uid']}/resize/"
+    page.goto(f"/claims/{claim['uid']}/")
+    write(page, "Core limit", "30")
+    page.route(resize, lambda route: route.fulfill(status=503))
+    press(page, page.get_by_role("button", name="Apply"))
+    expect(page.get_by_role("alert")).to_contain_text("Not done: the server answered 503.")
+    # The browser itself says so in its console.
+    visitor.complaints.clear()
+    page.unroute(resize)
+    press(page, page.get_by_role("button", name="Apply"))
+    expect(page.get_by_text("limit 20 → 30 %")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
+
+
+def test_focus_stays_with_what_it_was_on_when_another_row_comes_before_it(visitor: Visitor) -> None:
+    page = visitor.page
+
+    def with_another_row(route: Route) -> None:
+        if "hx-request" not in route.request.headers:
+            route.continue_()
+            return
+        answer = route.fetch()
+        route.fulfill(response=answer, body="<p><button>newer</button></p>" + answer.text())
+
+    page.goto("/access/")
+    row = page.locator("#living").get_by_role("button", name="New line for sim-2")
+    row.focus()
+    page.route("**/access/", with_another_row)
+    page.evaluate("htmx.trigger('#living', 'refresh')")
+    expect(page.get_by_role("button", name="newer")).to_be_attached()
+    expect(row).to_be_focused()
