@@ -50,9 +50,22 @@ def test_nothing_moves_by_itself_for_those_who_ask_for_that(stranger: Visitor, p
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
     moving = "() => document.getAnimations().filter(one => one.effect.getComputedTiming().activeDuration > 100).length"
     assert page.evaluate(moving) == 0
+    # What waits for an agent: its sign turns for everybody else.
+    page.locator("#main").evaluate("main => { main.dataset.pending = '' }")
+    assert page.evaluate(moving) == 0
     page.emulate_media(reduced_motion="no-preference")
-    # The control: the dot breathes for everybody else.
-    expect(page.locator(".live-dot")).to_have_css("animation-name", "breathe")
+    expect(page.locator("#main .icon").first).to_have_css("animation-name", "turn")
+
+
+def test_a_page_that_only_stands_open_is_not_drawn_all_the_time(visitor: Visitor) -> None:
+    """An animation without an end costs whoever keeps the page open half a core."""
+    page = visitor.page
+    page.goto("/")
+    expect(page.locator("#live")).to_have_attribute("data-mode", "live")
+    endless = (
+        "() => document.getAnimations().filter(one => one.effect.getComputedTiming().iterations === Infinity).length"
+    )
+    assert page.evaluate(endless) == 0
 
 
 def test_a_quota_is_lowered_after_a_look_at_what_it_would_do_and_at_who_was_faster(
