@@ -24,9 +24,14 @@ ROOT = Path(__file__).resolve().parent.parent
 FAILURES, NO_TESTS = 1, 5
 # More than these are no accident of a crowded machine.
 FEW = 4
+AGAIN = ", again"
 # More than the two cores that there are at least: many tests wait, for agents or for what was killed.
 PROCESSES, PLATFORMS = "3", "2"
 # A module's tests stay together, with what they share, until a process has nothing left to do.
+# The C suites and their targets in libvcuda/Makefile.
+C_SUITES = {
+    "C, by the clock": "test-timed", "C, the rest": "test-untimed", "C, sanitizers": "sanitize", "C, long": "test-long",
+}  # fmt: skip
 STEALING = ("--dist", "worksteal")
 # In the order of tests/conftest.py: the longest first.
 BY_FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
@@ -59,7 +64,7 @@ def pytest_suite(suite: str, marks: str, *arguments: str) -> list[Row]:
         rows = [pytest_row(suite, Path(directory), *options, *arguments)]
         if rows[0].may_be_the_crowd:
             print(f"\n{suite}: what failed is asked once more, alone\n", flush=True)
-            rows.append(pytest_row(f"{suite}, again", Path(directory), *options, "--last-failed"))
+            rows.append(pytest_row(f"{suite}{AGAIN}", Path(directory), *options, "--last-failed"))
     return rows
 
 
@@ -82,9 +87,10 @@ def counts(report: Path) -> tuple[int, int, int]:
     return total - failed - skipped, failed, skipped
 
 
-def c_suite(suite: str, target: str, *, beside_others: bool = False) -> list[Row]:
+def c_suite(suite: str, *, beside_others: bool = False) -> list[Row]:
     """Beside others it is silent until its end, and then says all in one piece."""
     begun = time.monotonic()
+    target = C_SUITES[suite.removesuffix(AGAIN)]
     command = ["make", "--no-print-directory", "-C", "libvcuda", target]
     stdout = subprocess.PIPE if beside_others else None
     stderr = subprocess.STDOUT if beside_others else None
@@ -103,6 +109,12 @@ def beside(*lanes: list[Callable[[], list[Row]]]) -> list[Row]:
         return [row for rows in threads.map(driven, lanes) for row in rows]
 
 
+def c_suites_again(rows: list[Row]) -> list[Row]:
+    """Those of them that failed, whole: they measure, and what ran beside them or on the host was in their way."""
+    failed = [row.suite for row in rows if row.suite in C_SUITES and not row.good]
+    return [row for suite in failed for row in c_suite(f"{suite}{AGAIN}")]
+
+
 def table(rows: list[Row]) -> str:
     lines = [f"{'suite':<26}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}"]
     for row in rows:
@@ -116,7 +128,7 @@ def table(rows: list[Row]) -> str:
 
 def is_good(rows: list[Row]) -> bool:
     """Every suite; of one that was asked again, its last answer."""
-    return all(row.good for row in {row.suite.removesuffix(", again"): row for row in rows}.values())
+    return all(row.good for row in {row.suite.removesuffix(AGAIN): row for row in rows}.values())
 
 
 def main() -> int:
@@ -125,21 +137,22 @@ def main() -> int:
     arguments, extra = parser.parse_known_args()
     if arguments.long:
         rows = [
-            *c_suite("C, long", "test-long"),
+            *c_suite("C, long"),
             *pytest_suite("Python, long", "long", "--timeout=3600", *extra),
         ]
     else:
         rows = [
-            *c_suite("C, by the clock", "test-timed"),
+            *c_suite("C, by the clock"),
             *beside(
                 [
-                    lambda: c_suite("C, the rest", "test-untimed", beside_others=True),
-                    lambda: c_suite("C, sanitizers", "sanitize", beside_others=True),
+                    lambda: c_suite("C, the rest", beside_others=True),
+                    lambda: c_suite("C, sanitizers", beside_others=True),
                 ],
                 [lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *STEALING, *extra)],
             ),
             *pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra),
         ]
+    rows += c_suites_again(rows)
     print(f"\n{table(rows)}")
     return 0 if is_good(rows) else 1
 

@@ -58,3 +58,18 @@ def test_what_is_no_accident_is_not_asked_again(suite: Path, content: str) -> No
     rows = run.pytest_suite("Some", "")
     assert len(rows) == 1
     assert not run.is_good(rows)
+
+
+def test_a_c_suite_that_failed_is_run_once_more_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def c_suite(suite: str) -> list[run.Row]:
+        asked.append(suite)
+        return [run.Row(suite, None, None, None, 1.0, 0)]
+
+    monkeypatch.setattr(run, "c_suite", c_suite)
+    rows = [run.Row("C, the rest", None, None, None, 1.0, 2), run.Row("C, sanitizers", None, None, None, 1.0, 0)]
+    rows += run.c_suites_again(rows)
+    assert asked == ["C, the rest, again"]
+    assert run.is_good(rows)
+    assert not run.is_good(rows[:2])
