@@ -58,7 +58,7 @@ def test_nothing_moves_by_itself_for_those_who_ask_for_that(stranger: Visitor, p
 
 
 def test_a_page_that_only_stands_open_is_not_drawn_all_the_time(visitor: Visitor) -> None:
-    """An animation without an end costs whoever keeps the page open half a core."""
+    """An animation without an end has it drawn sixty times a second."""
     page = visitor.page
     page.goto("/")
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
