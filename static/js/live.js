@@ -7,6 +7,7 @@ const POLL_SECONDS = 3;
 const QUIET_SECONDS = 5; // agents report once a second
 const LONGEST_BACKOFF_SECONDS = 30;
 const LEAST_BETWEEN_REFRESHES_MS = 700; // a burst of notices is one refresh
+const REST = 24; // times as long as a refresh keeps the browser busy, until the next: pages stay open all day
 
 export class Watch {
   constructor({ watch, series, refreshSeconds, seriesSeconds }) {
@@ -18,6 +19,7 @@ export class Watch {
     this.heard = performance.now(); // when this page last got anything from the server
     this.lastSeq = new Map();
     this.refreshed = 0;
+    this.busy = 0; // milliseconds that a refresh takes, from its answer until it is drawn
   }
 
   show(charts) {
@@ -113,7 +115,8 @@ export class Watch {
 
   // Fragments, through the ordinary view. What is being typed is never overwritten.
   refresh() {
-    const wait = this.refreshed + LEAST_BETWEEN_REFRESHES_MS - performance.now();
+    const between = Math.min(1000 * this.refreshSeconds, Math.max(LEAST_BETWEEN_REFRESHES_MS, REST * this.busy));
+    const wait = this.refreshed + between - performance.now();
     if (wait > 0) {
       this.later ??= setTimeout(() => { this.later = null; this.refresh(); }, wait);
       return;
@@ -146,6 +149,7 @@ export class Watch {
   }
 
   beforeSwap(event) {
+    this.swapping = performance.now();
     // Opened, or begun to be filled in, while its part was being asked for: it stays, and the next tick asks again.
     const form = event.target.id === "resize" && event.detail.requestConfig.verb === "get" && event.target.querySelector("form");
     if ((event.target.id === "living" && event.target.querySelector("dialog[open], :popover-open")) || (form && inUse(form))) {
@@ -166,6 +170,8 @@ export class Watch {
     });
     if (this.charts?.adopt()) this.refetch();
     this.paint();
+    // A task that a frame asks for comes after that frame's styles and layout; a hidden tab has no frames for hours.
+    requestAnimationFrame(() => setTimeout(() => { this.busy = (this.busy + Math.min(1000, performance.now() - this.swapping)) / 2; }));
   }
 
   paint() {
