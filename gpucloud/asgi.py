@@ -1,4 +1,4 @@
-"""The ASGI application: HTTP by Django behind the waiting door, websockets of agents and of pages."""
+"""The ASGI application: HTTP by Django behind its doors (files, waiting), websockets of agents and of pages."""
 
 import os
 from typing import Any
@@ -21,12 +21,14 @@ from gpucloud import garbage  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 from gpucloud.serving import OneThread  # noqa: E402
+from gpucloud.web.static import StaticDoor  # noqa: E402
 
 # The published types of Channels' routing do not know its own consumers.
 route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
-# It speaks HTTP only; ASGI's type is of every protocol.
+# They speak HTTP only; ASGI's type is of every protocol.
 bounded: Any = BoundedBody(OneThread())
+waiting: Any = WaitingDoor(bounded)
 websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),
@@ -34,7 +36,7 @@ websockets = URLRouter(
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
-application = ProtocolTypeRouter({"http": WaitingDoor(bounded), "websocket": websockets})
+application = ProtocolTypeRouter({"http": StaticDoor(waiting), "websocket": websockets})
 
 # Settings, models, URLs and templates stay for ever; what comes after them is connections and requests.
 garbage.settle()

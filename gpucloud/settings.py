@@ -48,7 +48,6 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
     "gpucloud.api.middleware.counted",
     "gpucloud.web.middleware.security_headers",
     "gpucloud.api.middleware.bare_form",
@@ -56,6 +55,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "gpucloud.web.languages.Languages",
+    "gpucloud.web.middleware.page_for_addresses_of_forms",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",

@@ -1,8 +1,11 @@
-"""Headers of every answer to a browser."""
+"""Of every answer to a browser: its headers, and a page where Django's own would be empty."""
 
 from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from gpucloud.web.languages import PROGRAMS
 
 # No inline scripts or styles anywhere; uPlot sets element styles from script, which this allows.
 POLICY = (
@@ -26,5 +29,21 @@ def security_headers(
         response.headers.setdefault("Content-Security-Policy", DOCS_POLICY if docs else POLICY)
         response.headers.setdefault("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
         return response
+
+    return middleware
+
+
+def page_for_addresses_of_forms(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
+    """Who follows a link to where forms are sent is told so, instead of seeing an empty page."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        if response.status_code != 405 or request.method != "GET" or request.path.startswith(PROGRAMS):
+            return response
+        page = render(request, "405.html", status=405)
+        page["Allow"] = response["Allow"]
+        return page
 
     return middleware

@@ -7,6 +7,7 @@ const POLL_SECONDS = 3;
 const QUIET_SECONDS = 5; // agents report once a second
 const LONGEST_BACKOFF_SECONDS = 30;
 const LEAST_BETWEEN_REFRESHES_MS = 700; // a burst of notices is one refresh
+const MOST_BETWEEN_REFRESHES_MS = 5000; // whatever they cost
 const REST = 24; // times as long as a refresh keeps the browser busy, until the next: pages stay open all day
 
 export class Watch {
@@ -115,7 +116,7 @@ export class Watch {
 
   // Fragments, through the ordinary view. What is being typed is never overwritten.
   refresh() {
-    const between = Math.min(1000 * this.refreshSeconds, Math.max(LEAST_BETWEEN_REFRESHES_MS, REST * this.busy));
+    const between = Math.min(MOST_BETWEEN_REFRESHES_MS, Math.max(LEAST_BETWEEN_REFRESHES_MS, REST * this.busy));
     const wait = this.refreshed + between - performance.now();
     if (wait > 0) {
       this.later ??= setTimeout(() => { this.later = null; this.refresh(); }, wait);

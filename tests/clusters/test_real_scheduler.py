@@ -35,15 +35,27 @@ class Failing(Client):
 
 
 @pytest.fixture(scope="module")
-def client(real_plane: ControlPlane) -> Iterator[Failing]:
+def listener() -> Iterator[Listening]:
+    """The extender."""
+    with Listening() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(real_plane: ControlPlane, listener: Listening) -> Iterator[Failing]:
     """Of a cluster whose scheduler filters, scores, binds and preempts through us; nodes come whole."""
     made = Failing(yaml.safe_load(real_plane.kubeconfig()))
-    with Listening() as listener:
-        listener.begin("kube", made)
-        entry = configuration.extender(listener.url, everything=True)
-        real_plane.start_scheduler(configuration.configuration(entry, scheduler_name=SCHEDULER))
-        yield made
-        real_plane.stop_one("kube-scheduler")
+    listener.begin("kube", made)
+    real_plane.start_scheduler(asking(listener))
+    yield made
+    real_plane.stop_one("kube-scheduler")
+
+
+def asking(listener: Listening, *, without: str = "") -> Json:
+    """A scheduler's configuration; `without`: what it does by itself."""
+    entry = configuration.extender(listener.url, everything=True)
+    entry.pop(without, None)
+    return configuration.configuration(entry, scheduler_name=SCHEDULER)
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +117,21 @@ def bound_first(client: Failing, chosen: list[str]) -> str:
     return chosen[0]
 
 
+def crowd(client: Client, lab: str, ranks: Mapping[str, str]) -> None:
+    """By its sums kube-scheduler would end the cheap ones of node a, and no GPU there would be free."""
+    add_namespace(client, lab)
+    for name in ("a", "b"):
+        add_node(client, f"{lab}-{name}", gpus=2, units=96, lab=lab)
+    for gpu in (0, 1):
+        ask(client, lab, f"a-kept-{gpu}", core=40, rank=ranks["9"], on=(f"{lab}-a", gpu))
+        ask(client, lab, f"a-cheap-{gpu}", core=40, rank=ranks["1"], on=(f"{lab}-a", gpu))
+        ask(client, lab, f"b-dear-{gpu}", core=100, rank=ranks["5"], on=(f"{lab}-b", gpu))
+
+
 def test_pods_end_for_a_higher_priority_only_where_that_frees_its_gpus(
     client: Failing, ranks: Mapping[str, str]
 ) -> None:
-    """By its sums kube-scheduler would end the cheap ones of node a, and no GPU there would be free."""
-    add_namespace(client, "urgent")
-    for name in ("urgent-a", "urgent-b"):
-        add_node(client, name, gpus=2, units=96, lab="urgent")
-    for gpu in (0, 1):
-        ask(client, "urgent", f"a-kept-{gpu}", core=40, rank=ranks["9"], on=("urgent-a", gpu))
-        ask(client, "urgent", f"a-cheap-{gpu}", core=40, rank=ranks["1"], on=("urgent-a", gpu))
-        ask(client, "urgent", f"b-dear-{gpu}", core=100, rank=ranks["5"], on=("urgent-b", gpu))
+    crowd(client, "urgent", ranks)
     before = names(client, "urgent")
     ask(client, "urgent", "wants", core=100, rank=ranks["9"])
 
@@ -153,3 +169,15 @@ def test_pods_of_its_own_priority_stay_and_it_waits(client: Failing, ranks: Mapp
     ask(client, "equal", "waits", core=100, rank=ranks["5"])
     assert eventually(lambda: "Insufficient" in str(pod(client, "equal", "waits")["status"]), seconds=60)
     assert names(client, "equal") == {"runs", "waits"}
+
+
+def test_a_scheduler_that_does_not_ask_ends_pods_for_nothing(
+    client: Failing, ranks: Mapping[str, str], real_plane: ControlPlane, listener: Listening
+) -> None:
+    """The control: what asking is for. Last, for the others' scheduler asks."""
+    real_plane.stop_one("kube-scheduler")
+    real_plane.start_scheduler(asking(listener, without="preemptVerb"))
+    crowd(client, "unasked", ranks)
+    ask(client, "unasked", "wants", core=100, rank=ranks["9"])
+    assert eventually(lambda: not names(client, "unasked") & {"a-cheap-0", "a-cheap-1"}, seconds=120)
+    assert "nodeName" not in pod(client, "unasked", "wants")["spec"]

@@ -1,25 +1,55 @@
 """What browsers get besides pages: compressed, kept for good, and made once for each content."""
 
+import gzip
 import json
 import re
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.http import HttpResponse
-from django.test import RequestFactory
-from whitenoise.middleware import WhiteNoiseMiddleware
 
 from deploy.demo.static import collected
+from gpucloud.web.static import StaticDoor
 
 STYLE = "vendor/tabler-1.6.1.min.css"
+Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
 
 
 @pytest.fixture(scope="module")
 def place() -> Path:
     """Where they lie."""
     return collected()
+
+
+@pytest.fixture
+def door(place: Path, settings: Any) -> Asked:
+    """Asks the door for a path; what it leaves to the application is answered with 418."""
+    settings.STATIC_ROOT = str(place)
+    settings.WHITENOISE_USE_FINDERS = False
+    settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "gpucloud.web.static.Named"}}
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 418, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    made = StaticDoor(application)
+
+    async def ask(path: str, headers: dict[str, str], method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope: Any = {"type": "http", "method": method, "path": path, "headers": pairs}
+        receive: Any = None
+        await made(scope, receive, send)
+        start, body = sent
+        return start["status"], {k.decode(): v.decode() for k, v in start["headers"]}, body["body"]
+
+    return ask
 
 
 def names(place: Path) -> dict[str, str]:
@@ -43,17 +73,22 @@ def test_modules_name_each_other_by_their_content(place: Path) -> None:
     assert sorted(imported) == sorted(known[name].removeprefix("js/") for name in wanted)
 
 
-def test_a_file_is_sent_compressed_and_may_be_kept_for_good(place: Path, settings: Any) -> None:
-    settings.STATIC_ROOT = str(place)
-    settings.WHITENOISE_USE_FINDERS = False
-    settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "gpucloud.web.static.Named"}}
-    door = WhiteNoiseMiddleware(lambda _: HttpResponse(status=404))
+async def test_a_file_is_sent_compressed_and_may_be_kept_for_good(place: Path, door: Asked) -> None:
     url = f"/static/{names(place)[STYLE]}"
-    answer = door(RequestFactory().get(url, headers={"Accept-Encoding": "gzip"}))
-    assert answer.status_code == 200
-    assert answer["Content-Encoding"] == "gzip"
-    assert int(answer["Content-Length"]) < 100_000
-    assert "immutable" in answer["Cache-Control"]
-    answer.file_to_stream.close()
-    # The control: a name without its content's digest is not there, so nobody keeps what may change.
-    assert door(RequestFactory().get(f"/static/{STYLE}")).status_code == 404
+    status, headers, body = await door(url, {"accept-encoding": "gzip"})
+    assert status == 200
+    assert headers["content-encoding"] == "gzip"
+    assert int(headers["content-length"]) == len(body) < 100_000
+    assert gzip.decompress(body) == (place / names(place)[STYLE]).read_bytes()
+    assert "immutable" in headers["cache-control"]
+    assert headers["x-content-type-options"] == "nosniff"
+    # Who has it is told so, and who only asks about it gets nothing else.
+    assert (await door(url, {"if-none-match": headers["etag"]}))[::2] == (304, b"")
+    assert (await door(url, {}, "HEAD"))[::2] == (200, b"")
+    assert (await door(url, {}, "POST"))[0] == 405
+
+
+async def test_what_is_no_file_is_left_to_the_application(door: Asked) -> None:
+    # A name without its content's digest is not there, so nobody keeps what may change.
+    for path in (f"/static/{STYLE}", "/static/../manage.py", "/static/", "/"):
+        assert (await door(path, {}))[0] == 418

@@ -138,6 +138,16 @@ def test_an_unknown_address_is_a_page_and_below_the_api_a_problem(cast: Cast) ->
     assert Client().get("/api/v1/no-such/")["Content-Type"] == "application/problem+json"
 
 
+def test_an_address_of_forms_is_a_page_for_who_follows_a_link_to_it(cast: Cast) -> None:
+    client = Client()
+    answer = client.get("/sign-out/")
+    assert (answer.status_code, answer["Allow"]) == (405, "POST, OPTIONS")
+    assert "Only a form leads here" in answer.content.decode()
+    # Programs get what they know.
+    assert client.put("/sign-out/").content == b""
+    assert client.delete("/api/v1/openapi.yaml")["Content-Type"] == "application/problem+json"
+
+
 def test_a_fault_of_ours_is_a_page_without_facts(cast: Cast) -> None:
     answer = server_error(RequestFactory().get("/"))
     assert answer.status_code == 500
