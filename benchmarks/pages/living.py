@@ -19,12 +19,15 @@ def living(chrome: Chrome, ready: Stage, minutes: float) -> list[Row]:
     with chrome.page(ready) as page:
         page.goto("/", wait_until="load")
         page.locator("#live[data-mode=live]").wait_for()
+        asked: list[float] = []
+        page.on("request", lambda one: asked.append(time.monotonic()) if "hx-request" in one.headers else None)
         tools = page.context.new_cdp_session(page)
         tools.send("Performance.enable")
         page.wait_for_timeout(1000 * SETTLE_SECONDS)
         begun = time.monotonic()
         while time.monotonic() - begun < 60 * minutes:
             before, at = seconds_below(chrome.pid), time.monotonic()
+            asked.clear()
             page.wait_for_timeout(1000 * step)
             spent, wall = seconds_below(chrome.pid) - before, time.monotonic() - at
             tools.send("HeapProfiler.collectGarbage")
@@ -32,6 +35,7 @@ def living(chrome: Chrome, ready: Stage, minutes: float) -> list[Row]:
             rows.append(
                 {
                     "minute": (time.monotonic() - begun) / 60, "browser CPU %": 100 * spent / wall,
+                    "refreshes a minute": 60 * len(asked) / wall,
                     "JavaScript heap MiB": metrics["JSHeapUsedSize"] / (1 << 20), "DOM nodes": metrics["Nodes"],
                     "listeners": metrics["JSEventListeners"], "browser MiB": mib_below(chrome.pid),
                     "mode": page.locator("#live").get_attribute("data-mode"),
