@@ -79,6 +79,8 @@ def test_quotas_there_are_held_against_the_tenants(cast: Cast, cluster: Cluster)
     assert amounts == {
         "requests.tencent.com/vcuda-core": (200, 200, True),
         "requests.tencent.com/vcuda-memory": (10, 99, False),
+        "limits.nvidia.com/gpucores": (200, None, False),
+        "limits.nvidia.com/gpumem": (2560, None, False),
     }
     assert said["never_counted"] == [{"namespace": "ml", "quota": "mine", "resource": "limits.tencent.com/vcuda-core"}]
 

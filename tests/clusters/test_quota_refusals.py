@@ -15,7 +15,7 @@ from tests.clusters.kubeconfigs import kubeconfig
 
 Json = dict[str, Any]
 CORE, MEMORY = "requests.tencent.com/vcuda-core", "requests.tencent.com/vcuda-memory"
-DUE = {CORE: "100", MEMORY: "40"}
+DUE = {CORE: "100", MEMORY: "40", "limits.nvidia.com/gpucores": "100", "limits.nvidia.com/gpumem": str(40 * 256)}
 
 
 class Kube:

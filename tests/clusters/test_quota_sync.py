@@ -47,21 +47,22 @@ def hard(client: Client) -> dict[str, str]:
     return found
 
 
-def due(core: int, units: int) -> dict[str, str]:
-    return {f"requests.{CORE}": str(core), f"requests.{MEMORY}": str(units)}
+def due(core: int, mib: int) -> dict[str, str]:
+    of_hami = {"limits.nvidia.com/gpucores": str(core), "limits.nvidia.com/gpumem": str(mib)}
+    return {f"requests.{CORE}": str(core), f"requests.{MEMORY}": str(mib // 256), **of_hami}
 
 
 def test_kubernetes_refuses_what_the_tenant_may_not_have(cast: Cast, client: Client, sync: Callable[[], int]) -> None:
     given = give(cast.acme, core_percent=100, memory_mib=59 * 256 + 255)
-    assert (sync(), hard(client)) == (1, due(100, 59))
+    assert (sync(), hard(client)) == (1, due(100, 59 * 256 + 255))
     assert sync() == 0
-    assert eventually(lambda: client.get(PATH).get("status", {}).get("hard") == due(100, 59), seconds=30)
+    assert eventually(lambda: client.get(PATH).get("status", {}).get("hard") == due(100, 59 * 256 + 255), seconds=30)
     with pytest.raises(Refused, match="exceeded quota: gpucloud"):
         ask(client, "synced", "large", core=200, memory=1)
     ask(client, "synced", "small", core=30, memory=1)
 
     quotas.change_quota(principal=SYSTEM, quota=given["core_percent"], hard=400)
-    assert (sync(), hard(client)) == (1, due(400, 59))
+    assert (sync(), hard(client)) == (1, due(400, 59 * 256 + 255))
 
 
 def test_large_amounts_are_written_once(cast: Cast, sync: Callable[[], int]) -> None:
@@ -77,7 +78,7 @@ def test_what_is_held_outside_of_kubernetes_is_not_there_inside(
     give(cast.acme, core_percent=100, memory_mib=59 * 256)
     ask_outside(cast, core_request=40, memory_mib=9 * 256)
     sync()
-    assert hard(client) == due(60, 50)
+    assert hard(client) == due(60, 50 * 256)
 
 
 def test_what_somebody_changed_is_put_right_and_noted(cast: Cast, client: Client, sync: Callable[[], int]) -> None:
@@ -85,11 +86,11 @@ def test_what_somebody_changed_is_put_right_and_noted(cast: Cast, client: Client
     sync()
     client.patch(PATH, {"spec": {"hard": {f"requests.{CORE}": "9000", "pods": "3"}}})
     before = AuditEvent.objects.filter(action="namespace.quota_repaired").count()
-    assert (sync(), hard(client)) == (1, due(100, 59))
+    assert (sync(), hard(client)) == (1, due(100, 59 * 256))
     events = AuditEvent.objects.filter(action="namespace.quota_repaired").order_by("pk")
     assert events.count() == before + 1
     assert sync() == 0
-    assert events.last().before == {"hard": {**due(9000, 59), "pods": "3"}}  # type: ignore[union-attr]
+    assert events.last().before == {"hard": {**due(9000, 59 * 256), "limits.nvidia.com/gpucores": "100", "pods": "3"}}  # type: ignore[union-attr]
 
 
 def test_what_is_unlimited_is_left_out_and_no_quota_is_none(
@@ -97,4 +98,4 @@ def test_what_is_unlimited_is_left_out_and_no_quota_is_none(
 ) -> None:
     give(cast.acme, core_percent=None)
     sync()
-    assert hard(client) == {f"requests.{MEMORY}": "0"}
+    assert hard(client) == {f"requests.{MEMORY}": "0", "limits.nvidia.com/gpumem": "0"}

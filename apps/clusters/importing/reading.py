@@ -6,6 +6,7 @@ from typing import Any
 from apps.clusters.formats import pods
 from apps.clusters.importing.plan import QUOTA_MAP, Snapshot
 from apps.clusters.kube.client import Client, Refused
+from apps.clusters.services import quota_sync
 
 MISSING = 404
 LIVE = "status.phase!=Succeeded,status.phase!=Failed"
@@ -17,7 +18,8 @@ def snapshot(client: Client) -> Snapshot:
     quota_map = _there(client, f"/api/v1/namespaces/{namespace}/configmaps/{name}")
     return Snapshot(
         pods=listed(client, "/api/v1/pods", fieldSelector=LIVE),
-        resource_quotas=listed(client, "/api/v1/resourcequotas"),
+        # What we wrote there ourselves says what tenants have already.
+        resource_quotas=listed(client, "/api/v1/resourcequotas", fieldSelector=f"metadata.name!={quota_sync.NAME}"),
         quota_map=None if quota_map is None else quota_map.get("data") or {},
         sharepods=listed(client, "/apis/kubeshare.nthu/v1/sharepods", optional=True),
         labels={str(item["metadata"]["name"]): pods.labels(item) for item in listed(client, "/api/v1/namespaces")},

@@ -1,9 +1,9 @@
 """Tenants' quotas as ResourceQuotas in their namespaces, so that Kubernetes refuses what the ledger would not bear.
 
 A namespace may have what its own pods hold and what its tenant's quotas have free: what the tenant holds elsewhere, in
-another namespace or outside of Kubernetes, is not there. Kubernetes enforces `requests.tencent.com/…` only. What was
-written stands beside it in an annotation; where the quota says otherwise, somebody else changed it, and it is put right
-and noted in the audit log.
+another namespace or outside of Kubernetes, is not there. Kubernetes enforces `requests.tencent.com/…` only; what stands
+beside them as `limits.nvidia.com/…` HAMi's scheduler counts. What was written stands in an annotation, too; where the
+quota says otherwise, somebody else changed it, and it is put right and noted in the audit log.
 """
 
 import json
@@ -16,6 +16,7 @@ from django.db.models import Q, Sum
 
 from apps.clusters.core import quantities
 from apps.clusters.core.gpu_admission import CORE, MEMORY
+from apps.clusters.formats import hami
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.kube.objects import Quota
@@ -32,20 +33,23 @@ NAME = "gpucloud"
 OURS = {"app.kubernetes.io/managed-by": "gpucloud"}
 WRITTEN = "gpucloud.io/written"
 # Which of our resources is which of theirs, and how many of ours are one of theirs.
-RESOURCES = {Resource.CORE_PERCENT: (CORE, 1), Resource.MEMORY_MIB: (MEMORY, UNIT_MIB)}
+RESOURCES = {
+    Resource.CORE_PERCENT: {f"requests.{CORE}": 1, f"limits.{hami.CORES}": 1},
+    Resource.MEMORY_MIB: {f"requests.{MEMORY}": UNIT_MIB, f"limits.{hami.MEMORY}": 1},
+}
 
 
 def wanted(cluster: Cluster, tenant: Tenant, namespace: str) -> dict[str, str]:
     """The namespace's `spec.hard`. What is unlimited is left out."""
     hard: dict[str, str] = {}
-    for resource, (name, unit) in RESOURCES.items():
+    for resource, names in RESOURCES.items():
         covering = ResourceQuota.objects.filter(Q(pool=cluster.pool) | Q(pool=None), tenant=tenant, resource=resource)
         rows = list(covering.values_list("hard", "used"))
         held = _held(cluster, tenant, namespace, resource)
         # Without a quota a tenant has none of it.
         room = [most - used + held for most, used in rows if most is not None] if rows else [0]
         if room:
-            hard[f"requests.{name}"] = str(max(0, min(room)) // unit)
+            hard |= {name: str(max(0, min(room)) // unit) for name, unit in names.items()}
     return hard
 
 

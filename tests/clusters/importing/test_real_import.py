@@ -34,6 +34,8 @@ def populated(real_plane: ControlPlane, cast: Cast) -> Iterator[Namespace]:
     said = {"metadata": {"name": "shp-0"}, "spec": {}, "status": {"BoundDeviceID": UUID}}
     world.make("sharepods", {"apiVersion": "kubeshare.nthu/v1", "kind": "SharePod", **said})
     world.make("resourcequotas", quota(world.name, **{"requests.tencent.com/vcuda-core": "90"}))
+    # Ours says what a tenant has already, and limits nobody anew.
+    world.make("resourcequotas", quota(world.name, "gpucloud", **{"requests.tencent.com/vcuda-core": "1"}))
     quota_map = {
         "metadata": {"name": "gpuquota"},
         "data": {"gpu_quota": json.dumps({world.name: {"quota": {"A10": 4}}})},
