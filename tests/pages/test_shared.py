@@ -3,6 +3,7 @@
 import gzip
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -93,8 +94,32 @@ def test_after_a_second_it_is_made_anew(cast: Cast, browser: SignIn, monkeypatch
 
 def test_a_clock_that_was_put_back_keeps_nothing_young() -> None:
     part = shared.Part()
-    part.content, part.begun = b"old", time.time() + 3600
+    part.last = shared.Made(time.time() + 3590, time.time() + 3600, b"old")
     assert part.newer_than(time.time() - 1, lambda: b"new") == b"new"
+
+
+def test_what_takes_long_is_not_made_again_for_each_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "FRESH_SECONDS", 1.0)
+    part, told, made = shared.Part(), time.time(), list[float]()
+
+    def make() -> bytes:
+        made.append(time.time())
+        time.sleep(1.2)
+        return b"new"
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(lambda _: part.newer_than(told, make), range(4))) == {b"new"}
+    assert len(made) == 1
+    # The control: who was told of something since then gets it anew.
+    assert part.newer_than(time.time(), make) == b"new"
+    assert len(made) == 2
+
+
+def test_who_may_have_what_is_there_does_not_wait_for_what_is_being_made() -> None:
+    part = shared.Part()
+    part.last = shared.Made(time.time() - 1, time.time(), b"there")
+    with part.making:
+        assert part.newer_than(time.time() - 2, lambda: b"new") == b"there"
 
 
 def test_no_more_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

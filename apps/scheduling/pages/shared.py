@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from functools import wraps
-from typing import Concatenate, Final, ParamSpec
+from typing import Concatenate, Final, NamedTuple, ParamSpec
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import patch_vary_headers
@@ -29,22 +29,40 @@ MOST_KEPT: Final = 200
 PADDING: Final = 100
 
 
+class Made(NamedTuple):
+    """A part as it was at some moment between its beginning and its end (Unix seconds)."""
+
+    begun: float
+    ended: float
+    content: bytes
+
+
 class Part:
-    """What was made last, and when that was begun. Whoever comes while it is being made waits for it."""
+    """What was made last. Whoever needs something newer while it is being made waits for that."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.begun = 0.0
-        self.content = b""
+        self.making = threading.Lock()
+        self.last = Made(0.0, 0.0, b"")
 
-    def newer_than(self, moment: float, make: Callable[[], bytes]) -> bytes:
-        """What was begun after that moment (Unix seconds), made now where there is nothing."""
-        with self.lock:
-            now = time.time()
-            # A clock that was put back would make the last one young for ever.
-            if not moment <= self.begun <= now:
-                self.content, self.begun = make(), now
-            return self.content
+    def newer_than(self, told: float, make: Callable[[], bytes]) -> bytes:
+        """What was begun after that moment (Unix seconds) and is fresh, made now where there is nothing.
+
+        Its age counts from its end: where many ask for what takes longer than a second, each that waited for it would
+        find it old already, and make it again.
+        """
+        if (content := self._fresh(told)) is not None:
+            return content
+        with self.making:
+            if (content := self._fresh(told)) is None:
+                begun = time.time()
+                content = make()
+                self.last = Made(begun, time.time(), content)
+            return content
+
+    def _fresh(self, told: float) -> bytes | None:
+        last, now = self.last, time.time()
+        # A clock that was put back would keep it young for ever.
+        return last.content if told <= last.begun and now - FRESH_SECONDS <= last.ended <= now else None
 
 
 _parts: dict[Hashable, Part] = {}
@@ -85,9 +103,9 @@ def _reader(request: HttpRequest, principal: Principal) -> Hashable:
 
 
 def _not_before(request: HttpRequest) -> float:
-    now = time.time()
+    """When its page was told of the newest change; nothing is newer than this moment."""
     try:
         told = float(request.headers.get("X-Not-Before", ""))
     except ValueError:
         told = 0.0
-    return min(now, max(told, now - FRESH_SECONDS))
+    return min(time.time(), told)
