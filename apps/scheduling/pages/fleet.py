@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from django.db.models import Prefetch
+
 from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.measured import NOTHING, Use, use_of_gpus
@@ -119,7 +121,9 @@ def mean(values: list[int] | list[float]) -> float | None:
 def read_fleet_map(principal: Principal) -> Fleet:
     """Three queries, whatever the size. Operators only."""
     principal.require_operator()
-    nodes = list(Node.objects.select_related("pool").prefetch_related("gpus"))
+    # Thousands of JSON texts that nobody looks at.
+    unlinked = Gpu.objects.defer("links")
+    nodes = list(Node.objects.select_related("pool").prefetch_related(Prefetch("gpus", unlinked)))
     use = use_of_gpus([gpu for node in nodes for gpu in node.gpus.all()])
     rows = [(node, [Cell(gpu, use.get(gpu.uuid, NOTHING)) for gpu in node.gpus.all()]) for node in nodes]
     return Fleet(rows, _totals(rows))
