@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, cast
 
 from django.conf import settings
@@ -34,6 +35,8 @@ class OneThread(ASGIHandler):
         super().__init__()
         # As many as there are connections to the database: more would wait for one.
         self._threads = ThreadPoolExecutor(settings.REQUEST_THREADS, thread_name_prefix="request")
+        # Hundreds of open pages ask for their parts at once, and again soon: whoever wants something done passes them.
+        self._refreshes = asyncio.Semaphore(max(1, settings.REQUEST_THREADS // 2))
 
     def load_middleware(self, is_async: bool = False) -> None:
         """All of it synchronous, whatever else it could be."""
@@ -47,7 +50,8 @@ class OneThread(ASGIHandler):
             return
         here = asyncio.get_running_loop()
         with body:
-            response = await here.run_in_executor(self._threads, self._respond, scope, body, here)
+            async with self._refreshes if _refreshes(scope) else nullcontext():
+                response = await here.run_in_executor(self._threads, self._respond, scope, body, here)
         await self.send_response(response, send)
         if response.streaming:
             await here.run_in_executor(self._threads, response.close)
@@ -61,3 +65,8 @@ class OneThread(ASGIHandler):
         if not response.streaming:
             response.close()
         return cast(HttpResponseBase, response)
+
+
+def _refreshes(scope: Any) -> bool:
+    """Whether a page asks for a part of itself again."""
+    return scope["method"] == "GET" and any(name == b"hx-request" for name, _ in scope["headers"])
