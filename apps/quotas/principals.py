@@ -71,6 +71,16 @@ class Principal:
         """Primary keys of the tenants in which the caller has at least this role."""
         return [tenant for tenant, role in self.roles.items() if RANK[Role(role)] >= RANK[Role(least)]]
 
+    @property
+    def may_claim(self) -> bool:
+        """Whether there is a tenant for which the caller may ask for GPUs."""
+        return self.is_operator or bool(self.with_role(Role.MEMBER))
+
+    @property
+    def may_administer(self) -> bool:
+        """Whether there is a tenant whose quotas the caller may ask to raise, and whose tokens they may make."""
+        return self.is_operator or bool(self.with_role(Role.ADMIN))
+
     def sees(self, tenant: Tenant) -> bool:
         """Whether what belongs to the tenant exists for the caller: `visible_to` of one object that is at hand."""
         return self.is_operator or tenant.pk in self.roles

@@ -34,6 +34,8 @@ def page(view: PageView[P]) -> View[P]:
         if not isinstance(request.user, User):
             return _sign_in_first(request)
         principal = principals.of_user(request.user, source_ip=source_of(request))
+        # For the templates, which offer nobody what would be refused.
+        request.principal = principal  # type: ignore[attr-defined]
         try:
             response = view(request, principal, *args, **kwargs)
         except Denied as refused:

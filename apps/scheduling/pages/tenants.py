@@ -144,8 +144,14 @@ def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> Http
     """One tenant, or its living part, or one of its tables as a file."""
     tenant = find(principal, slug)
     quotas = _by_pressure(ResourceQuota.objects.filter(tenant=tenant))
+    shown: dict[str, Any] = {
+        "tenant": tenant,
+        "quotas": quotas,
+        "may_claim": principal.is_operator or tenant.pk in principal.with_role("member"),
+        "may_administer": principal.is_operator or tenant.pk in principal.with_role("admin"),
+    }
     if wants_fragment(request):
-        return render(request, "tenants/_quotas.html", {"tenant": tenant, "quotas": quotas})
+        return render(request, "tenants/_quotas.html", shown)
     alive = Token.objects.visible_to(principal).filter(tenant=tenant, revoked_at=None)
     tables: dict[str, tuple[list[str], QuerySet[Any], Callable[[Any], dict[str, Any]]]] = {
         "quotas": (QUOTAS, quotas, _quota_facts),
@@ -157,13 +163,8 @@ def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> Http
         name = asked if asked in tables else "quotas"
         columns, rows, facts = tables[name]
         return as_file(file, f"{slug}-{name}", columns, map(facts, rows))
-    shown: dict[str, Any] = {name: rows for name, (_, rows, _) in tables.items()}
-    shown |= {
-        "tenant": tenant,
-        "may_administer": principal.is_operator or tenant.pk in principal.with_role("admin"),
-        "member_form": MemberForm(),
-        "roles": Role.choices,
-    }
+    shown |= {name: rows for name, (_, rows, _) in tables.items()}
+    shown |= {"member_form": MemberForm(), "roles": Role.choices}
     return render(request, "tenants/tenant.html", shown)
 
 

@@ -1,0 +1,91 @@
+"""What a page offers its reader is not refused to them: links open, and what a role may not do is not there."""
+
+import re
+from datetime import timedelta
+from html import unescape
+
+import pytest
+from django.utils import timezone
+
+from apps.quotas.models import User
+from tests.cast import Cast, Machine, ask, give, placed
+from tests.pages.conftest import SignIn
+
+LINK = re.compile(r'<a\b[^>]*?\bhref="([^"#]+)')
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# Files, and what is no page.
+NO_PAGE = re.compile(r"^/(static|api)/|[?&;]as=|^//|^[a-z]+:")
+REFUSAL = "Your role does not allow this"
+
+
+@pytest.fixture
+def busy(cast: Cast, machine: Machine) -> None:
+    """Something to see on every page: a claim that runs, one that waits, a request, a reservation."""
+    give(cast.acme, vgpus=8)
+    placed(cast, machine)
+    ask(cast, name="waits", core_request=100, gpu_count=4)
+    asked = {"tenant": "acme", "resource": "vgpus", "amount": 2, "reason": "exam"}
+    assert cast.anna.post("quota-requests/", asked).status == 201
+    booked = {"tenant": "acme", "name": "exam", "core_request": 20, "memory_mib": 1024}
+    booked |= {
+        f"{end}_at": (timezone.now() + timedelta(hours=at)).isoformat() for end, at in (("start", 1), ("end", 2))
+    }
+    assert cast.anna.post("reservations/", booked).status == 201
+
+
+def _walk(sign_in: SignIn, name: str) -> dict[str, str]:
+    """Every page that links lead to from the overview, one of a kind, by path; fails where one is refused."""
+    client, todo, pages, kinds = sign_in(name), [("/", "")], dict[str, str](), set[str]()
+    while todo:
+        path, origin = todo.pop()
+        kind = UID.sub("UID", path.split("?")[0])
+        if kind in kinds:
+            continue
+        kinds.add(kind)
+        answer = client.get(path)
+        text = answer.content.decode()
+        assert answer.status_code == 200, f"{origin} offers {name} {path}: {answer.status_code}"
+        assert REFUSAL not in text, f"{origin} offers {name} {path}"
+        pages[kind] = text
+        links = (unescape(link) for link in LINK.findall(text))
+        todo += [(link, path) for link in links if link.startswith("/") and not NO_PAGE.search(link)]
+    return pages
+
+
+@pytest.mark.parametrize("name", ["anna", "max", "vera", "una"])
+def test_no_link_leads_to_a_refusal(busy: None, browser: SignIn, name: str) -> None:
+    User.objects.get_or_create(username=name)
+    pages = _walk(browser, name)
+    assert {"/claims/", "/queue/", "/reservations/", "/requests/", "/tenants/", "/help/"} <= set(pages)
+    assert ("/reservations/UID/" in pages) == (name != "una")
+    assert ("/claims/new/" in pages) == (name in {"anna", "max"})
+
+
+@pytest.mark.parametrize(("name", "offered"), [("max", True), ("vera", False), ("una", False)])
+def test_who_may_not_ask_is_told_no_way_to(cast: Cast, browser: SignIn, name: str, offered: bool) -> None:
+    User.objects.get_or_create(username=name)
+    reader = browser(name)
+    for path in ("/", "/claims/", "/reservations/"):
+        text = reader.get(path).content.decode()
+        assert ('href="/claims/new/' in text or 'href="/reservations/new/' in text) == offered, path
+        assert ("curl -H" in text or "gpucloud reservation create" in text) == offered, path
+
+
+@pytest.mark.parametrize("name", ["max", "vera"])
+def test_what_a_tenants_admins_do_is_offered_to_them_only(cast: Cast, browser: SignIn, name: str) -> None:
+    ways = ("/requests/new/", "gpucloud quota-request create", "/new-token/")
+    for way in ways:
+        assert way in browser("anna").get("/tenants/acme/").content.decode()
+        for headers in ({}, {"HX-Request": "true"}):
+            assert way not in browser(name).get("/tenants/acme/", headers=headers).content.decode()
+    assert "gpucloud token create" not in browser(name).get("/tenants/acme/").content.decode()
+    assert "gpucloud quota-request create" not in browser(name).get("/requests/").content.decode()
+
+
+def test_lines_to_copy_are_for_who_may_use_them(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine)
+    pages = {name: browser(name).get(f"/claims/{claim.uid}/").content.decode() for name in ("anna", "max", "vera")}
+    assert "agent exec" not in pages["vera"]
+    assert "to a token from an admin of acme" in pages["max"]
+    assert "agent exec" in pages["anna"]
+    assert "to a token from" not in pages["anna"]
