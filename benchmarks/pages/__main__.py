@@ -50,12 +50,11 @@ def measure(ready: Stage, arguments: argparse.Namespace) -> list[list[Row]]:
     tables = []
     parts = arguments.parts.split(",")
     found = paint.asked(addresses(**filling.sample())) if "paint" in parts else {}
-    if {"paint", "living"} & set(parts):
+    if "paint" in parts:
         with chrome() as browser:
-            if "paint" in parts:
-                tables.append(paint.painted(browser, ready, found, arguments.times))
-            if "living" in parts:
-                tables.append(living(browser, ready, arguments.minutes))
+            tables.append(paint.painted(browser, ready, found, arguments.times))
+    if "living" in parts:
+        tables.append(living(ready, arguments.minutes))
     if "dashboards" in parts:
         counts = (0, arguments.dashboards)
         tables.append([asyncio.run(open_at_once(ready, count, arguments.seconds)) for count in counts])

@@ -13,6 +13,9 @@ from benchmarks.telemetry.stage import Stage
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WINDOW = {"width": 1280, "height": 900}
+SWITCHES = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", "--password-store=basic",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,20 @@ class Chrome:
 @contextlib.contextmanager
 def chrome() -> Iterator[Chrome]:
     """Start it, and end it. Raises FileNotFoundError where the machine has none."""
-    path = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if path is None:
-        raise FileNotFoundError(f"no browser: none of {', '.join(NAMES)} is on the PATH")
     # A switch that it does not know changes nothing, and only its first process has it.
     mark = f"--of-benchmark={uuid.uuid4().hex}"
     with sync_playwright() as playwright:
-        switches = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", mark]
-        browser = playwright.chromium.launch(executable_path=path, args=switches)
+        browser = playwright.chromium.launch(executable_path=path_of_chrome(), args=[*SWITCHES, mark])
         yield Chrome(browser, _marked(mark))
         browser.close()
+
+
+def path_of_chrome() -> str:
+    """Raises FileNotFoundError where the machine has none."""
+    path = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if path is None:
+        raise FileNotFoundError(f"no browser: none of {', '.join(NAMES)} is on the PATH")
+    return path
 
 
 def _marked(mark: str) -> int:

@@ -1,9 +1,24 @@
-"""The overview, left open: what it costs the browser, and whether its memory stays as it is."""
+"""The overview, left open: what it costs the browser, and whether its memory stays as it is.
 
+Nobody drives the browser meanwhile: a driver has it keep what the page is sent, and leaves things in the page. It is
+asked for its numbers after each step, by its own protocol.
+"""
+
+import contextlib
+import json
+import subprocess
+import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+from websockets.sync.client import connect
 
 from benchmarks.api.cpu import seconds_below
-from benchmarks.pages.chrome import Chrome
+from benchmarks.pages.chrome import SWITCHES, WINDOW, path_of_chrome
 from benchmarks.report import Row
 from benchmarks.telemetry.memory import mib_below
 from benchmarks.telemetry.stage import Stage
@@ -11,35 +26,81 @@ from benchmarks.telemetry.stage import Stage
 # The page's own beginning is not what an hour of it is like.
 SETTLE_SECONDS = 15.0
 STEPS = 10
+COUNTED = """(() => {
+    if (window.refreshes === undefined) {
+        window.refreshes = 0;
+        document.body.addEventListener("htmx:afterSwap", () => { window.refreshes += 1; });
+    }
+    return window.refreshes;
+})()"""
 
 
-def living(chrome: Chrome, ready: Stage, minutes: float) -> list[Row]:
-    """Ten rows over the time. CPU is of the browser with all its processes; the heap after a collection."""
-    rows, step = [], max(10.0, 60 * minutes / STEPS)
-    with chrome.page(ready) as page:
-        page.goto("/", wait_until="load")
-        page.locator("#live[data-mode=live]").wait_for()
-        asked: list[float] = []
-        page.on("request", lambda one: asked.append(time.monotonic()) if "hx-request" in one.headers else None)
-        tools = page.context.new_cdp_session(page)
-        tools.send("Performance.enable")
-        page.wait_for_timeout(1000 * SETTLE_SECONDS)
+def living(ready: Stage, minutes: float) -> list[Row]:
+    """Ten rows over the time. CPU is of the browser with all its processes; the heap after a collection.
+
+    `refreshes`: of the living part, a minute.
+    """
+    rows: list[Row] = []
+    with alone(ready) as (pid, debugging):
+        time.sleep(SETTLE_SECONDS)
+        before = looked_into(debugging)
         begun = time.monotonic()
-        while time.monotonic() - begun < 60 * minutes:
-            before, at = seconds_below(chrome.pid), time.monotonic()
-            asked.clear()
-            page.wait_for_timeout(1000 * step)
-            spent, wall = seconds_below(chrome.pid) - before, time.monotonic() - at
-            tools.send("HeapProfiler.collectGarbage")
-            metrics = {one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]}
-            rows.append(
-                {
-                    "minute": (time.monotonic() - begun) / 60, "browser CPU %": 100 * spent / wall,
-                    "refreshes a minute": 60 * len(asked) / wall,
-                    "JavaScript heap MiB": metrics["JSHeapUsedSize"] / (1 << 20), "DOM nodes": metrics["Nodes"],
-                    "listeners": metrics["JSEventListeners"], "browser MiB": mib_below(chrome.pid),
-                    "mode": page.locator("#live").get_attribute("data-mode"),
-                }
-            )  # fmt: skip
+        while (passed := time.monotonic() - begun) < 60 * minutes:
+            spent, at = seconds_below(pid), time.monotonic()
+            time.sleep(min(max(10.0, 60 * minutes / STEPS), 60 * minutes - passed + 1))
+            cpu, resident = 100 * (seconds_below(pid) - spent) / (time.monotonic() - at), mib_below(pid)
+            found = looked_into(debugging)
+            minutes_passed, wall = (time.monotonic() - begun) / 60, time.monotonic() - at
+            row = {"minute": minutes_passed, "browser CPU %": cpu, "browser MiB": resident, **found}
+            rows.append(row | {"refreshes": round(60 * (found["refreshes"] - before["refreshes"]) / wall)})
             print(rows[-1], flush=True)
+            before = found
     return rows
+
+
+@contextlib.contextmanager
+def alone(ready: Stage) -> Iterator[tuple[int, str]]:
+    """A browser of its own with an operator's overview open: its pid, and where it can be looked into."""
+    with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as profile:
+        address, path = f"http://127.0.0.1:{ready.port}", path_of_chrome()
+        kept: Any = {"name": "sessionid", "value": ready.filled.cookie, "url": address, "expires": time.time() + 86_400}
+        with sync_playwright() as playwright:
+            context = playwright.chromium.launch_persistent_context(profile, executable_path=path, args=SWITCHES)
+            context.add_cookies([kept])
+            context.close()
+        port, size = Path(profile) / "DevToolsActivePort", f"--window-size={WINDOW['width']},{WINDOW['height']}"
+        port.unlink(missing_ok=True)
+        command = [path, "--headless=new", *SWITCHES, size, f"--user-data-dir={profile}", "--remote-debugging-port=0"]
+        with subprocess.Popen([*command, address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
+            try:
+                while not (port.exists() and port.read_text().strip()):
+                    assert browser.poll() is None, "the browser ended"
+                    time.sleep(0.1)
+                yield browser.pid, f"http://127.0.0.1:{port.read_text().split()[0]}"
+            finally:
+                browser.terminate()
+
+
+def looked_into(debugging: str) -> Row:
+    """The page that is open in it, after a collection. `refreshes`: since this was asked first."""
+    with urllib.request.urlopen(f"{debugging}/json") as answer:  # noqa: S310 - the browser's own address
+        [page] = [one for one in json.load(answer) if one["type"] == "page"]
+    with connect(page["webSocketDebuggerUrl"], max_size=None) as tools:
+
+        def ask(method: str, **asked: Any) -> Any:
+            tools.send(json.dumps({"id": 1, "method": method, "params": asked}))
+            while "id" not in (said := json.loads(tools.recv(30))):
+                pass
+            return said["result"]
+
+        def value(expression: str) -> Any:
+            return ask("Runtime.evaluate", expression=expression)["result"]["value"]
+
+        refreshes, mode = value(COUNTED), value("document.getElementById('live').dataset.mode")
+        ask("HeapProfiler.collectGarbage")
+        ask("Performance.enable")
+        metrics = {one["name"]: one["value"] for one in ask("Performance.getMetrics")["metrics"]}
+    return {
+        "refreshes": refreshes, "JavaScript heap MiB": metrics["JSHeapUsedSize"] / (1 << 20),
+        "DOM nodes": metrics["Nodes"], "listeners": metrics["JSEventListeners"], "mode": mode,
+    }  # fmt: skip
