@@ -89,3 +89,14 @@ def test_lines_to_copy_are_for_who_may_use_them(cast: Cast, machine: Machine, br
     assert "to a token from an admin of acme" in pages["max"]
     assert "agent exec" in pages["anna"]
     assert "to a token from" not in pages["anna"]
+
+
+def test_a_tenants_admin_asks_for_more_from_the_quotas_page(cast: Cast, browser: SignIn) -> None:
+    quotas = give(cast.acme, vgpus=8, gpus=None)
+    way = "/requests/new/?tenant=acme&amp;resource=vgpus"
+    pages = {name: browser(name).get(f"/quotas/{quotas['vgpus'].pk}/").content.decode() for name in ("anna", "max")}
+    assert way in pages["anna"]
+    assert way not in pages["max"]
+    assert "/requests/new/" not in browser("anna").get(f"/quotas/{quotas['gpus'].pk}/").content.decode()
+    form = browser("anna").get(unescape(way)).content.decode()
+    assert re.search(r'<option value="vgpus"\s+selected', form)

@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.quotas.models import AuditEvent, LedgerEntry, Pool, Resource, ResourceQuota, Tenant
+from apps.quotas.models import AuditEvent, LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
@@ -117,6 +117,8 @@ def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
     if principal.is_operator:
         shown["form"] = form
     quota = _find(principal, pk)
+    # An unlimited one has nothing that could be raised.
+    shown["may_ask"] = quota.hard is not None and quota.tenant_id in principal.with_role(Role.ADMIN)
     part = part_of(entries, request.GET)
     uids = {entry.claim_uid for entry in part.rows if entry.claim_uid}
     names = dict(Claim.objects.filter(uid__in=uids).values_list("uid", "name"))

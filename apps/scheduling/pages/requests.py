@@ -162,7 +162,9 @@ def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
     """Ask for more; a tenant's admins do."""
     if not principal.is_operator and not principal.with_role(Role.ADMIN):
         raise PermissionDenied(gettext("A tenant’s admin asks for more."))
-    form = AskForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
+    # As the page says it from which one comes.
+    said = {name: request.GET.get(name) for name in ("tenant", "resource", "pool")}
+    form = AskForm(request.POST or None, principal=principal, initial=said)
     if request.method == "POST" and form.is_valid():
         try:
             row = requests.ask(principal=principal, **form.cleaned_data)
