@@ -100,3 +100,16 @@ def test_a_tenants_admin_asks_for_more_from_the_quotas_page(cast: Cast, browser:
     assert "/requests/new/" not in browser("anna").get(f"/quotas/{quotas['gpus'].pk}/").content.decode()
     form = browser("anna").get(unescape(way)).content.decode()
     assert re.search(r'<option value="vgpus"\s+selected', form)
+
+
+@pytest.mark.parametrize("name", ["max", "vera"])
+def test_a_claims_refresh_has_a_place_for_each_of_its_parts(
+    cast: Cast, machine: Machine, browser: SignIn, name: str
+) -> None:
+    claim, _ = placed(cast, machine)
+    reader, path = browser(name), f"/claims/{claim.uid}/"
+    whole = reader.get(path).content.decode()
+    again = reader.get(path, headers={"HX-Request": "true"}).content.decode()
+    parts = re.findall(r'id="([^"]+)" hx-swap-oob', again)
+    assert bool(parts) == (name == "max")
+    assert all(f'id="{part}"' in whole for part in parts)
