@@ -222,7 +222,7 @@ def test_what_somebody_else_changed_is_not_overwritten(olga: Shell, platform: Pl
     slug = new_name("a")
     assert olga.run("apply", "-f", write(olga, wanted(slug)), "--yes").code == 0
     declared = documents.read(
-        [write(olga, wanted(slug, core=100).replace("weight: 3", "weight: 9").replace("64", "32"))]
+        [write(olga, wanted(slug, core=100).replace("weight: 3", "weight: 9").replace("64GiB", "32GiB"))]
     )
     with Api(Access(platform.url, platform.token), patience_seconds=1) as api:
         planned = plan.make(declared, present.tenant(api, slug), prune=False)
