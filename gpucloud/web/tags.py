@@ -8,7 +8,7 @@ from typing import Any
 from django import template
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
@@ -95,6 +95,13 @@ def mib(value: float | None) -> str:
     if abs(value) >= GIB:
         return f"{value / GIB:.1f}".removesuffix(".0") + " GiB"
     return f"{value:.0f} MiB"
+
+
+@register.filter
+def coded(text: str) -> SafeString:
+    """What stands between backticks as code: a text that the command line shows, too."""
+    parts = enumerate(text.split("`"))
+    return format_html_join("", "{}", ((format_html("<code>{}</code>", one) if at % 2 else one,) for at, one in parts))
 
 
 @register.filter

@@ -20,7 +20,7 @@ from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.reserving.reservations import create_reservation
 from gpucloud.urls import server_error
 from gpucloud.web.looks import LOOKS
-from gpucloud.web.tags import SPRITE
+from gpucloud.web.tags import SPRITE, coded
 from tests.cast import Cast, Machine, placed
 from tests.measurements import keep
 from tests.pages.conftest import SignIn
@@ -162,6 +162,11 @@ def test_vendored_files_are_the_ones_that_were_taken(folder: Path) -> None:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
     known = {name for row in rows for name in row[:2]} | {"VENDORED.md"}
     assert {file.name for file in folder.iterdir()} == known
+
+
+def test_code_in_a_sentence_is_code_and_nothing_else_of_it_is_markup() -> None:
+    assert coded("as <b>root</b>, `a & b` first") == "as &lt;b&gt;root&lt;/b&gt;, <code>a &amp; b</code> first"
+    assert coded("none") == "none"
 
 
 def test_every_icon_that_is_named_is_in_the_sprite() -> None:
