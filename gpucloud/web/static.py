@@ -3,6 +3,7 @@
 from typing import Any
 
 from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, HTTPScope
+from django.conf import settings
 from whitenoise.middleware import WhiteNoiseMiddleware
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
@@ -34,9 +35,9 @@ class StaticDoor:
         self._files: dict[str, Any] = WhiteNoiseMiddleware().files
 
     async def __call__(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Pass everything through that is no file."""
+        """Pass everything through that is no file, or is asked for in the clear where only TLS is wanted."""
         file = self._files.get(scope["path"])
-        if file is None:
+        if file is None or (settings.SECURE_SSL_REDIRECT and not _by_tls(scope)):
             await self.application(scope, receive, send)
             return
         # As WSGI names them.
@@ -52,3 +53,8 @@ class StaticDoor:
         headers.append((b"x-content-type-options", b"nosniff"))
         await send({"type": "http.response.start", "status": int(answer.status), "headers": headers, "trailers": False})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _by_tls(scope: HTTPScope) -> bool:
+    """As Django sees it: here, or at the proxy in front."""
+    return scope["scheme"] == "https" or dict(scope["headers"]).get(b"x-forwarded-proto") == b"https"

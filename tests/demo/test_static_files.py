@@ -43,7 +43,7 @@ def door(place: Path, settings: Any) -> Asked:
             sent.append(message)
 
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        scope: Any = {"type": "http", "method": method, "path": path, "headers": pairs}
+        scope: Any = {"type": "http", "scheme": "http", "method": method, "path": path, "headers": pairs}
         receive: Any = None
         await made(scope, receive, send)
         start, body = sent
@@ -92,3 +92,12 @@ async def test_what_is_no_file_is_left_to_the_application(door: Asked) -> None:
     # A name without its content's digest is not there, so nobody keeps what may change.
     for path in (f"/static/{STYLE}", "/static/../manage.py", "/static/", "/"):
         assert (await door(path, {}))[0] == 418
+
+
+async def test_where_only_tls_is_wanted_a_file_in_the_clear_is_left_to_who_redirects(
+    place: Path, door: Asked, settings: Any
+) -> None:
+    url = f"/static/{names(place)[STYLE]}"
+    settings.SECURE_SSL_REDIRECT = True
+    assert (await door(url, {}))[0] == 418
+    assert (await door(url, {"x-forwarded-proto": "https"}))[0] == 200
