@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles protos messages bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-shim test-long check format openapi roles protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ openapi: ## write docs/openapi.yaml anew from the views
 
 roles: ## write docs/roles.md anew: what each route answers to each role, by asking
 	@$(BOOTSTRAP) --dev && WRITE_ROLES=1 exec $(RUN) -m pytest tests/scheduling/test_role_table.py -q
+
+styles: ## write static/css/tabler.css anew: what pages use of Tabler's sheet
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.styles
 
 messages: ## write the catalogues of the pages' languages anew (locale/): what templates and code say now
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m gpucloud.messages

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy import styles
+
 ROOT = Path(__file__).resolve().parent.parent
 OPENAPI = ROOT / "docs" / "openapi.yaml"
 BIN = Path(sys.executable).parent
@@ -89,6 +91,12 @@ def openapi() -> Outcome:
     return Outcome(not difference, "\n".join(difference[:60]) + "\nRun `make openapi`." if difference else "")
 
 
+def used_styles() -> Outcome:
+    """The committed sheet is the one that templates and scripts make of Tabler's."""
+    current = styles.USED.exists() and styles.USED.read_text() == styles.made()
+    return Outcome(current, "" if current else f"{styles.USED.name} is not what pages use now. Run `make styles`.")
+
+
 def checks() -> dict[str, Check]:
     typed = [name for name in TYPED if (ROOT / name).exists()]
     return {
@@ -100,6 +108,7 @@ def checks() -> dict[str, Check]:
         "migrations": migrations,
         "openapi": openapi,
         "templates": tool("djlint", "templates", "--lint", "--quiet"),
+        "styles": used_styles,
         "compose": tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"),
         "dockerfile": tool("hadolint", "Dockerfile"),
         "requirements": lambda: run(sys.executable, "-m", "pip", "check"),

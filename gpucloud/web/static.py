@@ -1,11 +1,18 @@
 """The files of the pages: named by their content, so that a browser may keep each for good, and sent without Django."""
 
-from typing import Any
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any, Final
 
 from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from django.conf import settings
+from django.core.files.base import ContentFile
+from django.core.files.storage import InMemoryStorage
 from whitenoise.middleware import WhiteNoiseMiddleware
 from whitenoise.storage import CompressedManifestStaticFilesStorage
+
+IMPORT: Final = re.compile(r'^@import "([^"]+)";$', re.MULTILINE)
 
 
 class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # no types are published
@@ -21,6 +28,22 @@ class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # no t
             (suffix, tuple(one for one in patterns if "sourceMappingURL" not in str(one))) for suffix, patterns in known
         )
         super().__init__(*args, **kwargs)
+
+    def post_process(self, paths: dict[str, Any], dry_run: bool = False, **options: Any) -> Iterator[Any]:
+        """A sheet that imports others is served as one: a browser asks once, and paints when that one is there."""
+        whole = InMemoryStorage()
+        for name in [name for name in paths if name.startswith("css/")]:
+            whole.save(name, ContentFile(_whole(name, paths)))
+            paths[name] = whole, name
+        yield from super().post_process(paths, dry_run, **options)
+
+
+def _whole(name: str, paths: dict[str, Any]) -> str:
+    """The sheet with what it imports in place."""
+    storage, path = paths[name]
+    with storage.open(path) as file:
+        text: str = file.read().decode()
+    return IMPORT.sub(lambda found: _whole(posixpath.normpath(posixpath.join("css", found[1])), paths), text)
 
 
 class StaticDoor:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from deploy.demo.nodes import ROOT
 from deploy.demo.static import collected
 from gpucloud.web.static import StaticDoor
 
-STYLE = "vendor/tabler-1.6.1.min.css"
+STYLE = "css/site.css"
 Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
 
 
@@ -65,6 +66,17 @@ def test_what_is_there_for_this_content_is_not_made_again(place: Path, monkeypat
     assert collected() == place
 
 
+def test_all_sheets_are_served_as_one(place: Path) -> None:
+    whole = (place / names(place)[STYLE]).read_text()
+    assert "@import" not in whole
+    parts = [
+        ROOT / "static/css" / name for name in re.findall(r'@import "([^"]+)"', (ROOT / "static" / STYLE).read_text())
+    ]
+    assert {part.resolve() for part in parts} >= set((ROOT / "static/css").glob("*.css")) - {ROOT / "static" / STYLE}
+    ends = [whole.index(part.read_text().strip()) for part in parts]
+    assert ends == sorted(ends)
+
+
 def test_modules_name_each_other_by_their_content(place: Path) -> None:
     known = names(place)
     page = (place / known["js/page.js"]).read_text()
@@ -78,7 +90,7 @@ async def test_a_file_is_sent_compressed_and_may_be_kept_for_good(place: Path, d
     status, headers, body = await door(url, {"accept-encoding": "gzip"})
     assert status == 200
     assert headers["content-encoding"] == "gzip"
-    assert int(headers["content-length"]) == len(body) < 100_000
+    assert int(headers["content-length"]) == len(body) < 30_000
     assert gzip.decompress(body) == (place / names(place)[STYLE]).read_bytes()
     assert "immutable" in headers["cache-control"]
     assert headers["x-content-type-options"] == "nosniff"

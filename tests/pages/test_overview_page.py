@@ -1,22 +1,29 @@
 """The overview: how full, for how long, what still fits."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
 
-from apps.nodes.models import FleetMinute, Gpu, Node
+from apps.nodes.models import FleetMinute, Gpu, Node, Sample
 from apps.nodes.services.telemetry.levels import MINUTE, floor
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.pages.fleet import Cell, read_fleet_map
-from apps.scheduling.pages.measured import Use
+from apps.scheduling.pages.fleet import Cell, Device, read_fleet_map
+from apps.scheduling.pages.measured import Use, use_of_gpus
 from apps.scheduling.pages.room import room_of
 from tests.cast import GIB, Cast, Machine, placed
+from tests.measurements import keep
 from tests.pages.conftest import SignIn
 
 
 def text(answer: Any) -> str:
     return " ".join(answer.content.decode().split())
+
+
+def device(core: int, memory_mib: int, outside: int = 0) -> Device:
+    """A GPU of 1,000 MiB of which so much is promised, and so much used without a claim."""
+    return Device(1, 1, "GPU-1", 0, "A", 1000, True, "", core, memory_mib, outside, outside)
 
 
 def test_hours_live_in_the_url_and_nonsense_is_one(cast: Cast, machine: Machine, browser: SignIn) -> None:
@@ -60,16 +67,36 @@ def test_a_gpu_that_ails_is_not_ready(cast: Cast, machine: Machine) -> None:
 def test_a_share_with_more_memory_is_told_beside_one_with_more_core() -> None:
     node = Node(last_seen_at=timezone.now())
     sizes = [(90, 100), (40, 50), (100, 500), (20, 20)]
-    gpus = [Gpu(model="A", memory_mib=1000, core_used=core, memory_used_mib=used) for core, used in sizes]
+    gpus = [device(core, used) for core, used in sizes]
     (room,) = room_of([(node, [Cell(gpu, Use()) for gpu in gpus])])
     # 10 % with 900 MiB is less of both than 60 % with 950.
     assert room.fits == [(80, 980)]
-    gpus[3].memory_used_mib = 600
+    gpus[3] = device(20, 600)
     (room,) = room_of([(node, [Cell(gpu, Use()) for gpu in gpus])])
     assert room.fits == [(80, 400), (60, 950)]
 
 
 def test_a_gpu_that_a_pod_uses_without_a_claim_is_not_wholly_free() -> None:
-    gpus = [Gpu(model="A", memory_mib=1000, core_outside=core, memory_outside_mib=core) for core in (0, 30)]
+    gpus = [device(0, 0, outside) for outside in (0, 30)]
     (room,) = room_of([(Node(last_seen_at=timezone.now()), [Cell(gpu, Use()) for gpu in gpus])])
     assert (room.gpus, room.whole) == (2, 1)
+
+
+def test_used_now_is_the_mean_of_the_last_seconds_that_were_heard(cast: Cast, machine: Machine) -> None:
+    first, second, third, silent = Gpu.objects.order_by("index")
+    now, mib = timezone.now(), 1 << 20
+    # Heard a moment ago; and of a node whose last word was eleven seconds ago.
+    told = [(first, ago, percent, 100 * percent) for ago, percent in ((1, 40), (3, 20), (8, 100))]
+    other = Node.objects.create(name="gpu2", pool=first.node.pool)
+    Gpu.objects.filter(pk__in=[second.pk, third.pk]).update(node=other)
+    told += [(second, 11, 30, 10), (third, 20, 90, 10)]
+    keep(
+        Sample(gpu_id=gpu.pk, at=now - timedelta(seconds=ago), core_percent=percent, memory_bytes=memory * mib)
+        for gpu, ago, percent, memory in told
+    )
+    use = use_of_gpus(list(Gpu.objects.all()))
+    assert use[first.uuid] == Use(30.0, 3000.0)
+    assert use[second.uuid] == Use(30.0, 10.0)
+    # Too old to say anything about now, or never heard.
+    assert third.uuid not in use
+    assert silent.uuid not in use

@@ -1,11 +1,11 @@
 """The fleet as the overview draws it: one cell per GPU, and sums."""
 
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Final
-
-from django.db.models import Prefetch
+from typing import Final, NamedTuple
 
 from apps.nodes.models import Gpu, Node
+from apps.nodes.models.gpu import WHOLE
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.measured import NOTHING, Use, use_of_gpus
 
@@ -13,11 +13,37 @@ from apps.scheduling.pages.measured import NOTHING, Use, use_of_gpus
 MOST_LARGE: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Device(NamedTuple):
+    """What is read of a GPU; in their hundreds, whole models would take longer to make than to draw."""
+
+    pk: int
+    node_id: int
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+    present: bool
+    unhealthy: str
+    core_used: int
+    memory_used_mib: int
+    core_outside: int
+    memory_outside_mib: int
+
+    @property
+    def core_free(self) -> int:
+        """As of the model."""
+        return max(0, WHOLE - self.core_used - self.core_outside)
+
+    @property
+    def memory_free_mib(self) -> int:
+        """As of the model."""
+        return max(0, self.memory_mib - self.memory_used_mib - self.memory_outside_mib)
+
+
+class Cell(NamedTuple):
     """One GPU: how much is promised of it, how much is used. Percent; None where nothing is measured."""
 
-    gpu: Gpu
+    gpu: Device
     use: Use
 
     @property
@@ -29,11 +55,6 @@ class Cell:
     def used(self) -> float | None:
         """Of core; never drawn past the cell's top."""
         return None if self.use.core_percent is None else min(100.0, self.use.core_percent)
-
-    @property
-    def memory_leased(self) -> float:
-        """Of memory."""
-        return 100 * self.gpu.memory_used_mib / self.gpu.memory_mib if self.gpu.memory_mib else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +142,12 @@ def mean(values: list[int] | list[float]) -> float | None:
 def read_fleet_map(principal: Principal) -> Fleet:
     """Three queries, whatever the size. Operators only."""
     principal.require_operator()
-    # Thousands of JSON texts that nobody looks at.
-    unlinked = Gpu.objects.defer("links")
-    nodes = list(Node.objects.select_related("pool").prefetch_related(Prefetch("gpus", unlinked)))
-    use = use_of_gpus([gpu for node in nodes for gpu in node.gpus.all()])
-    rows = [(node, [Cell(gpu, use.get(gpu.uuid, NOTHING)) for gpu in node.gpus.all()]) for node in nodes]
+    devices = list(map(Device._make, Gpu.objects.values_list(*Device._fields)))
+    use = use_of_gpus(devices)
+    cells: dict[int, list[Cell]] = defaultdict(list)
+    for device in devices:
+        cells[device.node_id].append(Cell(device, use.get(device.uuid, NOTHING)))
+    rows = [(node, cells[node.pk]) for node in Node.objects.select_related("pool")]
     return Fleet(rows, _totals(rows))
 
 

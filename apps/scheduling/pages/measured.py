@@ -1,20 +1,23 @@
 """What was measured, as pages show it: the last few seconds as one number, the last minutes as a chart."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from apps.nodes.models import Gpu
+from apps.nodes.services.telemetry import reading
 from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.accounting import utilization
 
 # An agent reports once a second; what is older than this says nothing about now.
 LATEST: Final = timedelta(seconds=15)
+# Of what is not older, so much is one number.
+MEAN: Final = timedelta(seconds=5)
 # Enough to see what a change did, and a point for every pixel or two.
 WINDOW: Final = timedelta(minutes=5)
 # After a change the agent reports twice within half a second: a longer step would mix the old limit with the new one.
@@ -32,10 +35,22 @@ class Use:
 NOTHING: Final = Use()
 
 
-def use_of_gpus(gpus: Iterable[Gpu]) -> dict[str, Use]:
-    """By GPU uuid."""
-    rows = utilization.of_gpus(gpus, **_latest())
-    return {row["gpu_uuid"]: _last(row) for row in rows}
+class Known(Protocol):
+    """What is needed of a GPU."""
+
+    @property
+    def pk(self) -> Any: ...
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def uuid(self) -> str: ...
+
+
+def use_of_gpus(gpus: Collection[Known]) -> dict[str, Use]:
+    """By GPU uuid; who is not there was not heard of."""
+    nodes = {gpu.node_id for gpu in gpus}
+    found = reading.now_of_gpus(nodes, since=timezone.now() - LATEST, mean=MEAN)
+    return {gpu.uuid: Use(*found[gpu.pk]) for gpu in gpus if gpu.pk in found}
 
 
 def use_of_assignments(assignments: Iterable[Assignment]) -> dict[Any, Use]:

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from apps.nodes.models import Gpu, Node
+from apps.nodes.models import Node
 from apps.nodes.models.gpu import WHOLE
-from apps.scheduling.pages.fleet import Cell
+from apps.scheduling.pages.fleet import Cell, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Room:
 
 def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
     """By model, on the GPUs that take new claims: the shares of which no other fits with more of both."""
-    found: dict[str, list[Gpu]] = defaultdict(list)
+    found: dict[str, list[Device]] = defaultdict(list)
     for node, cells in nodes:
         ready = node.state == "ready"
         for gpu in (cell.gpu for cell in cells if cell.gpu.present):
@@ -29,11 +29,11 @@ def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
     return [Room(model, len(gpus), sum(map(_whole, gpus)), _largest(gpus)) for model, gpus in found.items()]
 
 
-def _whole(gpu: Gpu) -> bool:
+def _whole(gpu: Device) -> bool:
     return gpu.core_free == WHOLE and gpu.memory_free_mib == gpu.memory_mib
 
 
-def _largest(gpus: list[Gpu]) -> list[tuple[int, int]]:
+def _largest(gpus: list[Device]) -> list[tuple[int, int]]:
     best: list[tuple[int, int]] = []
     for core, memory in sorted({(gpu.core_free, gpu.memory_free_mib) for gpu in gpus}, reverse=True):
         # More memory than what has more core; a share has some of both.

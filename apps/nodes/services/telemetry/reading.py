@@ -5,7 +5,7 @@ window are found by the key (time, node, GPU, assignment): in each moment the in
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -76,6 +76,13 @@ FROM nodes_usageframe AS frame CROSS JOIN LATERAL {GPU}
 JOIN {ASKED} ON asked.gpu_id = item.gpu_id
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
+# Of each node the last seconds before its newest sample: what is shown as now.
+NOW_OF_GPU = f"""
+SELECT item.gpu_id, avg(item.core), avg(item.memory) / {MIB} FROM (
+    SELECT *, max(at) OVER (PARTITION BY node_id) AS newest FROM nodes_usageframe
+    WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s
+) AS frame CROSS JOIN LATERAL {GPU} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
+"""  # noqa: S608 - likewise
 # All of the key is named, and nothing is joined: a planner that expects one row would join by loops.
 KEY = """node_id = ANY(%(every_node)s::bigint[]) AND gpu_id = ANY(%(every_gpu)s::bigint[])
     AND uid = ANY(%(every_uid)s::uuid[])"""
@@ -108,6 +115,16 @@ def latest(series: Sequence[Series], *, now: datetime) -> list[Curve]:
     # A second more: a clock that was set while this is asked.
     asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **named(series)}
     return _answered(series, LATEST_OF_GPU if _of_gpus(series) else LATEST, asked)
+
+
+def now_of_gpus(nodes: Collection[int], *, since: datetime, mean: timedelta) -> dict[int, tuple[float, float]]:
+    """By GPU of these nodes (all by primary key): percent and MiB, means over so long before the newest sample.
+
+    A node whose newest is from before `since` is left out.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(NOW_OF_GPU, {"nodes": list(nodes), "begin": since, "mean": mean})
+        return {gpu_id: (core, float(memory)) for gpu_id, core, memory in cursor.fetchall()}
 
 
 class Window(NamedTuple):
