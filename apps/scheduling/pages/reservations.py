@@ -36,6 +36,8 @@ COLUMNS = [
 ]  # fmt: skip
 # More rows than one reads; the choice of a node shows the others.
 MOST_ROWS = 64
+# A line where each day begins, as a path over a row that is a hundred wide and high.
+MIDNIGHTS = "".join(f"M{100 * day / 7:.3f} 0V100" for day in range(7))
 
 
 @require_GET
@@ -48,7 +50,7 @@ def reservation_list(request: HttpRequest, principal: Principal) -> HttpResponse
     pool, day, node = WeekForm(request.GET).chosen()
     begin = monday(day or timezone.now())
     form = WeekForm(initial={"pool": pool and pool.name, "week": day and begin.date(), "node": node})
-    shown: dict[str, Any] = {"form": form, "pool": pool, "begin": begin, "days": _days(begin)}
+    shown: dict[str, Any] = {"form": form, "pool": pool, "begin": begin, "days": _days(begin), "midnights": MIDNIGHTS}
     if pool is not None:
         shown |= _week(principal, pool, begin, node)
     shown |= {"part": Paginator(mine, PER_PAGE).get_page(request.GET.get("page")), "now_at": _now_at(begin)}
@@ -164,10 +166,10 @@ def _week(principal: Principal, pool: Pool, begin: datetime, node: str) -> dict[
     return {"rows": rows_of(found["gpus"], begin), "left_out": found["gpus_left_out"]}
 
 
-def _days(begin: datetime) -> list[tuple[datetime, bool, float]]:
-    """Each day of the week, whether it is today, and where it begins, in percent."""
+def _days(begin: datetime) -> list[tuple[datetime, bool]]:
+    """Each day of the week, and whether it is today."""
     today, days = timezone.localtime().date(), [begin + timedelta(days=number) for number in range(7)]
-    return [(day, day.date() == today, 100 * (day - begin) / A_WEEK) for day in days]
+    return [(day, day.date() == today) for day in days]
 
 
 def _now_at(begin: datetime) -> float | None:
