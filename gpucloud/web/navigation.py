@@ -58,7 +58,11 @@ SECTIONS: Final = (
         _("Teams"),
         (
             Place(
-                "tenants", _("Tenants"), "building", within=("/quotas/", "/new-tenant/"), words="quotas members tokens"
+                "tenants",
+                _("Tenants"),
+                "building",
+                within=("/quotas/", "/new-tenant/", "/member-limits/", "/limit-ranges/", "/budgets/"),
+                words="quotas members tokens limits budgets",
             ),
             Place("reports", _("Reports"), "gauge", within=("/prices/",), words="gpu-hours cost usage billing prices"),
             Place("audit", _("Audit"), "history", words="log who changed what events"),

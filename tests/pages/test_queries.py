@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from django.db import connection
@@ -9,9 +10,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from apps.quotas.models import Pool, ResourceQuota, User
+from apps.quotas.models import Pool, ResourceQuota, Tenant, User
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import tenants
+from apps.quotas.services import budgets, limit_ranges, member_limits, tenants
 from apps.scheduling.models import Claim, Proposal, Round
 from apps.scheduling.services.placing.rounds import run_round
 from apps.scheduling.services.reserving.reservations import create_reservation
@@ -45,7 +46,20 @@ def furnish(cast: Cast, machines: list[Machine], busy: Pool, mark: str) -> None:
     give(tenant, core_percent=100, memory_mib=1024)
     person = User.objects.create(username=f"person-{mark}")
     tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=person, role="viewer")
+    bound(cast, person, mark)
     lose(Machine(f"lost-{mark}", cast.pool))
+
+
+def bound(cast: Cast, person: User, mark: str) -> None:
+    """A member's limit, a range and a budget."""
+    member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=person, resource="vgpus", hard=ord(mark))
+    pool = tenants.create_pool(principal=SYSTEM, name=f"pool-{mark}")
+    limit_ranges.create_range(principal=SYSTEM, tenant=cast.acme, pool=pool, field="gpu_count", maximum=8)
+    begin = timezone.now() - timedelta(days=ord(mark))
+    budgets.create_budget(
+        principal=SYSTEM, tenant=cast.acme, period="custom", gpu_hours=Decimal(9), starts_at=begin,
+        ends_at=timezone.now() + timedelta(days=1),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -67,7 +81,17 @@ def everywhere() -> list[str]:
         quotas=ResourceQuota.objects.filter(tenant=claim.tenant).earliest("pk").pk,
         rounds=Round.objects.latest("pk").pk,
         reservations=claim.tenant.reservations.earliest("pk").uid, proposals=Proposal.objects.earliest("pk").uid,
+        **bounds_of(claim.tenant),
     )  # fmt: skip
+
+
+def bounds_of(tenant: Tenant) -> dict[str, int]:
+    """One of each kind of what bounds the tenant, by the first part of its address."""
+    return {
+        "member-limits": tenant.member_limits.earliest("pk").pk,
+        "limit-ranges": tenant.limit_ranges.earliest("pk").pk,
+        "budgets": tenant.budgets.earliest("pk").pk,
+    }
 
 
 def asked(client: Client, paths: list[str]) -> dict[str, int]:

@@ -31,6 +31,11 @@ def busy(cast: Cast, machine: Machine) -> None:
         f"{end}_at": (timezone.now() + timedelta(hours=at)).isoformat() for end, at in (("start", 1), ("end", 2))
     }
     assert cast.anna.post("reservations/", booked).status == 201
+    limits = {"tenant": "acme", "resource": "vgpus", "hard": 2}
+    assert cast.anna.post("member-limits/", limits).status == 201
+    ranges = {"tenant": "acme", "field": "gpu_count", "maximum": 8}
+    assert cast.olga.post("limit-ranges/", ranges).status == 201
+    assert cast.olga.post("budgets/", {"tenant": "acme", "period": "month", "gpu_hours": "10"}).status == 201
 
 
 def _walk(sign_in: SignIn, name: str) -> dict[str, str]:
@@ -59,6 +64,8 @@ def test_no_link_leads_to_a_refusal(busy: None, browser: SignIn, name: str) -> N
     assert {"/claims/", "/queue/", "/reservations/", "/requests/", "/tenants/", "/help/"} <= set(pages)
     assert ("/reservations/UID/" in pages) == (name != "una")
     assert ("/claims/new/" in pages) == (name in {"anna", "max"})
+    assert ("/tenants/acme/limits/" in pages) == (name != "una")
+    assert ("/tenants/acme/member-limits/new/" in pages) == (name == "anna")
 
 
 @pytest.mark.parametrize(("name", "offered"), [("max", True), ("vera", False), ("una", False)])

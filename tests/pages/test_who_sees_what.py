@@ -22,6 +22,8 @@ HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state
         "/",
         "/tenants/",
         "/tenants/acme/",
+        "/tenants/acme/limits/",
+        "/tenants/acme/budgets/new/",
         "/audit/",
         "/reports/",
         "/rounds/",

@@ -39,37 +39,66 @@ Nodes = dict[int, list[NodeState]]
 Kept = tuple[Fleets, dict[int, Reserved], KeptSums]
 
 
-def preview(act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def preview(
+    act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]], joins: str | None = None
+) -> dict[str, Any]:
     """What a change of the tenant's quotas would do, beside what it would answer. Raises whatever `act` raises.
 
-    With the tenant the others of its cohort are looked at: they lend to it and borrow from it.
+    With the tenant the others of its cohort are looked at, and of the one that it `joins`: they lend to it and borrow
+    from it.
     """
-    tenants = list(Tenant.objects.filter(cohort=tenant.cohort)) if tenant.cohort else [tenant]
-    waiting = Claim.objects.filter(tenant__in=tenants, state__in=WAITING).select_related(
-        "tenant", "pool", "reservation"
-    )
-    claims = list(waiting.order_by("-priority", "pk")[:MOST_CLAIMS])
-    pools = {claim.pool_id: claim.pool for claim in claims}
-    fleets = {pk: {gpu.uuid: gpu for gpu in read_fleet(pool)} for pk, pool in pools.items()}
-    nodes = {pk: read_nodes(pool) for pk, pool in pools.items()}
-    line = _Line(waiting, claims, pools)
+    tenants = list(Tenant.objects.filter(Q(pk=tenant.pk) | Q(cohort__in={tenant.cohort, joins} - {None})))
+    queue = _Queue(tenants)
     spent = {item.pk: _spent(item) for item in tenants}
     with transaction.atomic():
-        before = _Outlook(tenants, fleets, nodes, line).of(claims, spent)
+        before = queue.outlook().of(queue.claims, spent)
         shown = show(act())
-        outlook = _Outlook(tenants, fleets, nodes, line)
+        outlook = queue.outlook()
         transaction.set_rollback(True)
     over = [_over(quota) for quota in outlook.sums.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
-    after = outlook.of(claims, spent)
-    told = [(_told(claim), before[claim.uid], after[claim.uid]) for claim in claims]
-    return {
-        **shown,
-        "dry_run": True,
-        "over": over,
-        "runnable": [{**facts, "changed": bool(old)} for facts, old, new in told if not new],
-        "pending": [{**facts, "changed": not old, "reasons": new} for facts, old, new in told if new],
-        "claims_left_out": waiting.count() - len(claims),
-    }
+    return {**shown, "dry_run": True, "over": over, **queue.compared(before, outlook.of(queue.claims, spent))}
+
+
+def preview_of_bounds(act: Callable[[], Any], *, tenant: Tenant) -> dict[str, Any]:
+    """The same of a change of a budget or of a member's limit; `row` is what the change answers. Raises what it raises.
+
+    They are asked for claim by claim, so the change stays in place that long: it locks nothing that a charge needs.
+    """
+    queue = _Queue([tenant])
+    before = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+    with transaction.atomic():
+        row = act()
+        after = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+        transaction.set_rollback(True)
+    return {"row": row, **queue.compared(before, after)}
+
+
+class _Queue:
+    """The first of what waits for these tenants, and the GPUs that it waits for."""
+
+    def __init__(self, tenants: list[Tenant]) -> None:
+        self.tenants = tenants
+        waiting = Claim.objects.filter(tenant__in=tenants, state__in=WAITING)
+        waiting = waiting.select_related("tenant", "pool", "reservation")
+        self.claims = list(waiting.order_by("-priority", "pk")[:MOST_CLAIMS])
+        pools = {claim.pool_id: claim.pool for claim in self.claims}
+        self.fleets = {pk: {gpu.uuid: gpu for gpu in read_fleet(pool)} for pk, pool in pools.items()}
+        self.nodes = {pk: read_nodes(pool) for pk, pool in pools.items()}
+        self.line = _Line(waiting, self.claims, pools)
+        self.left_out = waiting.count() - len(self.claims)
+
+    def outlook(self) -> "_Outlook":
+        """The quotas as they are at this moment."""
+        return _Outlook(self.tenants, self.fleets, self.nodes, self.line)
+
+    def compared(self, before: Mapping[UUID, Reasons], after: Mapping[UUID, Reasons]) -> dict[str, Any]:
+        """Which claims could start after a change, which would wait and why, and for which that is new."""
+        told = [(_told(claim), before[claim.uid], after[claim.uid]) for claim in self.claims]
+        return {
+            "runnable": [{**facts, "changed": bool(old)} for facts, old, new in told if not new],
+            "pending": [{**facts, "changed": not old, "reasons": new} for facts, old, new in told if new],
+            "claims_left_out": self.left_out,
+        }
 
 
 class _Line:
