@@ -23,7 +23,7 @@ def text(client: Client, path: str = PAGE, **said: Any) -> str:
     return " ".join(answer.content.decode().split())
 
 
-def posted(client: Client, path: str, status: int = 302, **values: Any) -> str:
+def posted(client: Client, path: str, status: int = 302, /, **values: Any) -> str:
     answer = client.post(path, values)
     assert answer.status_code == status, (answer.status_code, answer.content.decode()[-3000:])
     return " ".join(answer.content.decode().split())

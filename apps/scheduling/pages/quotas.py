@@ -104,7 +104,7 @@ class NewQuotaForm(QuotaForm):
 @page
 def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpResponseBase:
     """The quota; for operators with its form. What is posted as `preview` changes nothing."""
-    quota = _find(principal, pk)
+    quota = find(principal, pk)
     entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource).order_by("-pk")
     if file := asked_as_file(request):
         return as_file(file, f"ledger-{quota.pk}", LEDGER, entries.values(*LEDGER).iterator())
@@ -116,7 +116,7 @@ def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
             return redirect("quota", pk=quota.pk)
     if principal.is_operator:
         shown["form"] = form
-    quota = _find(principal, pk)
+    quota = find(principal, pk)
     # An unlimited one has nothing that could be raised.
     shown["may_ask"] = quota.hard is not None and quota.tenant_id in principal.with_role(Role.ADMIN)
     part = part_of(entries, request.GET)
@@ -175,7 +175,7 @@ def _posted(
     return {}, True
 
 
-def previewed(act: Callable[[], ResourceQuota], tenant: Tenant) -> dict[str, Any]:
+def previewed(act: Callable[[], ResourceQuota | None], tenant: Tenant) -> dict[str, Any]:
     """What the change would do, and whether it makes a difference to any waiting claim."""
     effect = preview(act, tenant=tenant, show=lambda row: {"quota": row})
     told = [*effect["runnable"], *effect["pending"]]
@@ -215,7 +215,8 @@ def _made(principal: Principal, tenant: Tenant, values: dict[str, Any]) -> Resou
     return quotas.create_quota(principal=principal, tenant=tenant, **values)
 
 
-def _find(principal: Principal, pk: int) -> ResourceQuota:
+def find(principal: Principal, pk: int) -> ResourceQuota:
+    """The quota with its tenant, pool and share. Raises Http404 where it is not there, or not the caller's."""
     rows = ResourceQuota.objects.visible_to(principal).select_related("tenant", "pool", "share")
     quota = rows.filter(pk=pk).first()
     if quota is None:

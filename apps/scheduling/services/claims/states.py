@@ -91,7 +91,7 @@ def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:
 def charged_by_users(tenant: Tenant) -> dict[int, dict[str, int]]:
     """The same of everybody whose claims bear something in the tenant, by the user's key; in one question."""
     claims = Claim.objects.filter(tenant=tenant, user__isnull=False, charged_vgpus__gt=0).order_by()
-    sums = claims.values("user_id").annotate(**{name: Sum(f"charged_{name}") for name in Resource.values})
+    sums: Any = claims.values("user_id").annotate(**{name: Sum(f"charged_{name}") for name in Resource.values})
     return {row["user_id"]: {name: int(row[name]) for name in Resource.values} for row in sums}
 
 
