@@ -19,7 +19,7 @@ class Device(NamedTuple):
     pk: int
     node_id: int
     uuid: str
-    index: int
+    index: int  # type: ignore[assignment] # not where a value stands in it
     model: str
     memory_mib: int
     present: bool

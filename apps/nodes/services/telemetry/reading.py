@@ -122,8 +122,9 @@ def now_of_gpus(nodes: Collection[int], *, since: datetime, mean: timedelta) -> 
 
     A node whose newest is from before `since` is left out.
     """
+    said: dict[str, Any] = {"nodes": list(nodes), "begin": since, "mean": mean}
     with connection.cursor() as cursor:
-        cursor.execute(NOW_OF_GPU, {"nodes": list(nodes), "begin": since, "mean": mean})
+        cursor.execute(NOW_OF_GPU, said)
         return {gpu_id: (core, float(memory)) for gpu_id, core, memory in cursor.fetchall()}
 
 
