@@ -103,27 +103,41 @@ async def test_a_lost_gpu_is_told_of_its_claims_stay_and_it_comes_back(stage: St
     await told(link, "Reachable", status="True", gpu=stage.gpus[0])
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "reason", "unschedulable"),
-    [
-        ("remap-failed=1", "MemoryHealthy", "RemapFailed", True),
-        ("pages-pending=1", "MemoryHealthy", "RemapPending", True),
-        ("ecc=3", "MemoryHealthy", "UncorrectedEcc", True),
-        ("slowdown=64", "TemperatureOk", "HwThermalSlowdown", True),
-        ("slowdown=32", "TemperatureOk", "SwThermalSlowdown", False),
-    ],
-)
-async def test_what_nvml_counts_becomes_a_condition_and_ends(
-    stage: Stage, fault: str, kind: str, reason: str, unschedulable: bool
-) -> None:
+# By GPU: what suffers there, what is told of it, and whether new claims are kept off.
+FAULTS = [
+    (0, "remap-failed", "MemoryHealthy", "RemapFailed", True),
+    (1, "pages-pending", "MemoryHealthy", "RemapPending", True),
+    (2, "ecc", "MemoryHealthy", "UncorrectedEcc", True),
+    (3, "slowdown", "TemperatureOk", "HwThermalSlowdown", True),
+    (0, "slowdown", "TemperatureOk", "SwThermalSlowdown", False),
+]
+AMOUNTS = {"UncorrectedEcc": 3, "HwThermalSlowdown": 64, "SwThermalSlowdown": 32}
+
+
+async def test_what_nvml_counts_becomes_a_condition_and_ends(stage: Stage) -> None:
+    """All at once: each GPU has its own, and an agent takes its time to start."""
     link = await started(stage)
-    await told(link, kind, status="True", gpu=stage.gpus[2])
-    stage.fault(2, fault)
-    sick = await told(link, kind, gpu=stage.gpus[2])
-    assert (sick.reason, sick.unschedulable) == (reason, unschedulable)
-    if not fault.startswith("ecc"):
-        stage.fault(2, f"{fault.partition('=')[0]}=0")
-    await told(link, kind, status="True", gpu=stage.gpus[2])
+
+    async def becomes(gpu: int, *wanted: object) -> None:
+        def is_so(frame: wire.Conditions) -> bool:
+            mine = [one for one in frame.conditions if one.gpu_uuid == stage.gpus[gpu]]
+            return wanted in [(one.type, one.status, one.reason, one.unschedulable) for one in mine]
+
+        await link.expect(wire.Conditions, is_so, seconds=PATIENCE)
+
+    for gpu, _, kind, *_ in FAULTS:
+        await becomes(gpu, kind, "True", "AsExpected", False)
+    for gpu, fault, _, reason, _ in FAULTS:
+        stage.fault(gpu, f"{fault}={AMOUNTS.get(reason, 1)}")
+    for gpu, _, kind, reason, unschedulable in FAULTS:
+        await becomes(gpu, kind, "False", reason, unschedulable)
+    link.forget()
+    for gpu, fault, *_ in FAULTS:
+        # Errors are counted and stay so; what is counted no further is over.
+        if fault != "ecc":
+            stage.fault(gpu, f"{fault}=0")
+    for gpu, _, kind, *_ in FAULTS:
+        await becomes(gpu, kind, "True", "AsExpected", False)
 
 
 async def test_a_full_disk_a_missing_library_and_a_dead_arbiter_are_told(stage: Stage) -> None:

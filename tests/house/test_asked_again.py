@@ -23,6 +23,8 @@ ALWAYS = "def test_that_fails():\n    assert False\n"
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    # Most of a start is others' plugins, which nothing here needs.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     return tmp_path
 

@@ -299,7 +299,7 @@ def run(cast: Cast, *, sequences: int, steps: int, phases: Collection[Phase] = t
 
 
 def test_random_sequences_keep_every_book(db: None) -> None:
-    run(make_cast(), sequences=12, steps=25)
+    run(make_cast(), sequences=4, steps=25)
 
 
 @pytest.mark.long

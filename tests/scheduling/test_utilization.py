@@ -65,6 +65,13 @@ def test_a_window_is_the_same_whether_it_is_rolled_up_or_not(cast: Cast, machine
     assert after[1] == [(0, 40), (60, 40), (120, 40)]
 
 
+@pytest.fixture
+def long_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Days in which nothing was measured are rolled up in a few transactions: a thousand would say no more."""
+    monkeypatch.setattr(rolling, "AT_ONCE", timedelta(days=1))
+
+
+@pytest.mark.usefixtures("long_transactions")
 def test_a_window_of_dropped_seconds_is_told_by_what_is_kept(cast: Cast, machine: Machine, clock: Clock) -> None:
     _, assignment = placed(cast, machine)
     measure(machine, assignment.uid, 120)
@@ -84,6 +91,7 @@ def test_a_window_of_dropped_seconds_is_told_by_what_is_kept(cast: Cast, machine
     assert UsageMinute.objects.exists()
 
 
+@pytest.mark.usefixtures("long_transactions")
 def test_a_step_is_chosen_that_suits_the_window(cast: Cast, machine: Machine, clock: Clock) -> None:
     claim, assignment = placed(cast, machine)
     measure(machine, assignment.uid, 120)
