@@ -2,10 +2,10 @@
 
     python -m tests.run [--long] [pytest's arguments…]
 
-The C chapters that measure shares by the clock come first, alone. The other chapters, the sanitizers' builds and the
-Python tests run beside each other: they wait more than they compute. Tests that start a whole platform are marked
-``serial`` and come last, a few at a time. What failed in a crowd, where it is little, is asked once more, alone: the
-table says so, and what fails again has failed (docs/decisions/0043).
+What measures shares by the clock comes first, with nothing beside it: C chapters, and Python tests marked ``alone``.
+The other chapters run beside the Python tests. Tests that start a whole platform are marked ``serial`` and come last, a
+few at a time; they wait more than they compute, so the sanitizers' builds are beside them. What failed in a crowd,
+where it is little, is asked once more, alone: the table says so, and what fails again has failed (docs/decisions/0043).
 """
 
 import argparse
@@ -27,11 +27,14 @@ FEW = 4
 AGAIN = ", again"
 # More than the two cores that there are at least: many tests wait, for agents or for what was killed.
 PROCESSES, PLATFORMS = "3", "2"
-# A module's tests stay together, with what they share, until a process has nothing left to do.
 # The C suites and their targets in libvcuda/Makefile.
 C_SUITES = {
     "C, by the clock": "test-timed", "C, the rest": "test-untimed", "C, sanitizers": "sanitize", "C, long": "test-long",
 }  # fmt: skip
+TOGETHER = "not long and not serial and not alone"
+# Where the tests marked ``alone`` are: reading all files to find them takes longer than they do.
+BY_THE_CLOCK = "tests/benchmarks"
+# A module's tests stay together, with what they share, until a process has nothing left to do.
 STEALING = ("--dist", "worksteal")
 # In the order of tests/conftest.py: the longest first.
 BY_FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
@@ -143,14 +146,15 @@ def main() -> int:
     else:
         rows = [
             *c_suite("C, by the clock"),
+            *pytest_suite("Python, by the clock", "alone and not long", *(extra or [BY_THE_CLOCK])),
             *beside(
-                [
-                    lambda: c_suite("C, the rest", beside_others=True),
-                    lambda: c_suite("C, sanitizers", beside_others=True),
-                ],
-                [lambda: pytest_suite("Python", "not long and not serial", "-n", PROCESSES, *STEALING, *extra)],
+                [lambda: c_suite("C, the rest", beside_others=True)],
+                [lambda: pytest_suite("Python", TOGETHER, "-n", PROCESSES, *STEALING, *extra)],
             ),
-            *pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra),
+            *beside(
+                [lambda: c_suite("C, sanitizers", beside_others=True)],
+                [lambda: pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra)],
+            ),
         ]
     rows += c_suites_again(rows)
     print(f"\n{table(rows)}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def measured(out: Path, *parts: str) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def as_limited(rows: list[dict[str, Any]]) -> bool:
     return all(abs(float(row["page − limit"])) < 2 and float(row["rate / limit"]) > 0.9 for row in rows)
 
 
+@pytest.mark.alone
 def test_a_share_is_measured_by_the_page_and_by_the_program_itself(tmp_path: Path) -> None:
     # A busy machine holds a share down: it is measured again.
     for _ in range(2):
@@ -58,6 +59,7 @@ def test_a_part_that_does_not_exist_is_refused_by_its_name() -> None:
     assert "nonsense" in done.stderr
 
 
+@pytest.mark.alone
 def test_a_limit_that_is_moved_is_seen_to_be_in_force_soon_after(tmp_path: Path) -> None:
     moves, _, memory = measured(tmp_path, "change")["change"]["tables"]
     # 20 ms at least: the first window cannot end sooner. A busy machine makes it later.

@@ -54,12 +54,6 @@ def chrome(chromium_path: str) -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(params=["light", "dark"])
-def theme(request: pytest.FixtureRequest) -> str:
-    """What the system prefers."""
-    return str(request.param)
-
-
 @pytest.fixture
 def visitor(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
     """Signed in; at the end nothing may have been complained about."""

@@ -22,16 +22,19 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """One for the tests that only look."""
-    with Platform(tmp_path_factory.mktemp("running") / "demo", programs=True) as platform:
-        yield platform
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """One state for all that is tried here: a start takes a quarter of a minute, and many processes."""
+    platform = Platform(tmp_path_factory.mktemp("lives") / "demo", programs=True)
+    yield platform
+    platform.stop()
 
 
-@pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Platform:
-    """One for the tests that start and end it, which begin where the one before left off; not started."""
-    return Platform(tmp_path_factory.mktemp("lives") / "demo", programs=True)
+@pytest.fixture
+def running(place: Platform) -> Platform:
+    """It runs: begun, or going on where a test has ended it."""
+    if place._process is None or place._process.poll() is not None:
+        place.start()
+    return place
 
 
 def pids(platform: Platform) -> dict[str, int]:
@@ -106,40 +109,32 @@ def test_a_second_launcher_on_the_same_state_is_refused(running: Platform) -> No
     assert claims(running)
 
 
-def test_it_comes_up_and_a_second_start_resumes_it(platform: Platform) -> None:
-    with platform:
-        first = claims(platform)
-        assert programs_run(platform, len(first))
+def test_stopped_it_ends_every_process_that_it_started_and_the_next_start_resumes_it(running: Platform) -> None:
+    first, started = claims(running), pids(running)
     assert set(first.values()) == {"active"}
-    with platform:
-        assert eventually(lambda: claims(platform) == first, seconds=20)
-        assert eventually(lambda: programs_run(platform, len(first)), seconds=20)
-
-
-def test_stopping_it_ends_every_process_that_it_started(platform: Platform) -> None:
-    with platform:
-        started = pids(platform)
-        process = launcher(platform)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(STOP_SECONDS) == 0
+    assert eventually(lambda: programs_run(running, len(first)), seconds=20)
+    process = launcher(running)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(STOP_SECONDS) == 0
     assert not [name for name, pid in started.items() if alive(pid)]
-    assert not (platform.state / "pids.json").exists()
+    assert not (running.state / "pids.json").exists()
+    running.start()
+    assert eventually(lambda: claims(running) == first, seconds=20)
+    assert eventually(lambda: programs_run(running, len(first)), seconds=20)
 
 
-def test_killing_it_ends_them_too_and_the_next_start_goes_on(platform: Platform) -> None:
-    with platform:
-        started = pids(platform)
-        launcher(platform).kill()
-        launcher(platform).wait()
-        assert eventually(lambda: not any(map(alive, started.values())), seconds=10)
-    with platform:
-        assert claims(platform)
+def test_killing_it_ends_them_too_and_the_next_start_goes_on(running: Platform) -> None:
+    started = pids(running)
+    launcher(running).kill()
+    launcher(running).wait()
+    assert eventually(lambda: not any(map(alive, started.values())), seconds=10)
+    running.start()
+    assert claims(running)
 
 
-def test_a_port_that_is_taken_is_named(platform: Platform) -> None:
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    platform = Platform(tmp_path / "demo")
     with socket.socket() as other:
-        # Connections of the platforms before may still be closing there.
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", platform.port))
         other.listen()
         with pytest.raises(AssertionError, match=f"listens on 127.0.0.1:{platform.port}"):

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import uuid
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,20 @@ def nothing_is_lost_or_promised_twice(platform: Platform, tenant: str) -> None:
 
 
 QUOTAS = {"core_percent": "core_request", "memory_mib": "memory_mib"}
+# Of a step's request: each kill takes a restart, so the few try both in turn.
+BOTH, BEFORE, AFTER = ("after", "before"), ("before",), ("after",)
+LONG = pytest.mark.long
 
 
-def one_life(platform: Platform, tenant: str, part: str, *, before: bool) -> Json:
+def one_life(platform: Platform, tenant: str, part: str, when: Iterator[str]) -> Json:
     """A claim made, grown and released, with the part killed just before or just after each request."""
 
     def step(method: str, path: str, body: Json | None = None) -> Any:
-        if before:
+        moment = next(when)
+        if moment == "before":
             platform.kill(part)
         answer = insist(platform, method, path, body)
-        if not before:
+        if moment == "after":
             platform.kill(part)
         assert 200 <= answer.status < 300, answer
         return answer.body
@@ -110,13 +115,15 @@ def one_life(platform: Platform, tenant: str, part: str, *, before: bool) -> Jso
     return settled(platform, uid, "released")
 
 
+@pytest.mark.parametrize(
+    "moments", [BOTH, pytest.param(BEFORE, marks=LONG), pytest.param(AFTER, marks=LONG)], ids="-".join
+)
 @pytest.mark.parametrize("part", ["server", "worker", "agent-sim-1", "scheduler", "valkey", "postgres"])
 def test_a_claim_ends_where_it_should_though_a_part_is_killed_at_every_step(
-    platform: Platform, tenant: str, part: str
+    platform: Platform, tenant: str, part: str, moments: tuple[str, ...]
 ) -> None:
-    for before in (True, False):
-        one_life(platform, tenant, part, before=before)
-        nothing_is_lost_or_promised_twice(platform, tenant)
+    one_life(platform, tenant, part, cycle(moments))
+    nothing_is_lost_or_promised_twice(platform, tenant)
 
 
 @pytest.mark.parametrize("part", ["server", "worker", "agent-sim-1"])
@@ -151,6 +158,7 @@ def share(directory: Path) -> float:
     return float(lines[-1].split("share")[1].split("%")[0]) if lines else 0.0
 
 
+@pytest.mark.long  # tests/demo stops and starts another one, whose claims must be the same
 def test_a_second_start_resumes_the_first(platform: Platform, tenant: str) -> None:
     body = {"tenant": tenant, "name": "kept", "core_request": 10, "memory_mib": 1024}
     uid = platform.granted("POST", "claims/?wait=30", body)["uid"]
