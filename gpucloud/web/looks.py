@@ -66,6 +66,12 @@ LOOKS: Final = {
     "made": Look(_("Made"), "circle-check", "good"),
     "there": Look(_("There already"), "circle-dashed", "quiet"),
     "left": Look(_("Left"), "alert-triangle", "warn"),
+    # Of webhooks, and of what is sent to them.
+    "on": Look(_("On"), "circle-check", "good"),
+    "failing": Look(_("Failing"), "alert-triangle", "warn"),
+    "stopped": Look(_("Stopped"), "circle-x", "bad"),
+    "off": Look(_("Off"), "player-pause", "quiet"),
+    "delivered": Look(_("Delivered"), "circle-check", "good"),
     # Of conditions.
     "True": Look(_("True"), "circle-check", "good"),
     "False": Look(_("False"), "alert-triangle", "bad"),

@@ -13,12 +13,16 @@ from django.utils.translation import gettext_lazy as _
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A page of the bar. `within`: beginnings of other paths that belong to it; `words`: what else one calls it."""
+    """A page of the bar. `within`: beginnings of other paths that belong to it; `words`: what else one calls it.
+
+    `operators`: for them only; `admins`: for them and for who is admin of some tenant.
+    """
 
     route: str
     title: Promise | str
     icon: str
     operators: bool = False
+    admins: bool = False
     within: tuple[str, ...] = ()
     words: str = ""
 
@@ -65,6 +69,14 @@ SECTIONS: Final = (
                 words="quotas members tokens limits budgets",
             ),
             Place("reports", _("Reports"), "gauge", within=("/prices/",), words="gpu-hours cost usage billing prices"),
+            Place(
+                "webhooks",
+                _("Webhooks"),
+                "activity",
+                admins=True,
+                within=("/new-webhook/",),
+                words="notify notifications events messages callbacks deliveries",
+            ),
             Place("audit", _("Audit"), "history", words="log who changed what events"),
         ),
     ),
@@ -103,12 +115,13 @@ SECTIONS: Final = (
 )
 
 
-def sections(*, operator: bool) -> list[Section]:
+def sections(*, operator: bool, admin: bool = False) -> list[Section]:
     """What this reader may open; a section of which nothing is left is left out."""
-    own = [
-        Section(section.title, tuple(place for place in section.places if operator or not place.operators))
-        for section in SECTIONS
-    ]
+
+    def open_to(place: Place) -> bool:
+        return operator or not (place.operators or (place.admins and not admin))
+
+    own = [Section(section.title, tuple(filter(open_to, section.places))) for section in SECTIONS]
     return [section for section in own if section.places]
 
 

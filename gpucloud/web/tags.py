@@ -122,7 +122,10 @@ def amount(value: int | None, resource: str) -> str:
 def navigation(context: Any) -> dict[str, Any]:
     """The top bar's sections, and the places of the one that this page is in."""
     request = context["request"]
-    open_to = sections(operator=getattr(request.user, "is_operator", False))
+    # Known where somebody is signed in.
+    asking = getattr(request, "principal", None)
+    admin = asking is not None and asking.may_administer
+    open_to = sections(operator=getattr(request.user, "is_operator", False), admin=admin)
     section, place = whereabouts(open_to, request.path)
     return {"sections": open_to, "here": section, "at": place, "path": request.path}
 

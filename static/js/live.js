@@ -164,7 +164,8 @@ export class Watch {
 
   afterSwap() {
     if (this.focused && document.activeElement === document.body) {
-      alike(this.focused.in, this.focused.as)[this.focused.at]?.focus({ preventScroll: true });
+      const { in: part, as, at } = this.focused;
+      (as.isConnected ? as : alike(part, as)[at])?.focus({ preventScroll: true }); // some are kept as they are: hx-preserve
     }
     announced().forEach((state, name) => {
       if (this.states?.get(name) !== state) document.getElementById("announcer").textContent = `${name}: ${state}`;

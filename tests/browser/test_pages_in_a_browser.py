@@ -38,6 +38,8 @@ PATHS = [
     "/access/",
     "/new-token/",
     "/new-node/",
+    "/webhooks/",
+    "/new-webhook/",
     "/requests/",
     "/requests/new/",
     "/prices/",

@@ -10,9 +10,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from apps.quotas.models import Pool, ResourceQuota, Tenant, User
+from apps.quotas.models import Pool, ResourceQuota, Tenant, User, Webhook
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, limit_ranges, member_limits, tenants
+from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Claim, Proposal, Round
 from apps.scheduling.services.placing.rounds import run_round
 from apps.scheduling.services.reserving.reservations import create_reservation
@@ -24,7 +25,7 @@ MOST = 25
 
 
 def furnish(cast: Cast, machines: list[Machine], busy: Pool, mark: str) -> None:
-    """Another machine, claims, one that waits, a lost machine, a reservation, a proposal, a tenant, a person."""
+    """Another machine, claims, one that waits, a lost one, a reservation, a proposal, a tenant, a person, a webhook."""
     machines.append(Machine(f"more-{mark}", cast.pool))
     for number in range(2):
         claim = ask(cast, name=f"train-{mark}-{number}", core_request=15, memory_mib=1024)
@@ -48,6 +49,8 @@ def furnish(cast: Cast, machines: list[Machine], busy: Pool, mark: str) -> None:
     tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=person, role="viewer")
     bound(cast, person, mark)
     lose(Machine(f"lost-{mark}", cast.pool))
+    hook, _ = hooks.create(principal=SYSTEM, tenant=cast.acme, url="https://hooks.example.org/", events=["claim.idle"])
+    hooks.send_test(principal=SYSTEM, hook=hook)
 
 
 def bound(cast: Cast, person: User, mark: str) -> None:
@@ -82,6 +85,7 @@ def everywhere() -> list[str]:
         rounds=Round.objects.latest("pk").pk,
         reservations=claim.tenant.reservations.earliest("pk").uid, proposals=Proposal.objects.earliest("pk").uid,
         **bounds_of(claim.tenant),
+        webhooks=Webhook.objects.earliest("pk").uid,
     )  # fmt: skip
 
 

@@ -36,6 +36,8 @@ def busy(cast: Cast, machine: Machine) -> None:
     ranges = {"tenant": "acme", "field": "gpu_count", "maximum": 8}
     assert cast.olga.post("limit-ranges/", ranges).status == 201
     assert cast.olga.post("budgets/", {"tenant": "acme", "period": "month", "gpu_hours": "10"}).status == 201
+    hook = {"tenant": "acme", "url": "https://hooks.example.org/secret", "events": ["claim.active"]}
+    assert cast.anna.post("webhooks/", hook).status == 201
 
 
 def _walk(sign_in: SignIn, name: str) -> dict[str, str]:
@@ -66,6 +68,9 @@ def test_no_link_leads_to_a_refusal(busy: None, browser: SignIn, name: str) -> N
     assert ("/claims/new/" in pages) == (name in {"anna", "max"})
     assert ("/tenants/acme/limits/" in pages) == (name != "una")
     assert ("/tenants/acme/member-limits/new/" in pages) == (name == "anna")
+    assert {"/webhooks/", "/webhooks/UID/", "/new-webhook/"} & set(pages) == (
+        {"/webhooks/", "/webhooks/UID/", "/new-webhook/"} if name == "anna" else set()
+    )
 
 
 @pytest.mark.parametrize(("name", "offered"), [("max", True), ("vera", False), ("una", False)])
@@ -80,7 +85,7 @@ def test_who_may_not_ask_is_told_no_way_to(cast: Cast, browser: SignIn, name: st
 
 @pytest.mark.parametrize("name", ["max", "vera"])
 def test_what_a_tenants_admins_do_is_offered_to_them_only(cast: Cast, browser: SignIn, name: str) -> None:
-    ways = ("/requests/new/", "gpucloud quota-request create", "/new-token/")
+    ways = ("/requests/new/", "gpucloud quota-request create", "/new-token/", "/webhooks/")
     for way in ways:
         assert way in browser("anna").get("/tenants/acme/").content.decode()
         for headers in ({}, {"HX-Request": "true"}):

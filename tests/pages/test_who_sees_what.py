@@ -30,6 +30,8 @@ HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state
         "/access/",
         "/new-token/",
         "/new-node/",
+        "/webhooks/",
+        "/new-webhook/",
         "/policies/",
         "/prices/",
         "/requests/",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import Role, Tenant
@@ -17,22 +18,25 @@ if TYPE_CHECKING:
 class EventKind(models.TextChoices):
     """What there is to be told of; the label says when."""
 
-    CLAIM_ACTIVE = "claim.active", "A claim is in force on its GPUs."
-    CLAIM_FAILED = "claim.failed", "An agent could not put a claim in force."
-    CLAIM_RELEASED = "claim.released", "A claim has given everything back."
-    CLAIM_OVER_QUOTA = "claim.over_quota", "A claim waits because its tenant's quota has no room for it."
-    CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", "A claim will lose its GPUs at a moment that is said."
-    CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", "A claim that had notice may stay."
-    CLAIM_PREEMPTED = "claim.preempted", "A claim goes back to the queue for somebody else's."
-    CLAIM_IDLE = "claim.idle", "A claim does nothing for as long as its pool allows; `release_at`: then it is released."
-    CLAIM_AWAKE = "claim.awake", "A claim that was idle is idle no longer."
-    QUOTA_EXCEEDED = "quota.exceeded", "A quota was lowered below what is held of it."
-    QUOTA_REQUEST_DECIDED = "quota_request.decided", "A request for more was answered, or what it granted has ended."
-    BUDGET_THRESHOLD = "budget.threshold", "80, 95 or 100 percent of a budget are spent."
-    RESERVATION_BEGAN = "reservation.began", "A reservation holds its room from now on."
-    RESERVATION_ENDED = "reservation.ended", "A reservation is over, or was given back."
-    NODE_LOST = "node.lost", "A node's agent is silent; to tenants whose claims it carries."
-    NODE_RETURNED = "node.returned", "A lost node's agent is back; to tenants whose claims it carries."
+    CLAIM_ACTIVE = "claim.active", _("A claim is in force on its GPUs.")
+    CLAIM_FAILED = "claim.failed", _("An agent could not put a claim in force.")
+    CLAIM_RELEASED = "claim.released", _("A claim has given everything back.")
+    CLAIM_OVER_QUOTA = "claim.over_quota", _("A claim waits because its tenant's quota has no room for it.")
+    CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", _("A claim will lose its GPUs at a moment that is said.")
+    CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", _("A claim that had notice may stay.")
+    CLAIM_PREEMPTED = "claim.preempted", _("A claim goes back to the queue for somebody else's.")
+    CLAIM_IDLE = (
+        "claim.idle",
+        _("A claim does nothing for as long as its pool allows; `release_at`: then it is released."),
+    )
+    CLAIM_AWAKE = "claim.awake", _("A claim that was idle is idle no longer.")
+    QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below what is held of it.")
+    QUOTA_REQUEST_DECIDED = "quota_request.decided", _("A request for more was answered, or what it granted has ended.")
+    BUDGET_THRESHOLD = "budget.threshold", _("80, 95 or 100 percent of a budget are spent.")
+    RESERVATION_BEGAN = "reservation.began", _("A reservation holds its room from now on.")
+    RESERVATION_ENDED = "reservation.ended", _("A reservation is over, or was given back.")
+    NODE_LOST = "node.lost", _("A node's agent is silent; to tenants whose claims it carries.")
+    NODE_RETURNED = "node.returned", _("A lost node's agent is back; to tenants whose claims it carries.")
 
 
 # Asked for by `test/`; nobody subscribes to it.
@@ -77,6 +81,13 @@ class Webhook(Row):
 
     def __str__(self) -> str:
         return f"{self.tenant or 'platform'}: {self.url}"
+
+    @property
+    def standing(self) -> str:
+        """`on`, `failing`, `off` (somebody's wish) or `stopped` (by itself: `disabled_reason` says why)."""
+        if not self.enabled:
+            return "stopped" if self.disabled_reason else "off"
+        return "failing" if self.failures else "on"
 
 
 class DeliveryState(models.TextChoices):

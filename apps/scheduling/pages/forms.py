@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.core.validators import RegexValidator
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -54,6 +55,12 @@ def moment(label: "str | StrPromise", *, help_text: "str | StrPromise", **more: 
     """A field for a moment, in UTC."""
     widget = forms.DateTimeInput(attrs={"class": "form-control", "type": "datetime-local"}, format=LOCAL)
     return forms.DateTimeField(label=label, help_text=help_text, widget=widget, input_formats=[LOCAL], **more)
+
+
+def administered(principal: Principal) -> QuerySet[Tenant]:
+    """Tenants for which the caller may do what their admins do."""
+    mine = Tenant.objects.order_by("slug")
+    return mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.ADMIN))
 
 
 class ServiceForm(forms.Form):

@@ -22,7 +22,7 @@ from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file
-from apps.scheduling.pages.forms import ServiceForm, in_words, moment, number
+from apps.scheduling.pages.forms import ServiceForm, administered, in_words, moment, number
 from apps.scheduling.pages.quotas import RESOURCES, RESOURCES_SAID
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.looks import look
@@ -96,8 +96,7 @@ class AskForm(ServiceForm):
         super().__init__(*args, **kwargs)
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        mine = Tenant.objects.order_by("slug")
-        field.queryset = mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.ADMIN))
+        field.queryset = administered(principal)
 
 
 class AnswerForm(ServiceForm):

@@ -72,7 +72,7 @@ def _named(words: list[str], offered: list[Hit]) -> list[Hit]:
 
 
 def _places(principal: Principal) -> list[Hit]:
-    open_to = sections(operator=principal.is_operator)
+    open_to = sections(operator=principal.is_operator, admin=principal.may_administer)
     return [
         Hit(str(place.title), str(section.title), place.path, place.icon, words=place.words)
         for section in open_to

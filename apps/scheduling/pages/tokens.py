@@ -17,7 +17,7 @@ from apps.quotas.models import Role, Tenant, Token, User
 from apps.quotas.principals import SCOPES, Principal
 from apps.quotas.services import tokens
 from apps.scheduling.pages.access import page
-from apps.scheduling.pages.forms import ServiceForm, flat
+from apps.scheduling.pages.forms import ServiceForm, administered, flat
 from gpucloud.errors import GpucloudError
 
 COLUMNS = [
@@ -73,8 +73,7 @@ class TokenForm(ServiceForm):
         super().__init__(*args, **kwargs)
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        mine = Tenant.objects.order_by("slug")
-        field.queryset = mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.ADMIN))
+        field.queryset = administered(principal)
         field.required = not principal.is_operator
         field.empty_label = gettext("The whole platform") if principal.is_operator else None
 

@@ -35,6 +35,8 @@ from apps.scheduling.pages import (
     tenant_changes,
     tenants,
     tokens,
+    webhook_acts,
+    webhooks,
 )
 
 urlpatterns = [
@@ -84,6 +86,15 @@ urlpatterns = [
     path("access/", agents.access, name="access"),
     path("new-token/", tokens.new_token, name="new-token"),
     path("tokens/<slug:key>/revoke/", tokens.revoke, name="revoke-token"),
+    path("webhooks/", webhooks.webhook_list, name="webhooks"),
+    path("new-webhook/", webhooks.new_webhook, name="new-webhook"),
+    path("webhooks/<uuid:uid>/", webhooks.webhook_detail, name="webhook"),
+    path("webhooks/<uuid:uid>/on/", webhook_acts.switch, {"enabled": True}, name="webhook-on"),
+    path("webhooks/<uuid:uid>/off/", webhook_acts.switch, {"enabled": False}, name="webhook-off"),
+    path("webhooks/<uuid:uid>/rotate/", webhook_acts.rotate, name="rotate-webhook"),
+    path("webhooks/<uuid:uid>/test/", webhook_acts.test, name="test-webhook"),
+    path("webhooks/<uuid:uid>/remove/", webhook_acts.remove, name="remove-webhook"),
+    path("webhooks/<uuid:uid>/deliveries/<uuid:delivery>/redeliver/", webhook_acts.redeliver, name="redeliver"),
     path("new-node/", agents.new_node, name="new-node"),
     path("nodes/<slug:name>/renew/", agents.renew, name="renew-enrolment"),
     path("rounds/", rounds.round_list, name="rounds"),
