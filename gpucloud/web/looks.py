@@ -66,6 +66,11 @@ LOOKS: Final = {
     "made": Look(_("Made"), "circle-check", "good"),
     "there": Look(_("There already"), "circle-dashed", "quiet"),
     "left": Look(_("Left"), "alert-triangle", "warn"),
+    # Of tokens.
+    "works": Look(_("Works"), "circle-check", "good"),
+    "ends-soon": Look(_("Ends soon"), "hourglass", "warn"),
+    "maker-left": Look(_("Refused: its maker has left"), "ban", "bad"),
+    "revoked": Look(_("Revoked"), "ban", "quiet"),
     # Of webhooks, and of what is sent to them.
     "on": Look(_("On"), "circle-check", "good"),
     "failing": Look(_("Failing"), "alert-triangle", "warn"),

@@ -91,7 +91,7 @@ SECTIONS: Final = (
                 _("Tokens and agents"),
                 "lock",
                 operators=True,
-                within=("/new-token/", "/new-node/"),
+                within=("/new-token/", "/tokens/", "/new-node/"),
                 words="services enrolment keys versions heartbeat install",
             ),
             Place("rounds", _("Rounds"), "refresh", operators=True, words="scheduler decisions"),

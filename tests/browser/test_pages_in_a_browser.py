@@ -40,6 +40,7 @@ PATHS = [
     "/new-node/",
     "/webhooks/",
     "/new-webhook/",
+    "/tokens/",
     "/requests/",
     "/requests/new/",
     "/prices/",

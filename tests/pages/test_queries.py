@@ -84,8 +84,8 @@ def everywhere() -> list[str]:
         quotas=ResourceQuota.objects.filter(tenant=claim.tenant).earliest("pk").pk,
         rounds=Round.objects.latest("pk").pk,
         reservations=claim.tenant.reservations.earliest("pk").uid, proposals=Proposal.objects.earliest("pk").uid,
+        webhooks=Webhook.objects.earliest("pk").uid, tokens=claim.tenant.tokens.earliest("pk").key,
         **bounds_of(claim.tenant),
-        webhooks=Webhook.objects.earliest("pk").uid,
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state
         "/new-node/",
         "/webhooks/",
         "/new-webhook/",
+        "/tokens/",
         "/policies/",
         "/prices/",
         "/requests/",

@@ -1,15 +1,22 @@
 """API tokens: `gpc_<key>.<secret>`; the key finds the row, only a keyed digest of the secret is kept."""
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
+from django.utils import timezone
 
 from apps.quotas.models.row import Row
-from apps.quotas.models.tenant import Role, Tenant, User
+from apps.quotas.models.tenant import Membership, Role, Tenant, User
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
+
+
+# Time to have it replaced before a pipeline stops.
+SOON: Final = timedelta(days=7)
 
 
 class TokenQuerySet(models.QuerySet["Token"]):
@@ -26,6 +33,17 @@ class TokenQuerySet(models.QuerySet["Token"]):
         if principal.user_id:
             mine = models.Q(user_id=principal.user_id, tenant__in=principal.roles)
         return self.filter(mine | models.Q(tenant__in=principal.with_role(Role.ADMIN)))
+
+    def alive(self) -> "TokenQuerySet":
+        """Neither revoked nor past their end."""
+        return self.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), revoked_at=None)
+
+    def with_makers(self) -> "TokenQuerySet":
+        """With `maker_left`: who made it may not act there any more, so it is refused."""
+        stays = Exists(Membership.objects.filter(user=OuterRef("user"), tenant=OuterRef("tenant")))
+        left = Q(user__is_active=False) | Q(user__is_operator=False) & (Q(tenant=None) | ~stays)
+        wrapped = ExpressionWrapper(Q(user__isnull=False) & left, output_field=BooleanField())
+        return self.select_related("tenant", "user").annotate(maker_left=wrapped)
 
 
 class Token(Row):
@@ -50,3 +68,17 @@ class Token(Row):
 
     def __str__(self) -> str:
         return f"{self.name} (gpc_{self.key})"
+
+    @property
+    def has_ended(self) -> bool:
+        """Revoked, or past its end."""
+        return bool(self.revoked_at or (self.expires_at and self.expires_at <= timezone.now()))
+
+    @property
+    def standing(self) -> str:
+        """`works`, `ends-soon`, `maker-left` (as far as `with_makers` said so), `expired` or `revoked`."""
+        if self.has_ended:
+            return "revoked" if self.revoked_at else "expired"
+        if getattr(self, "maker_left", False):
+            return "maker-left"
+        return "ends-soon" if self.expires_at and self.expires_at <= timezone.now() + SOON else "works"

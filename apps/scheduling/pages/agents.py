@@ -5,7 +5,6 @@ from typing import Any
 from django import forms
 from django.core.paginator import Paginator
 from django.core.validators import RegexValidator
-from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -57,9 +56,7 @@ class NodeForm(ServiceForm):
 def access(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     """Every token that still works, every agent. Operators only."""
     principal.require_operator()
-    now = timezone.now()
-    alive = Token.objects.visible_to(principal).filter(Q(expires_at=None) | Q(expires_at__gt=now), revoked_at=None)
-    rows = alive.select_related("tenant", "user").order_by("tenant__slug", "name", "pk")
+    rows = Token.objects.visible_to(principal).alive().with_makers().order_by("tenant__slug", "name", "pk")
     agents = Node.objects.select_related("pool")
     if file := asked_as_file(request):
         if request.GET.get("table") == "agents":
@@ -69,7 +66,7 @@ def access(request: HttpRequest, principal: Principal) -> HttpResponseBase:
         "part": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
         "agents": agents,
         "version": _version(),
-        "now": now,
+        "now": timezone.now(),
     }
     return render(request, "access/_rows.html" if wants_fragment(request) else "access/access.html", shown)
 

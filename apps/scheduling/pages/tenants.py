@@ -152,11 +152,11 @@ def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> Http
     }
     if wants_fragment(request):
         return render(request, "tenants/_quotas.html", shown)
-    alive = Token.objects.visible_to(principal).filter(tenant=tenant, revoked_at=None)
+    alive = Token.objects.visible_to(principal).filter(tenant=tenant).alive()
     tables: dict[str, tuple[list[str], QuerySet[Any], Callable[[Any], dict[str, Any]]]] = {
         "quotas": (QUOTAS, quotas, _quota_facts),
         "members": (MEMBERS, tenant.memberships.select_related("user").order_by("user__username"), _member_facts),
-        "tokens": (tokens.COLUMNS, alive.select_related("tenant").order_by("-pk"), tokens.facts),
+        "tokens": (tokens.COLUMNS, alive.with_makers().order_by("-pk"), tokens.facts),
     }
     if file := asked_as_file(request):
         asked = request.GET.get("table", "")

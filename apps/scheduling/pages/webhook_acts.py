@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
@@ -16,12 +16,9 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.pages.access import page
 from apps.scheduling.pages.forms import in_words
+from apps.scheduling.pages.versions import LATE, seen
 from apps.scheduling.pages.webhooks import find, shown_once
-from gpucloud.api import etags
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
-
-# In digits; a longer one is no row's.
-LONGEST_VERSION: Final = 10
 
 T = TypeVar("T")
 
@@ -32,7 +29,7 @@ def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: 
     """Tell it again, beginning with what waits; or tell it nothing more."""
     hook = find(principal, uid)
     done = _tried(
-        request, lambda: hooks.change(principal=principal, hook=hook, versions=_seen(request), enabled=enabled)
+        request, lambda: hooks.change(principal=principal, hook=hook, versions=seen(request), enabled=enabled)
     )
     if done:
         on, off = gettext("It is on: what waits is sent now."), gettext("It is off: it is told nothing more.")
@@ -45,7 +42,7 @@ def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: 
 def rotate(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Another secret, which this answer alone shows."""
     hook = find(principal, uid)
-    made = _tried(request, lambda: hooks.rotate(principal=principal, hook=hook, versions=_seen(request)))
+    made = _tried(request, lambda: hooks.rotate(principal=principal, hook=hook, versions=seen(request)))
     return shown_once(request, *made) if made else redirect("webhook", uid=uid)
 
 
@@ -80,20 +77,13 @@ def remove(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
     hook = find(principal, uid)
 
     def act() -> bool:
-        hooks.delete(principal=principal, hook=hook, versions=_seen(request))
+        hooks.delete(principal=principal, hook=hook, versions=seen(request))
         return True
 
     if not _tried(request, act):
         return redirect("webhook", uid=uid)
     messages.success(request, gettext("The webhook to {0} is removed.").format(hook.to))
     return redirect(reverse("webhooks") + (f"?tenant={hook.tenant}" if hook.tenant else ""))
-
-
-def _seen(request: HttpRequest) -> etags.Versions:
-    """The version that the page showed; one that is no number is no row's."""
-    text = request.POST.get("version", "")
-    known = text.isascii() and text.isdecimal() and len(text) < LONGEST_VERSION
-    return frozenset({int(text)} if known else ())
 
 
 def _tried(request: HttpRequest, act: Callable[[], T]) -> T | None:
@@ -105,7 +95,7 @@ def _tried(request: HttpRequest, act: Callable[[], T]) -> T | None:
     except PreconditionFailed:
         messages.error(
             request,
-            gettext("Somebody changed it while you had this page open. Nothing was done; this is how it is now."),
+            gettext(LATE),
         )
     except GpucloudError as error:
         messages.error(request, in_words(error))

@@ -15,8 +15,6 @@ from gpucloud.errors import GpucloudError
 from gpucloud.web.looks import look
 
 SETTABLE: Final = ("url", "events", "description")
-# Of no tenant; no slug is a hyphen.
-PLATFORM: Final = "-"
 SELECT: Final = {"class": "form-select"}
 # Events by what they are about: a title, and how their names begin.
 GROUPS: Final = (
@@ -113,25 +111,6 @@ class ChangeForm(WebhookForm):
         """Somebody was faster: what was typed stays, and sent again it counts against what is there now."""
         self.data = self.data.copy()
         self.data["version"] = str(self.hook.version)
-
-
-class FilterForm(forms.Form):
-    """What the list of webhooks is narrowed by; it lives in the URL."""
-
-    tenant = forms.ChoiceField(label=_("Of"), required=False, widget=forms.Select(attrs=SELECT))
-
-    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["tenant"]
-        assert isinstance(field, forms.ChoiceField)
-        slugs = [(slug, slug) for slug in administered(principal).values_list("slug", flat=True)]
-        platform = [(PLATFORM, gettext("the platform"))] if principal.is_operator else []
-        field.choices = [("", gettext("All")), *platform, *slugs]
-
-    @property
-    def wanted(self) -> str:
-        """A tenant's slug, PLATFORM, or nothing: all."""
-        return str(self.cleaned_data.get("tenant", "")) if self.is_valid() else ""
 
 
 class DeliveryForm(forms.Form):

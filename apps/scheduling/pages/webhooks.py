@@ -22,7 +22,8 @@ from apps.quotas.services.webhooks import addresses, hooks, signing
 from apps.quotas.services.webhooks.sending import DISABLED_AFTER
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
-from apps.scheduling.pages.webhook_forms import PLATFORM, ChangeForm, DeliveryForm, FilterForm, NewWebhookForm
+from apps.scheduling.pages.forms import WhoseForm
+from apps.scheduling.pages.webhook_forms import ChangeForm, DeliveryForm, NewWebhookForm
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.newest import part_of
 
@@ -48,14 +49,12 @@ def webhook_list(request: HttpRequest, principal: Principal) -> HttpResponseBase
     """The platform's first, then each tenant's; for who may make one."""
     if not principal.may_administer:
         raise PermissionDenied(gettext("A tenant’s admin sees its webhooks."))
-    form = FilterForm(request.GET, principal=principal)
-    rows = counted(principal).order_by(F("tenant__slug").asc(nulls_first=True), "pk")
-    if wanted := form.wanted:
-        rows = rows.filter(tenant=None) if wanted == PLATFORM else rows.filter(tenant__slug=wanted)
+    form = WhoseForm(request.GET, principal=principal)
+    rows = form.narrowed(counted(principal)).order_by(F("tenant__slug").asc(nulls_first=True), "pk")
     if file := asked_as_file(request):
         return as_file(file, "webhooks", COLUMNS, map(_facts, rows.iterator()))
     part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    shown = {"form": form, "part": part, "hooks": list(map(with_origin, part.object_list)), "wanted": wanted}
+    shown = {"form": form, "part": part, "hooks": list(map(with_origin, part.object_list)), "wanted": form.wanted}
     return render(request, "webhooks/_rows.html" if wants_fragment(request) else "webhooks/list.html", shown)
 
 
