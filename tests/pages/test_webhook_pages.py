@@ -74,7 +74,13 @@ def test_what_cannot_be_is_said_beside_what_was_typed(cast: Cast, anna: Client) 
     assert answer.status_code == 422
     assert "A webhook cannot go to this URL" in text(answer)
     assert re.search(r'value="node\.lost"\s+checked', text(answer))
-    for wrong in ({"events": []}, {"events": ["claim.exploded"]}, {"tenant": ""}, {"tenant": "globex"}):
+    wrongs: list[dict[str, Any]] = [
+        {"events": []},
+        {"events": ["claim.exploded"]},
+        {"tenant": ""},
+        {"tenant": "globex"},
+    ]
+    for wrong in wrongs:
         assert anna.post("/new-webhook/", {**posted, "url": URL, **wrong}).status_code == 422
     assert not Webhook.objects.exists()
 

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from django import forms
+from django.http import QueryDict
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -109,18 +110,19 @@ class ChangeForm(WebhookForm):
 
     def typed_over(self) -> None:
         """Somebody was faster: what was typed stays, and sent again it counts against what is there now."""
+        assert isinstance(self.data, QueryDict)
         self.data = self.data.copy()
         self.data["version"] = str(self.hook.version)
+
+
+# Of the list of deliveries; None: all.
+STATES: Final = [(None, _("All")), *((one.value, look(one).word) for one in DeliveryState)]
 
 
 class DeliveryForm(forms.Form):
     """What a webhook's deliveries are narrowed by; it lives in the URL, and links of the page write it."""
 
-    state = forms.ChoiceField(
-        label=_("State"),
-        choices=[("", _("All")), *((one.value, look(one).word) for one in DeliveryState)],
-        required=False,
-    )
+    state = forms.ChoiceField(label=_("State"), choices=DeliveryState.choices, required=False)
     kind = forms.ChoiceField(
         label=_("Event"), choices=[(name, name) for name in (*EventKind.values, TEST)], required=False
     )
@@ -130,10 +132,3 @@ class DeliveryForm(forms.Form):
         """`state` and `kind`; a field that means nothing narrows nothing."""
         self.is_valid()
         return {name: value for name, value in self.cleaned_data.items() if value}
-
-    @property
-    def states(self) -> list[tuple[str | None, Any]]:
-        """For the links."""
-        field = self.fields["state"]
-        assert isinstance(field, forms.ChoiceField)
-        return [(value or None, word) for value, word in field.choices]

@@ -23,7 +23,7 @@ from apps.quotas.services.webhooks.sending import DISABLED_AFTER
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.forms import WhoseForm
-from apps.scheduling.pages.webhook_forms import ChangeForm, DeliveryForm, NewWebhookForm
+from apps.scheduling.pages.webhook_forms import STATES, ChangeForm, DeliveryForm, NewWebhookForm
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.newest import part_of
 
@@ -117,8 +117,7 @@ def _both_until(hook: Webhook) -> Any:
 def webhook_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponseBase:
     """One webhook, its living part, its deliveries as a file, or a change of what it is."""
     hook = find(principal, uid)
-    asked = DeliveryForm(request.GET)
-    wanted = asked.wanted
+    wanted = DeliveryForm(request.GET).wanted
     rows = WebhookDelivery.objects.filter(webhook=hook, **wanted).order_by("-pk")
     if file := asked_as_file(request):
         return as_file(file, f"webhook-{hook.uid}-deliveries", DELIVERIES, map(_delivery_facts, rows.iterator()))
@@ -130,16 +129,20 @@ def webhook_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -
             return redirect("webhook", uid=uid)
         shown |= conflict
     part = part_of(rows, request.GET)
-    shown |= {"part": part, "deliveries": [_with_payload(row) for row in part.rows]}
-    shown |= {"wanted": wanted, "states": asked.states, "filtered": bool(wanted)}
+    shown |= {"part": part, "deliveries": [_told(row, hook) for row in part.rows]}
+    shown |= {"wanted": wanted, "states": STATES, "filtered": bool(wanted)}
     template = "_living" if request.method == "GET" and wants_fragment(request) else "webhook"
     return render(request, f"webhooks/{template}.html", shown, status=422 if form.errors else 200)
 
 
-def _with_payload(row: Any) -> Any:
-    """The delivery, and `payload` as people read it; empty where it is too long for a page."""
+def _told(row: Any, hook: Webhook) -> Any:
+    """The delivery, `payload` as people read it (empty where it is too long for a page), and `next_at`.
+
+    A webhook that failed is left alone as a whole, so a message that is due may have to wait for that.
+    """
     large = len(row.body) > MOST_SHOWN
     row.payload = "" if large else json.dumps(json.loads(row.body), indent=2, ensure_ascii=False)
+    row.next_at = row.next_attempt_at and max(row.next_attempt_at, hook.not_before or row.next_attempt_at)
     return row
 
 
