@@ -22,8 +22,9 @@ from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file
-from apps.scheduling.pages.forms import ServiceForm, administered, in_words, moment, number
+from apps.scheduling.pages.forms import ServiceForm, in_words, moment, number
 from apps.scheduling.pages.quotas import RESOURCES, RESOURCES_SAID
+from apps.scheduling.pages.whose import administered
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.looks import look
 

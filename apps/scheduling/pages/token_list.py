@@ -15,7 +15,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.pages import tokens
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file
-from apps.scheduling.pages.forms import WhoseForm
+from apps.scheduling.pages.whose import WhoseForm
 from gpucloud.web.newest import part_of
 
 COLUMNS = [*tokens.COLUMNS, "standing"]

@@ -19,8 +19,9 @@ from apps.quotas.services import tokens
 from apps.quotas.services.tokens import TokenEnded
 from apps.scheduling.pages.access import page
 from apps.scheduling.pages.boxes import boxes, grouped
-from apps.scheduling.pages.forms import ServiceForm, administered, flat, in_words
+from apps.scheduling.pages.forms import ServiceForm, flat, in_words
 from apps.scheduling.pages.versions import LATE, seen
+from apps.scheduling.pages.whose import administered
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 COLUMNS = [

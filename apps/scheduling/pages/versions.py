@@ -9,7 +9,7 @@ from gpucloud.api import etags
 
 # In digits; a longer one is no row's.
 LONGEST_VERSION: Final = 10
-LATE: Final = gettext_noop("Somebody changed it while you had this page open. Nothing was done; this is how it is now.")
+LATE: Final = gettext_noop("Somebody changed it while you had this page open; this is how it is now.")
 
 
 def seen(request: HttpRequest) -> etags.Versions:

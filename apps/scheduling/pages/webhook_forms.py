@@ -11,7 +11,8 @@ from apps.quotas.models import EventKind, Tenant, Webhook
 from apps.quotas.models.webhook import TEST, DeliveryState
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.boxes import boxes, grouped
-from apps.scheduling.pages.forms import ServiceForm, administered
+from apps.scheduling.pages.forms import ServiceForm
+from apps.scheduling.pages.whose import administered
 from gpucloud.errors import GpucloudError
 from gpucloud.web.looks import look
 

@@ -22,8 +22,8 @@ from apps.quotas.services.webhooks import addresses, hooks, signing
 from apps.quotas.services.webhooks.sending import DISABLED_AFTER
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
-from apps.scheduling.pages.forms import WhoseForm
 from apps.scheduling.pages.webhook_forms import STATES, ChangeForm, DeliveryForm, NewWebhookForm
+from apps.scheduling.pages.whose import WhoseForm
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.newest import part_of
 
