@@ -74,6 +74,8 @@ class StaticDoor:
                 body = answer.file.read()
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers]
         headers.append((b"x-content-type-options", b"nosniff"))
+        if settings.SECURE_HSTS_SECONDS and _by_tls(scope):
+            headers.append((b"strict-transport-security", b"max-age=%d" % settings.SECURE_HSTS_SECONDS))
         await send({"type": "http.response.start", "status": int(answer.status), "headers": headers, "trailers": False})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -112,4 +112,8 @@ async def test_where_only_tls_is_wanted_a_file_in_the_clear_is_left_to_who_redir
     url = f"/static/{names(place)[STYLE]}"
     settings.SECURE_SSL_REDIRECT = True
     assert (await door(url, {}))[0] == 418
-    assert (await door(url, {"x-forwarded-proto": "https"}))[0] == 200
+    settings.SECURE_HSTS_SECONDS = 3600
+    status, headers, _ = await door(url, {"x-forwarded-proto": "https"})
+    assert (status, headers["strict-transport-security"]) == (200, "max-age=3600")
+    settings.SECURE_SSL_REDIRECT = False
+    assert "strict-transport-security" not in (await door(url, {}))[1]

@@ -82,6 +82,22 @@ def test_a_gpu_that_a_pod_uses_without_a_claim_is_not_wholly_free() -> None:
     assert (room.gpus, room.whole) == (2, 1)
 
 
+def test_a_large_fleet_is_drawn_as_strips_and_a_small_one_is_not(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=40)
+    gpu = Gpu.objects.get(core_used=40)
+    keep([Sample(gpu_id=gpu.pk, at=timezone.now(), core_percent=30, memory_bytes=0)])
+    assert "strip" not in text(browser("olga").get("/"))
+    for number in range(12):
+        Node.objects.create(name=f"more{number}", pool=cast.pool)
+    page = text(browser("olga").get("/"))
+    assert page.count('class="strip"') == 13
+    # Means of its four GPUs, and of the one that was heard of.
+    assert '10 % <span class="visually-hidden">of core leased,</span><small>30 % used</small>' in page
+    assert page.count("its agent has not said hello") == 12
+    assert '<path class="cell-leased" d="M0 10h9v-4.0h-9z" />' in page
+    assert '<path class="cell-used" d="M2 10h5v-3.0h-5z" />' in page
+
+
 def test_used_now_is_the_mean_of_the_last_seconds_that_were_heard(cast: Cast, machine: Machine) -> None:
     first, second, third, silent = Gpu.objects.order_by("index")
     now, mib = timezone.now(), 1 << 20

@@ -193,7 +193,16 @@ def test_a_yes_changes_the_claim_and_a_no_leaves_it(proposed: Proposal, browser:
     page = text(browser("max").get("/proposals/?state=all"))
     assert 'data-state="applied"' in page
     assert 'data-state="dismissed"' in page
-    assert "is applied: nothing is left to decide" in answered(browser("max"), proposed, "dismiss", version="")
+    proposed.refresh_from_db()
+    assert "is applied: nothing is left to decide" in answered(browser("max"), proposed, "dismiss")
+
+
+@pytest.mark.parametrize("version", ["", "nonsense", "-1", "²", "9" * 30])
+def test_an_answer_without_the_version_that_was_seen_decides_nothing(
+    version: str, proposed: Proposal, browser: SignIn
+) -> None:
+    assert "Somebody answered it" in answered(browser("max"), proposed, "accept", version=version)
+    assert Claim.objects.get(pk=proposed.claim_id).core_limit == 40
 
 
 def placed_again(proposal: Proposal) -> Claim:

@@ -18,12 +18,12 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file, facts_of
+from apps.scheduling.pages.forms import seen
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 # More than that is the API's to list.
 MOST_PODS = 200
 # In digits; a longer one is no row's.
-LONGEST_VERSION = 10
 METHODS = ["GET", "POST"]
 COLUMNS = [
     "name", "server", "pool", "state", "state_reason", "enabled", "placement", "strict", "sync_quotas", "bound",
@@ -197,12 +197,8 @@ def remove(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
     cluster = find(name)
     refusal = ""
     if request.method == "POST":
-        version = request.POST.get("version", "")
-        known = version.isascii() and version.isdecimal() and len(version) < LONGEST_VERSION
-        # One that is no number is no row's.
-        versions = frozenset({int(version)} if known else ()) if version else None
         try:
-            clusters.remove(principal=principal, cluster=cluster, versions=versions)
+            clusters.remove(principal=principal, cluster=cluster, versions=seen(request))
         except GpucloudError as error:
             refusal = _(error.detail)
         else:

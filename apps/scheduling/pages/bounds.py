@@ -25,6 +25,7 @@ from apps.scheduling.pages.bound_forms import (
     NewRangeForm,
     RangeForm,
 )
+from apps.scheduling.pages.forms import seen
 from apps.scheduling.pages.tenants import find as find_tenant
 from apps.scheduling.services.accounting.preview import preview_of_bounds
 from gpucloud.errors import GpucloudError, PreconditionFailed
@@ -135,11 +136,9 @@ def remove_bound(request: HttpRequest, principal: Principal, pk: int, kind: str)
     of = KINDS[kind]
     row = of.find(principal, pk)
     of.require(principal, row.tenant)
-    said, version = of.said(row), request.POST.get("version", "")
-    # One that is no number is no row's.
-    versions = frozenset({int(version)} if version.isascii() and version.isdecimal() and len(version) < 10 else ())
+    said = of.said(row)
     try:
-        of.delete(principal=principal, versions=versions, **{of.named: row})
+        of.delete(principal=principal, versions=seen(request), **{of.named: row})
     except PreconditionFailed:
         messages.error(request, gettext("Somebody changed it while you had this page open; this is how it is now."))
     else:

@@ -2,15 +2,12 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.measured import NOTHING, Use, use_of_gpus
-
-# Nodes that fit on a screen or two with a number at each GPU.
-MOST_LARGE: Final = 12
 
 
 class Device(NamedTuple):
@@ -76,67 +73,11 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
-    """A node's GPUs side by side, ten units each, as paths: of a large fleet a shape for each would be too many."""
-
-    cells: list[Cell]
-
-    @property
-    def width(self) -> int:
-        """In units; the height is ten."""
-        return 10 * len(self.cells)
-
-    @property
-    def ground(self) -> str:
-        """All of each GPU."""
-        return self._path(9, [100] * len(self.cells))
-
-    @property
-    def leased(self) -> str:
-        """What is promised of each."""
-        return self._path(9, [cell.leased for cell in self.cells])
-
-    @property
-    def used(self) -> str:
-        """What is used of each, where it is known."""
-        return self._path(5, [cell.used or 0 for cell in self.cells])
-
-    @property
-    def core_leased(self) -> float | None:
-        """Mean of its GPUs, percent; None without GPUs."""
-        return mean([cell.leased for cell in self.cells])
-
-    @property
-    def core_used(self) -> float | None:
-        """Mean of those that are measured, percent."""
-        return mean([cell.used for cell in self.cells if cell.used is not None])
-
-    @staticmethod
-    def _path(width: int, heights: list[int] | list[float]) -> str:
-        left = (9 - width) / 2
-        return "".join(
-            f"M{10 * at + left:g} 10h{width}v-{height / 10:.1f}h-{width}z"
-            for at, height in enumerate(heights)
-            if height
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Fleet:
     """Nodes with their cells."""
 
     nodes: list[tuple[Node, list[Cell]]]
     totals: Totals
-
-    @property
-    def strips(self) -> list[tuple[Node, Strip]] | None:
-        """The same drawn small, where the nodes are too many to be drawn large."""
-        return [(node, Strip(cells)) for node, cells in self.nodes] if len(self.nodes) > MOST_LARGE else None
-
-
-def mean(values: list[int] | list[float]) -> float | None:
-    """None of nothing."""
-    return sum(values) / len(values) if values else None
 
 
 def read_fleet_map(principal: Principal) -> Fleet:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.core.validators import RegexValidator
+from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -92,6 +93,12 @@ class ResizeForm(ServiceForm):
     def changed(self) -> dict[str, Any]:
         """What is to be changed, for the service."""
         return {name: self.cleaned_data[name] for name in self.changed_data}
+
+
+def seen(request: HttpRequest) -> frozenset[int]:
+    """The version of a row that its reader saw, as a form posts it. What is no version is none that it ever had."""
+    version = request.POST.get("version", "")
+    return frozenset({int(version)} if version.isascii() and version.isdecimal() and len(version) < 10 else ())
 
 
 def flat(detail: Any) -> Iterator[str]:

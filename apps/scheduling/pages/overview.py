@@ -18,6 +18,7 @@ from apps.scheduling.pages.fleet_history import STEPS, history, hours_of
 from apps.scheduling.pages.measured import NOTHING, use_of_assignments
 from apps.scheduling.pages.room import room_of
 from apps.scheduling.pages.shared import shared
+from apps.scheduling.pages.strips import strips_of
 
 CLAIMS = 10
 QUOTAS = 8
@@ -50,6 +51,7 @@ def _shown(principal: Principal) -> dict[str, Any]:
         "steps": first_steps(principal),
         "notices": notices(principal),
         "fleet": fleet,
+        "strips": strips_of(fleet.nodes) if fleet else [],
         "room": room_of(fleet.nodes) if fleet else [],
         "counts": counts,
         "claims": with_use(claims.live()[:CLAIMS]),

@@ -17,7 +17,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
-from apps.scheduling.pages.forms import in_words
+from apps.scheduling.pages.forms import in_words, seen
 from apps.scheduling.services.rebalancing import proposals
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.looks import look
@@ -111,11 +111,9 @@ def _answered(
     proposal = Proposal.objects.visible_to(principal).select_related("pool", "claim__tenant").filter(uid=uid).first()
     if proposal is None:
         raise Http404("There is no such proposal that you may see.")
-    version = request.POST.get("version", "")
-    versions = frozenset({int(version)}) if version.isascii() and version.isdecimal() and len(version) < 10 else None
     principal.require_role(proposal.claim.tenant, "member")
     try:
-        answer(principal=principal, proposal=proposal, versions=versions)
+        answer(principal=principal, proposal=proposal, versions=seen(request))
     except PreconditionFailed:
         late = gettext("Somebody answered it, or a later run changed it, while you had this page open.")
         messages.error(request, late)

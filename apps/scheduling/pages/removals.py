@@ -16,7 +16,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import quotas, tenants
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.pages.access import page
-from apps.scheduling.pages.forms import in_words
+from apps.scheduling.pages.forms import in_words, seen
 from apps.scheduling.pages.quotas import find as find_quota
 from apps.scheduling.pages.quotas import previewed
 from apps.scheduling.pages.tenants import find as find_tenant
@@ -45,7 +45,7 @@ def remove_tenant(request: HttpRequest, principal: Principal, slug: str) -> Http
     refusal = ""
     if request.method == "POST":
         try:
-            tenants.delete_tenant(principal=principal, tenant=tenant, versions=_versions(request))
+            tenants.delete_tenant(principal=principal, tenant=tenant, versions=seen(request))
         except PreconditionFailed:
             refusal = gettext("Somebody changed it while you had this page open; this is how it is now.")
         except GpucloudError as error:
@@ -80,7 +80,7 @@ def remove_quota(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
     tenant, refusal, effect = quota.tenant, "", dict[str, Any]()
     try:
         if request.method == "POST":
-            quotas.delete_quota(principal=principal, quota=quota, versions=_versions(request))
+            quotas.delete_quota(principal=principal, quota=quota, versions=seen(request))
             messages.success(request, gettext("The quota of {0} is removed.").format(tenant))
             return redirect("tenant", slug=tenant.slug)
         if not quota.used:
@@ -118,9 +118,3 @@ def _after(quota: ResourceQuota) -> str:
     if others.exists():
         return gettext("The tenant can then hold something only in pools for which it has a quota of their own.")
     return gettext("Without it the tenant can hold nothing: core and memory need a quota each.")
-
-
-def _versions(request: HttpRequest) -> frozenset[int]:
-    """The version that the reader saw. One that is no number is no row's."""
-    version = request.POST.get("version", "")
-    return frozenset({int(version)} if version.isascii() and version.isdecimal() and len(version) < 10 else ())

@@ -107,11 +107,9 @@ def _whose(hold: Mapping[str, Any]) -> str:
 
 def _when(hold: Mapping[str, Any]) -> str:
     begin, end = hold["start_at"], hold["end_at"]
-    said = {
-        (True, True): _("from {0} to {1}"),
-        (True, False): _("from {0} without an end"),
-        (False, True): _("to {1}"),
-        (False, False): _("without an end"),
-    }[bool(begin), bool(end)]
+    if end:
+        said = _("from {0} to {1}") if begin else _("to {1}")
+    else:
+        said = _("from {0} without an end") if begin else _("without an end")
     first = dated(timezone.localtime(begin), "D H:i") if begin else ""
     return said.format(first, dated(timezone.localtime(end), "D d M H:i") if end else "")
