@@ -183,6 +183,8 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
         *PATHS,
         f"/claims/{running['uid']}/",
         f"/tenants/{running['tenant']}/",
+        f"/tenants/{running['tenant']}/limits/",
+        f"/tenants/{running['tenant']}/change/",
         f"/nodes/{node}/",
         f"/nodes/{node}/drain/",
         f"/gpus/{running['assignments'][0]['gpu_uuid']}/",

@@ -11,6 +11,7 @@ from django.test import Client
 from apps.quotas.models import Budget, LimitRange, MemberLimit, User
 from apps.quotas.principals import SYSTEM, of_user
 from apps.quotas.services import budgets, limit_ranges, member_limits
+from apps.scheduling.services.accounting.budgets import watch_budgets
 from tests.cast import GIB, Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 
@@ -103,6 +104,9 @@ def test_a_member_reads_what_is_left_for_them(cast: Cast, machine: Machine, brow
     limit(cast, None, 50)
     page = text(browser("max"))
     assert '20 % left <span class="muted">30 % of 50 % held</span>' in page
+    new = text(browser("max"), "/claims/new/")
+    assert "Left of your limits in acme: core 20 %." in new
+    assert "Left of your limits" not in text(browser("anna"), "/claims/new/?tenant=globex")
     assert "left <span" not in text(browser("vera"))
     assert "left <span" not in text(browser("olga"))
 
@@ -125,6 +129,7 @@ def test_a_limit_below_what_is_held_is_previewed_and_ends_nothing(
 
 def test_a_raised_limit_says_which_claim_could_start(cast: Cast, machine: Machine, browser: SignIn) -> None:
     row = limit(cast, "max", 20)
+    assert "Nobody whom it bounds holds more" in text(browser("anna"), f"/member-limits/{row.pk}/")
     waits = ask(cast, principal=as_member(cast), core_request=30, when_over_quota="wait")
     page = posted(browser("anna"), f"/member-limits/{row.pk}/", 200, act="preview", most="50", version=row.version)
     assert f'<a href="/claims/{waits.uid}/">' in page
@@ -160,6 +165,8 @@ def test_a_budget_is_a_meter_with_a_word_and_says_what_comes_at_its_end(
     assert not Budget.objects.exists()
     posted(olga, path, act="apply", period="week", gpu_hours="1000.5")
     row = Budget.objects.get()
+    assert "not counted yet" in text(browser("vera"))
+    watch_budgets()
     page = text(browser("vera"))
     assert "0 %, within it" in page
     assert "of 1000.5" in page

@@ -126,7 +126,9 @@ def bound_detail(request: HttpRequest, principal: Principal, pk: int, kind: str)
         shown, done = _changed_meanwhile(of, row, form), False
     if done:
         return redirect("limits", slug=row.tenant.slug)
-    return _shown(request, of, form, {"row": row, "said": of.said(of.find(principal, pk)), **shown})
+    row = of.find(principal, pk)
+    shown |= {"row": row, "said": of.said(row), "now": [] if "preview" in shown else of.effects(row)}
+    return _shown(request, of, form, shown)
 
 
 @require_POST

@@ -18,6 +18,7 @@ from apps.scheduling.models.claim import PLACED
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.forms import ClaimForm, FilterForm, ResizeForm
+from apps.scheduling.pages.limits import yours
 from apps.scheduling.pages.measured import NOTHING, chart_of_claim, difference, use_of_assignments
 from apps.scheduling.pages.overview import with_use
 from apps.scheduling.pages.rounds import placed_by
@@ -73,7 +74,9 @@ def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
             return redirect("claim", uid=create_claim(principal=principal, **form.asked).uid)
         except GpucloudError as error:
             form.refuse(error)
-    return render(request, "claims/new.html", {"form": form}, status=422 if form.is_bound else 200)
+    chosen = form.chosen_tenant
+    shown = {"form": form, "tenant": chosen, "yours": chosen and yours(principal, chosen)}
+    return render(request, "claims/new.html", shown, status=422 if form.is_bound else 200)
 
 
 @require_GET

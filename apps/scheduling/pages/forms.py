@@ -227,11 +227,17 @@ class TenantForm(ServiceForm):
             mine = mine.filter(pk__in=principal.with_role(Role.MEMBER))
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = mine
+        field.queryset = self._mine = mine
         self.may_ask = bool(mine)
         if len(mine) == 1 and not self.initial.get("tenant"):
             self.initial["tenant"] = mine[0].slug
         self.fields["pool"].initial = DEFAULT
+
+    @property
+    def chosen_tenant(self) -> Tenant | None:
+        """The tenant that stands in the form."""
+        said = self["tenant"].value()
+        return next((tenant for tenant in self._mine if tenant.slug == said), None)
 
 
 class ClaimForm(MoreForm, TenantForm):

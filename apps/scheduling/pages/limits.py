@@ -52,17 +52,9 @@ def limits(request: HttpRequest, principal: Principal, slug: str) -> HttpRespons
         "part": part,
         "limits": [_shown(row, members) for row in part.object_list],
         "ranges": [_range_shown(row) for row in ranges],
-        "budgets": [
-            {
-                "row": row,
-                "period": PERIODS[row.period],
-                "standing": standing,
-                "hours": standing and hours(standing.gpu_hours_spent),
-            }
-            for row, standing in budgets
-        ],
+        "budgets": [_budget_shown(row, standing) for row, standing in budgets],
         "nearly": NEARLY_PERCENT,
-        "yours": _yours(principal, tenant),
+        "yours": yours(principal, tenant),
     }
     return render(request, "limits/limits.html", shown)
 
@@ -85,8 +77,8 @@ def _range_shown(row: LimitRange) -> dict[str, Any]:
     return {"row": row, "field": FIELDS[row.field], **said}
 
 
-def _yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
-    """What bounds the reader: held and left, by resource. None to those who hold nothing of their own here."""
+def yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
+    """What bounds the reader: held and left, by resource. None to those who hold nothing of their own in the tenant."""
     if principal.user_id is None or tenant.pk not in principal.with_role(Role.MEMBER):
         return None
     bounds = member_limits.seen(tenant, principal.user_id)
@@ -95,6 +87,13 @@ def _yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
         {"resource": name, "hard": hard, "held": held[name], "left": max(0, hard - held[name])}
         for name, hard in bounds.items()
     ]
+
+
+def _budget_shown(row: Budget, standing: Standing | None) -> dict[str, Any]:
+    """A budget that was just made is counted within a minute; until then nothing is known of it but that."""
+    known = standing is not None and (standing.as_of > standing.starts_at or standing.percent >= 100)
+    spent = hours(standing.gpu_hours_spent) if standing and known else None
+    return {"row": row, "period": PERIODS[row.period], "standing": standing, "spent": spent}
 
 
 def _standing(row: Budget) -> Standing | None:
