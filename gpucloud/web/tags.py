@@ -147,9 +147,12 @@ def what(field: str) -> dict[str, Any]:
 
 
 @register.inclusion_tag("parts/bar.html")
-def bar(parts: Any, label: str) -> dict[str, Any]:
-    """A horizontal bar of a GPU, a segment per assignment; `label` says it in words."""
-    return {"parts": parts, "label": label}
+def bar(parts: Any, label: str, field: str = "", whole: int = 100) -> dict[str, Any]:
+    """A horizontal bar of a GPU, a segment per assignment; `label` says it in words.
+
+    With a `field`, the ends of segments can be dragged: they say that field of their share's form, of `whole`.
+    """
+    return {"parts": parts, "label": label, "field": field, "whole": whole}
 
 
 @register.inclusion_tag("parts/meter.html")

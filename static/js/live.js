@@ -123,7 +123,7 @@ export class Watch {
       return;
     }
     this.refreshed = performance.now();
-    if (document.querySelector("dialog[open], :popover-open")) return; // what is being read and confirmed stays; the next tick asks
+    if (document.querySelector("dialog[open], :popover-open, [data-moving]")) return; // what is being read, confirmed or dragged stays; the next tick asks
     window.htmx.trigger("#living", "refresh");
     const form = document.querySelector("#resize form");
     if (form && !inUse(form)) window.htmx.trigger("#resize", "refresh");
@@ -151,9 +151,9 @@ export class Watch {
 
   beforeSwap(event) {
     this.swapping = performance.now();
-    // Opened, or begun to be filled in, while its part was being asked for: it stays, and the next tick asks again.
+    // Opened, taken hold of, or begun to be filled in, while its part was being asked for: it stays, and the next tick asks again.
     const form = event.target.id === "resize" && event.detail.requestConfig.verb === "get" && event.target.querySelector("form");
-    if ((event.target.id === "living" && event.target.querySelector("dialog[open], :popover-open")) || (form && inUse(form))) {
+    if ((event.target.id === "living" && event.target.querySelector("dialog[open], :popover-open, [data-moving]")) || (form && inUse(form))) {
       event.detail.shouldSwap = false;
       return;
     }

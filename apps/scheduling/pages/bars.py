@@ -22,6 +22,11 @@ class Segment:
     used: float
     assignment: Assignment
 
+    @property
+    def end(self) -> float:
+        """In percent of the bar."""
+        return self.start + self.width
+
 
 @dataclass(frozen=True, slots=True)
 class GpuBars:
