@@ -90,6 +90,8 @@ QUOTAS = {"core_percent": "core_request", "memory_mib": "memory_mib"}
 # Of a step's request: each kill takes a restart, so the few try both in turn.
 BOTH, BEFORE, AFTER = ("after", "before"), ("before",), ("after",)
 LONG = pytest.mark.long
+# Of these, too, the few are killed once in the midst of resizes (test_chaos_healing.py).
+OTHERS = ("worker", "scheduler", "valkey")
 
 
 def one_life(platform: Platform, tenant: str, part: str, when: Iterator[str]) -> Json:
@@ -118,7 +120,9 @@ def one_life(platform: Platform, tenant: str, part: str, when: Iterator[str]) ->
 @pytest.mark.parametrize(
     "moments", [BOTH, pytest.param(BEFORE, marks=LONG), pytest.param(AFTER, marks=LONG)], ids="-".join
 )
-@pytest.mark.parametrize("part", ["server", "worker", "agent-sim-1", "scheduler", "valkey", "postgres"])
+@pytest.mark.parametrize(
+    "part", ["server", "agent-sim-1", "postgres", *(pytest.param(part, marks=LONG) for part in OTHERS)]
+)
 def test_a_claim_ends_where_it_should_though_a_part_is_killed_at_every_step(
     platform: Platform, tenant: str, part: str, moments: tuple[str, ...]
 ) -> None:
@@ -126,7 +130,7 @@ def test_a_claim_ends_where_it_should_though_a_part_is_killed_at_every_step(
     nothing_is_lost_or_promised_twice(platform, tenant)
 
 
-@pytest.mark.parametrize("part", ["server", "worker", "agent-sim-1"])
+@pytest.mark.parametrize("part", ["server", pytest.param("worker", marks=LONG), "agent-sim-1"])
 def test_a_running_program_keeps_running_under_its_limits_while_a_part_is_away(
     platform: Platform, tenant: str, part: str, programs: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
