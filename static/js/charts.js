@@ -36,6 +36,10 @@ const KINDS = {
       { label: "memory", colour: "memory", of: (p, chart) => (p.memory_mib == null ? null : (100 * p.memory_mib) / chart.memory) },
     ],
   },
+  power: {
+    unit: "W", digits: 0, top: (points) => 1.2 * Math.max(50, ...points.map((p) => p.power_watts ?? 0)),
+    lines: [{ label: "power", colour: "request", of: (p) => p.power_watts }],
+  },
   "fleet-core": share("core", "used", "used-fill"),
   "fleet-memory": share("memory", "memory", "memory-fill"),
   // Every change of a quota's numbers: each holds until the next.
@@ -105,7 +109,10 @@ export class Charts {
       memory_limit_mib: item.memory_limit_bytes == null ? null : item.memory_limit_bytes / 1048576,
     });
     for (const item of frame.assignments ?? []) this.add(item.uid, of(item));
-    for (const item of frame.gpus ?? []) this.add(item.uuid, of(item));
+    for (const item of frame.gpus ?? []) {
+      this.add(item.uuid, of(item));
+      if (item.power_watts != null) this.add(`${item.uuid}/power`, { at: frame.at, power_watts: item.power_watts });
+    }
     this.paint();
   }
 
@@ -176,7 +183,8 @@ class Chart {
       ...this.size(),
       padding: [20, 8, 0, 0],
       legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      // What is under the cursor in one chart is told of that moment in all.
+      cursor: { sync: { key: "page" }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
       axes: [
         { ...axis, size: 28, space: 80, values: (_, splits) => splits.map((at) => this.stamp(at).replace(/:00$/, "")) },

@@ -1,5 +1,6 @@
 """What an operator does, by the keyboard alone: answers a request, empties a node after a look, makes a token."""
 
+import re
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ def test_a_node_is_drained_after_a_look_and_uncordoned_again(visitor: Visitor, p
     claim: dict[str, Any] = platform.granted("POST", "claims/?wait=30", asked)
     node, page = claim["assignments"][0]["node"], visitor.page
     page.goto(f"/nodes/{node}/")
+    expect(page.locator("[data-chart=power] [data-legend]").first).to_have_text(re.compile(r"power\d+ W"))
     press(page, page.get_by_role("link", name="Drain…"))
     expect(page.get_by_role("heading", name="Who moves")).to_be_visible()
     expect(page.get_by_role("link", name="moving")).to_be_visible()

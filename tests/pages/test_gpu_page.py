@@ -1,10 +1,15 @@
 """A GPU's page: whose pieces lie on it, and moving their limits."""
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
+from apps.nodes.models import Gpu, Sample
 from tests.cast import GIB, Cast, Machine, placed
+from tests.measurements import keep
 from tests.pages.conftest import SignIn
 
 HTMX = {"HX-Request": "true"}
@@ -70,3 +75,17 @@ def test_gpus_are_the_operators(cast: Cast, machine: Machine, browser: SignIn, w
     assert browser("olga").get("/gpus/GPU-none/").status_code == 404
     claim.refresh_from_db()
     assert claim.core_limit == 50
+
+
+def test_a_nodes_charts_have_its_boards_power(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    first, silent, *_ = Gpu.objects.filter(node__name="gpu1").order_by("index")
+    now = timezone.now()
+    keep(
+        Sample(gpu_id=gpu.pk, at=now - timedelta(seconds=ago), core_percent=1, memory_bytes=1, power_watts=watts)
+        for gpu, ago, watts in ((first, 2, 310.5), (first, 4, 300.0), (first, 600, 1.0), (silent, 2, None))
+    )
+    series = {one["key"]: one for one in browser("olga").get("/nodes/gpu1/series/").json()["series"]}
+    assert series[f"{first.uuid}/power"]["power_watts"] == [300.0, 310.5]
+    assert len(series[f"{first.uuid}/power"]["times"]) == 2
+    assert series[f"{silent.uuid}/power"]["times"] == []
+    assert f'data-key="{first.uuid}/power"' in browser("olga").get("/nodes/gpu1/").content.decode()

@@ -75,11 +75,15 @@ def chart_of_shares(assignments: Iterable[Assignment]) -> dict[str, Any]:
     return {**_frame(now), "series": [{"key": str(row["assignment"]), **_numbers(row)} for row in rows], "marks": []}
 
 
-def chart_of_gpus(gpus: Iterable[Gpu]) -> dict[str, Any]:
-    """What a node's charts show: a series per GPU."""
+def chart_of_gpus(gpus: Collection[Gpu]) -> dict[str, Any]:
+    """What a node's charts show: two series per GPU, its use and, below `UUID/power`, its power."""
     now = timezone.now()
     rows = utilization.of_gpus(gpus, **_window(now))
-    return {**_frame(now), "series": [{"key": row["gpu_uuid"], **_numbers(row)} for row in rows], "marks": []}
+    use = [{"key": row["gpu_uuid"], **_numbers(row)} for row in rows]
+    told = reading.power_of_gpus({gpu.node_id for gpu in gpus}, since=now - WINDOW)
+    power = [(gpu.uuid, *told.get(gpu.pk, ([], []))) for gpu in gpus]
+    watts = [{"key": f"{uuid}/power", "times": times, "power_watts": values} for uuid, times, values in power]
+    return {**_frame(now), "series": [*use, *watts], "marks": []}
 
 
 def _frame(now: datetime) -> dict[str, Any]:

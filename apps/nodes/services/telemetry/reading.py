@@ -83,6 +83,12 @@ SELECT item.gpu_id, avg(item.core), avg(item.memory) / {MIB} FROM (
     WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s
 ) AS frame CROSS JOIN LATERAL {GPU} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
 """  # noqa: S608 - likewise
+# A board's power, as its node told it.
+POWER = """
+SELECT item.gpu_id, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(item.watts ORDER BY at)
+FROM nodes_usageframe AS frame CROSS JOIN LATERAL unnest(frame.gpu_ids, frame.gpu_watts) AS item (gpu_id, watts)
+WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s AND item.watts IS NOT NULL GROUP BY item.gpu_id
+"""
 # All of the key is named, and nothing is joined: a planner that expects one row would join by loops.
 KEY = """node_id = ANY(%(every_node)s::bigint[]) AND gpu_id = ANY(%(every_gpu)s::bigint[])
     AND uid = ANY(%(every_uid)s::uuid[])"""
@@ -126,6 +132,16 @@ def now_of_gpus(nodes: Collection[int], *, since: datetime, mean: timedelta) -> 
     with connection.cursor() as cursor:
         cursor.execute(NOW_OF_GPU, said)
         return {gpu_id: (core, float(memory)) for gpu_id, core, memory in cursor.fetchall()}
+
+
+def power_of_gpus(nodes: Collection[int], *, since: datetime) -> dict[int, tuple[list[float], list[float]]]:
+    """By GPU of these nodes (all by primary key): Unix seconds and watts of each sample.
+
+    A board that tells none is left out.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(POWER, {"nodes": list(nodes), "begin": since})
+        return {gpu_id: (times, watts) for gpu_id, times, watts in cursor.fetchall()}
 
 
 class Window(NamedTuple):
