@@ -5,11 +5,13 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from ipaddress import ip_network
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from apps.quotas.models import EventKind, Tenant, Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
@@ -238,3 +240,24 @@ def test_what_is_long_is_in_the_files(cast: Cast, anna: Client) -> None:
     outbox.tell("node.lost", tenant=cast.acme, claims=["x" * 36] * 400)
     assert "Too long for a page" in text(anna.get(path(hook)))
     assert "xxxx" in anna.get(path(hook, "?format=json")).content.decode()
+
+
+def test_one_that_is_stopped_or_fails_for_long_needs_attention(cast: Cast, browser: SignIn) -> None:
+    hook = made(cast.acme)
+    now = timezone.now()
+    for facts, says in (
+        ({"failing_since": now - timedelta(minutes=5)}, None),
+        ({"failing_since": now - timedelta(hours=2)}, "The webhook to https://chat.example.net fails"),
+        ({"enabled": False, "disabled_reason": "Its server answered 410 Gone."}, "answered 410 Gone."),
+        ({"disabled_reason": None}, None),
+    ):
+        Webhook.objects.update(**facts)
+        pages = {name: text(browser(name).get("/")) for name in ("olga", "anna", "max", "gus")}
+        told = [name for name, page in pages.items() if path(hook) in page and (says is None or says in page)]
+        assert told == (["olga", "anna"] if says else []), says
+
+
+def test_making_one_is_found_by_who_may(cast: Cast, browser: SignIn) -> None:
+    found = {name: text(browser(name).get("/search/?q=webhook")) for name in ("anna", "max")}
+    assert "/new-webhook/" in found["anna"]
+    assert "webhook/" not in found["max"]

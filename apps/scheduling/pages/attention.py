@@ -11,9 +11,10 @@ from django.utils.translation import gettext as _
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import FRESH
-from apps.quotas.models import QuotaRequest, Role
+from apps.quotas.models import QuotaRequest, Role, Webhook
 from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
+from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
 from apps.scheduling.pages.quotas import RESOURCE_WORDS
@@ -24,6 +25,8 @@ from gpucloud.web.tags import amount
 MOST: Final = 6
 # A push is in force within 100 ms; after this long somebody should look.
 SLOW: Final = timedelta(seconds=5)
+# Of a webhook's server: longer than it takes to begin anew.
+LONG: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,10 @@ class Notice:
 
 
 def notices(principal: Principal) -> list[Notice]:
-    """Lost nodes, what is over its limit or failed, what is not in force, what waits and why: at most six of each."""
+    """Lost nodes, what failed, is over its limit or not in force, who is not told, what waits and why: six of each."""
     found = _nodes() if principal.is_operator else []
-    return [*found, *_assignments(principal), *_requests(principal), *_idle(principal), *_queued(principal)]
+    found += [*_assignments(principal), *_webhooks(principal), *_requests(principal)]
+    return [*found, *_idle(principal), *_queued(principal)]
 
 
 def _nodes() -> list[Notice]:
@@ -116,6 +120,24 @@ def _of_assignment(row: Assignment) -> Notice:
         )
     detail = _("The agent has not confirmed the last change; it is sent again until it does.")
     return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
+
+
+def _webhooks(principal: Principal) -> list[Notice]:
+    """To who may mend them, those that were stopped or have failed for a while."""
+    if not principal.may_administer:
+        return []
+    stopped = Q(enabled=False, disabled_reason__isnull=False)
+    failing = Q(enabled=True, failing_since__lt=timezone.now() - LONG)
+    return [_of_webhook(hook) for hook in Webhook.objects.visible_to(principal).filter(stopped | failing)[:MOST]]
+
+
+def _of_webhook(hook: Webhook) -> Notice:
+    to, url = addresses.origin(hook.url), reverse("webhook", args=[hook.uid])
+    if hook.enabled:
+        detail = _("What it is told of is kept and tried again for three days.")
+        return Notice("warn", "activity", _("The webhook to {0} fails").format(to), detail, url, hook.failing_since)
+    title = _("The webhook to {0} was stopped").format(to)
+    return Notice("bad", "activity", title, hook.disabled_reason or "", url, hook.failing_since)
 
 
 def _requests(principal: Principal) -> list[Notice]:

@@ -96,6 +96,13 @@ def _actions(principal: Principal) -> list[Hit]:
                 words="make create book",
             ),
         ]
+    if principal.may_administer:
+        offered += [
+            Hit(_("New token"), _("For a program"), reverse("new-token"), "lock", words="make create key"),
+            Hit(
+                _("New webhook"), _("Be told of what happens"), reverse("new-webhook"), "activity", words="make create"
+            ),
+        ]
     if principal.is_operator:
         offered.append(
             Hit(_("New tenant"), _("Who is charged"), reverse("new-tenant"), "plus", words="make create team")

@@ -19,8 +19,7 @@ from apps.quotas.services import tokens
 from apps.quotas.services.tokens import TokenEnded
 from apps.scheduling.pages.access import page
 from apps.scheduling.pages.boxes import boxes, grouped
-from apps.scheduling.pages.forms import ServiceForm, flat, in_words
-from apps.scheduling.pages.versions import LATE, seen
+from apps.scheduling.pages.forms import ServiceForm, flat, in_words, seen
 from apps.scheduling.pages.whose import administered
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
@@ -183,7 +182,7 @@ def rotate(request: HttpRequest, principal: Principal, key: str) -> HttpResponse
             principal=principal, token=old, overlap_seconds=seconds, user=_maker(principal), versions=seen(request)
         )
     except PreconditionFailed:
-        messages.error(request, gettext(LATE))
+        messages.error(request, gettext("Somebody changed it while you had this page open; this is how it is now."))
         return redirect("token", key=key)
     except TokenEnded as error:
         messages.error(request, in_words(error))

@@ -15,8 +15,7 @@ from apps.quotas.models import WebhookDelivery
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.pages.access import page
-from apps.scheduling.pages.forms import in_words
-from apps.scheduling.pages.versions import LATE, seen
+from apps.scheduling.pages.forms import in_words, seen
 from apps.scheduling.pages.webhooks import find, shown_once
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 
@@ -95,7 +94,7 @@ def _tried(request: HttpRequest, act: Callable[[], T]) -> T | None:
     except PreconditionFailed:
         messages.error(
             request,
-            gettext(LATE),
+            gettext("Somebody changed it while you had this page open; this is how it is now."),
         )
     except GpucloudError as error:
         messages.error(request, in_words(error))
