@@ -174,10 +174,11 @@ def test_the_keyboard_reaches_the_content_first(visitor: Visitor) -> None:
 
 
 def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
-    visitor: Visitor, running: dict[str, Any], reserved: str, axe: str
+    visitor: Visitor, platform: Platform, running: dict[str, Any], reserved: str, axe: str
 ) -> None:
     page = visitor.page
     page.emulate_media(color_scheme="light", reduced_motion="reduce")
+    hook = {"tenant": running["tenant"], "url": "https://hooks.invalid/", "events": ["claim.idle"]}
     node = running["assignments"][0]["node"]
     paths = [
         *PATHS,
@@ -188,6 +189,8 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
         f"/nodes/{node}/",
         f"/nodes/{node}/drain/",
         f"/gpus/{running['assignments'][0]['gpu_uuid']}/",
+        f"/webhooks/{platform.granted('POST', 'webhooks/', hook)['uid']}/",
+        f"/tokens/{platform.granted('GET', 'tokens/')['results'][0]['key']}/",
         reserved,
     ]
     for path in paths:
