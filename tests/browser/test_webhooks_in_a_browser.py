@@ -52,6 +52,7 @@ def test_single_rights_are_asked_for_only_where_one_chooses(visitor: Visitor) ->
     reach(page, right)
     page.keyboard.press("Space")
     press(page, page.get_by_role("button", name="Make the token"))
+    expect(page.locator("#once")).to_contain_text("gpc_")
     page.goto("/tokens/?tenant=-&state=alive")
     press(page, page.get_by_role("link", name="chosen").first)
     expect(page.locator(".rights")).to_have_text(["claims:read Claims, queue, reservations, proposals", "nothing"])
