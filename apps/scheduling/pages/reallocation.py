@@ -1,10 +1,11 @@
-"""Changing a claim from its page: new limits while it runs, and giving it back."""
+"""Changing a claim from its page: new limits while it runs, its lease anew, and giving it back."""
 
 import uuid
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -12,10 +13,11 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.claims import claim_shown, find, resize_form, room
-from apps.scheduling.pages.forms import ResizeForm
+from apps.scheduling.pages.forms import ResizeForm, in_words
+from apps.scheduling.services.claims.leases import renew_claim
 from apps.scheduling.services.claims.life import limits, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from gpucloud.errors import GpucloudError
+from gpucloud.errors import Conflict, GpucloudError
 
 
 @require_http_methods(["GET", "POST"])
@@ -56,4 +58,18 @@ def release(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpR
     else:
         said = _("{0} is being released: its programs end, then its share is free.")
     messages.success(request, said.format(claim))
+    return redirect("claim", uid=uid)
+
+
+@require_POST
+@page
+def renew(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Let the claim's lease run anew from now; what stands in the way is said on the claim's page."""
+    try:
+        claim = renew_claim(principal=principal, claim=find(principal, uid))
+    except Conflict as error:
+        messages.error(request, in_words(error))
+    else:
+        end = timezone.localtime(claim.lease_until).strftime("%Y-%m-%d %H:%M:%S %Z")
+        messages.success(request, _("The lease of {0} now runs until {1}.").format(claim, end))
     return redirect("claim", uid=uid)

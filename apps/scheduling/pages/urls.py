@@ -54,6 +54,7 @@ urlpatterns = [
     path("nodes/<slug:name>/drain/", drain.drain, name="drain"),
     path("nodes/<slug:name>/repair/", nodes.repair, name="repair"),
     path("nodes/<slug:name>/unfence/", health.unfence, name="unfence"),
+    path("nodes/<slug:name>/forget/", health.forget, name="forget-node"),
     path("gpus/<slug:uuid>/", gpus.gpu_detail, name="gpu"),
     path("gpus/<slug:uuid>/series/", gpus.gpu_series, name="gpu-series"),
     path("gpus/<slug:uuid>/claims/<uuid:claim>/", gpus.reallocate, name="reallocate"),
@@ -124,5 +125,6 @@ urlpatterns = [
     path("claims/<uuid:uid>/", claims.claim_detail, name="claim"),
     path("claims/<uuid:uid>/series/", claims.claim_series, name="claim-series"),
     path("claims/<uuid:uid>/resize/", reallocation.resize, name="resize"),
+    path("claims/<uuid:uid>/renew/", reallocation.renew, name="renew-claim"),
     path("claims/<uuid:uid>/release/", reallocation.release, name="release"),
 ]
