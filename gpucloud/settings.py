@@ -30,6 +30,7 @@ TELEMETRY_MINUTES_DAYS = environment.number("TELEMETRY_MINUTES_DAYS", 35, least=
 TELEMETRY_HOURS_DAYS = environment.number("TELEMETRY_HOURS_DAYS", 400, least=1)
 
 INSTALLED_APPS = [
+    "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

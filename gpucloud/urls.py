@@ -9,6 +9,7 @@ from apps.nodes import downloads
 from gpucloud import health
 from gpucloud.api import problems
 from gpucloud.api.document import Document
+from gpucloud.web.records import records
 
 urlpatterns = [
     path("healthz", health.healthz),
@@ -21,6 +22,7 @@ urlpatterns = [
     path("api/v1/", include("apps.nodes.api.urls")),
     path("api/v1/", include("apps.scheduling.api.urls")),
     path("api/v1/", include("apps.clusters.api.urls")),
+    path("admin/", records.urls),
     path("", include("apps.scheduling.metrics.views")),
     path("", include("apps.scheduling.pages.urls")),
     path("", include("apps.clusters.pages.urls")),

@@ -40,9 +40,10 @@ def collected() -> Path:
 def _digest() -> str:
     """Changes with our files, and with what brings or writes the others."""
     found = hashlib.sha256()
+    # The settings name the packages that bring files.
     for package in ("Django", "drf-spectacular-sidecar", "whitenoise"):
         found.update(f"{package} {version(package)}\n".encode())
     files = sorted(path for path in (ROOT / "static").rglob("*") if path.is_file())
-    for file in [ROOT / "gpucloud/web/static.py", *files]:
+    for file in [ROOT / "gpucloud/web/static.py", ROOT / "gpucloud/settings.py", *files]:
         found.update(f"{file.relative_to(ROOT)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
     return found.hexdigest()[:16]

@@ -1,0 +1,9 @@
+"""Kubernetes, as records."""
+
+from apps.clusters.models import Cluster, NamespaceBinding, PodClaim, SharePod
+from gpucloud.web.records import register
+
+register(Cluster, "name", "pool", "server", "enabled", "state", find=("name",))
+register(NamespaceBinding, "cluster", "namespace", "tenant", find=("namespace",))
+register(PodClaim, "cluster", "namespace", "pod", "container", "claim", find=("pod", "namespace"))
+register(SharePod, "cluster", "namespace", "name", "claim", find=("name", "namespace"))
