@@ -29,7 +29,8 @@ register(
     models.QuotaRequest, "tenant", "pool", "resource", "amount", "state", find=("tenant__slug",), narrow=("state",)
 )
 register(models.Token, "key", "name", "tenant", "user", "role", "expires_at", "revoked_at", find=("key", "name"))
-register(models.Webhook, "uid", "tenant", "url", "enabled", "failures", find=("url",))
+# Not its address, whose path may be a secret.
+register(models.Webhook, "uid", "tenant", "enabled", "failures", find=("tenant__slug",))
 register(models.Budget, "tenant", "period", "gpu_hours", find=("tenant__slug",))
 register(models.LimitRange, "tenant", "pool", "field", "minimum", "maximum", find=("tenant__slug",))
 register(models.MemberLimit, "tenant", "user", "resource", "hard", find=("tenant__slug",))

@@ -110,6 +110,7 @@ SECTIONS: Final = (
                 operators=True,
                 words="kube-scheduler extender webhooks configuration",
             ),
+            Place("admin:index", _("Records"), "device-sd-card", operators=True, words="database tables rows admin"),
         ),
     ),
 )

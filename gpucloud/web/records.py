@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 else:  # generic for the type checker only
     Rows = admin.ModelAdmin
 
-# What a field is called that nobody reads: what somebody could come in with, sealed and digested, too.
-UNREADABLE: Final = ("digest", "secret", "password", "sealed")
+# What a field is called that nobody reads: what somebody could come in with, sealed and digested, too; the path of a
+# webhook's address may be that.
+UNREADABLE: Final = ("digest", "secret", "password", "sealed", "url")
 
 
 class Records(admin.AdminSite):
