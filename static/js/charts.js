@@ -188,7 +188,7 @@ class Chart {
       scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
       axes: [
         { ...axis, size: 28, space: 80, values: (_, splits) => splits.map((at) => this.stamp(at).replace(/:00$/, "")) },
-        { ...axis, size: 48, space: 34, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
+        { ...axis, size: 48, space: 26, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
       ],
       series: [{}, ...this.kind.lines.map((line) => this.series(line))],
       hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()] },

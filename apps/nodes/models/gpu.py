@@ -41,6 +41,7 @@ class Gpu(Row):
     core_borrowed = models.PositiveIntegerField(default=0, db_default=0)
 
     class Meta:
+        verbose_name = "GPU"
         ordering = ["node_id", "index"]
         constraints = [
             models.CheckConstraint(condition=Q(core_used__lte=WHOLE), name="gpu_core_promised_once"),

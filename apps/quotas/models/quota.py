@@ -144,6 +144,7 @@ class LedgerEntry(models.Model):
     at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
+        verbose_name_plural = "ledger entries"
         ordering = ["pk"]
         indexes = [models.Index(fields=["tenant", "resource", "-id"], name="ledger_of_quota")]
 

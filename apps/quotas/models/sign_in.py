@@ -14,6 +14,7 @@ class Identity(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
+        verbose_name_plural = "identities"
         constraints = [models.UniqueConstraint(fields=["issuer", "subject"], name="identity_once")]
 
     def __str__(self) -> str:
