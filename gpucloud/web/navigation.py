@@ -84,7 +84,14 @@ SECTIONS: Final = (
         _("Fleet"),
         (
             Place("nodes", _("Nodes"), "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
-            Place("pools", _("Pools"), "cpu", operators=True, words="sharing policy idle rebalancing"),
+            Place(
+                "pools",
+                _("Pools"),
+                "cpu",
+                operators=True,
+                within=("/new-pool/",),
+                words="sharing policy idle rebalancing",
+            ),
             Place("policies", _("Policies"), "gauge", operators=True, words="sharing idle rebalancing preemption"),
             Place(
                 "access",

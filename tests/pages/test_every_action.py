@@ -43,7 +43,9 @@ PAGES: dict[str, str] = {
     "POST nodes/<slug:name>/forget/": "forget-node",
     "POST nodes/<slug:name>/lift-fence/": "unfence",
     "POST nodes/<slug:name>/repair/": "repair",
+    "POST pools/": "new-pool",
     "PATCH pools/<slug:name>/": "pool",
+    "POST pools/<slug:name>/rebalance/": "rebalance-pool",
     "POST prices/": "prices",
     "DELETE prices/<int:pk>/": "remove-price",
     "POST proposals/<uuid:uid>/accept/": "accept-proposal",
@@ -58,6 +60,7 @@ PAGES: dict[str, str] = {
     "PATCH quotas/<int:pk>/": "quota",
     "DELETE quotas/<int:pk>/": "remove-quota",
     "POST reservations/": "new-reservation",
+    "PATCH reservations/<uuid:uid>/": "change-reservation",
     "DELETE reservations/<uuid:uid>/": "give-back",
     "POST reservations/<uuid:uid>/release/": "give-back",
     "POST scheduler-configuration/": "integrations",
@@ -82,9 +85,6 @@ WITHOUT = {
 }
 # What a person may do only with the API or the command so far. Shorter is better; empty is the aim.
 MISSING = {
-    "POST pools/": "a page that makes a pool",
-    "POST pools/<slug:name>/rebalance/": "a button on the pool's page that rebalances now",
-    "PATCH reservations/<uuid:uid>/": "a form on the reservation's page, with the preview of a new one",
     "PATCH clusters/<slug:name>/namespaces/<int:pk>/": "a namespace's other tenant, without unbinding it",
 }
 # Of these a page does the most, and lacks what is said.

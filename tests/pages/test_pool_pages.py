@@ -235,3 +235,29 @@ def test_filters_of_proposals_live_in_the_url(proposed: Proposal, browser: SignI
 
 def test_the_list_of_pools_says_what_waits(proposed: Proposal, browser: SignIn) -> None:
     assert "1 to decide" in text(browser("olga").get("/pools/"))
+
+
+def test_a_pool_is_made_and_its_name_taken_only_once(cast: Cast, browser: SignIn) -> None:
+    olga = browser("olga")
+    assert "/new-pool/" in text(olga.get("/pools/"))
+    made = {"name": "a100", "description": "The old ones", "sharing_policy": "average", "parts": 4}
+    assert "Pool a100 is made" in text(olga.post("/new-pool/", made, follow=True))
+    pool = Pool.objects.get(name="a100")
+    assert (pool.description, pool.sharing_policy, pool.parts) == ("The old ones", "average", 4)
+    refused = {"taken": made, "parts": made | {"name": "b", "parts": ""}, "name": made | {"name": "No Name"}}
+    for why, asked in refused.items():
+        assert olga.post("/new-pool/", asked).status_code == 422, why
+    assert Pool.objects.filter(name__in=["b", "No Name"]).count() == 0
+    assert browser("anna").get("/new-pool/").status_code == 403
+
+
+def test_a_pool_is_rebalanced_when_somebody_says_so(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    way, olga = f"/pools/{cast.pool.name}/rebalance/", browser("olga")
+    assert way not in text(olga.get(f"/pools/{cast.pool.name}/"))
+    assert "has rebalance_mode off" in text(olga.post(way, follow=True))
+    Pool.objects.update(rebalance_mode="propose")
+    placed(cast, machine)
+    assert way in text(olga.get(f"/pools/{cast.pool.name}/"))
+    # Nothing was measured of it yet.
+    assert "0 claims looked at, 0 to change." in text(olga.post(way, follow=True))
+    assert browser("anna").post(way).status_code == 403

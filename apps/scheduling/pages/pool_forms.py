@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
+from django.core.validators import RegexValidator
 from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
@@ -11,6 +12,7 @@ from rest_framework import serializers
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import AuditPolicy, IdleRule, PlacementPolicy
+from apps.quotas.models.tenant import SLUG
 from apps.scheduling.pages.forms import ServiceForm, flat
 
 if TYPE_CHECKING:
@@ -107,6 +109,29 @@ class PoolForm(ServiceForm):
         given = {name: values[name] for name in BOUNDS if values.get(name) is not None}
         kept = self.pool.rebalance_bounds.get("calendar")
         return given | ({"calendar": kept} if kept else {})
+
+
+class NewPoolForm(ServiceForm):
+    """A pool that is not there yet: its name, and what is chosen once and seldom changed."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=63,
+        help_text=_("In URLs and commands: a–z, 0–9 and hyphens. It cannot be changed later."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "a100"}),
+        validators=[RegexValidator(SLUG)],
+    )
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data, initial={"sharing_policy": SharingPolicy.BURST})
+        of_pool = PoolChangeSerializer().fields
+        for name in ("description", "sharing_policy", "parts"):
+            self.fields[name] = _field(name, of_pool[name])
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service: what is said."""
+        return {name: value for name, value in self.cleaned_data.items() if value not in ("", None)}
 
 
 def _field(name: str, said: Any) -> forms.Field:

@@ -8,19 +8,24 @@ from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_GET, require_http_methods
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.quotas.models import AuditEvent, Pool
 from apps.quotas.principals import Principal
+from apps.quotas.services.tenants import create_pool
 from apps.scheduling.core import idleness as core
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import as_file, asked_as_file, facts_of
-from apps.scheduling.pages.pool_forms import PoolForm, called
+from apps.scheduling.pages.forms import in_words
+from apps.scheduling.pages.pool_forms import NewPoolForm, PoolForm, called
 from apps.scheduling.pages.proposals import worded
 from apps.scheduling.services.claims.sharing import SHARING, change_pool
 from apps.scheduling.services.rebalancing import idleness, proposals
@@ -63,6 +68,37 @@ def pool_detail(request: HttpRequest, principal: Principal, name: str) -> HttpRe
     refused = form.is_bound and not form.is_valid()
     shown |= {"pool": find(name), "form": form}
     return render(request, "pools/pool.html", shown, status=422 if refused else 200)
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_pool(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Make an empty pool; its page has the rest of what can be set."""
+    principal.require_operator()
+    form = NewPoolForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            pool = create_pool(principal=principal, **form.asked)
+            messages.success(request, _("Pool {0} is made. It is empty: nodes are made in it.").format(pool))
+            return redirect("pool", name=pool.name)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "pools/new.html", {"form": form}, status=422 if form.is_bound else 200)
+
+
+@require_POST
+@page
+def rebalance_now(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """A run of the rebalancer, as its mode has it."""
+    principal.require_operator()
+    try:
+        found = proposals.rebalance(principal=principal, pool=find(name))
+    except GpucloudError as error:
+        messages.error(request, in_words(error))
+        return redirect("pool", name=name)
+    said = ngettext("{0} claim looked at, {1} to change.", "{0} claims looked at, {1} to change.", found.considered)
+    messages.success(request, " ".join([said.format(found.considered, len(found.proposals)), found.why or ""]).strip())
+    return redirect(f"{reverse('proposals')}?{urlencode({'pool': name, 'state': 'all'})}")
 
 
 def counted(pools: QuerySet[Pool]) -> QuerySet[Pool]:

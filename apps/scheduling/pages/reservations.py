@@ -67,7 +67,7 @@ def _facts(row: Any) -> Row:
 @page
 def new_reservation(request: HttpRequest, principal: Principal) -> HttpResponse:
     """Book a window, or ask first what stands in its way."""
-    form = BookingForm(_window_taken(request), principal=principal, initial={"tenant": request.GET.get("tenant")})
+    form = BookingForm(window_taken(request), principal=principal, initial={"tenant": request.GET.get("tenant")})
     preview = None
     if request.method == "POST" and form.is_valid():
         try:
@@ -78,11 +78,11 @@ def new_reservation(request: HttpRequest, principal: Principal) -> HttpResponse:
             form.refuse(error)
             preview = error.facts if error.facts.get("windows") else None
     status = 422 if form.is_bound and not form.is_valid() else 200
-    shown = {"form": form, "preview": preview, "windows": _whole_minutes(preview["windows"]) if preview else []}
+    shown = {"form": form, "preview": preview, "windows": whole_minutes(preview["windows"]) if preview else []}
     return render(request, "reservations/new.html", shown, status=status)
 
 
-def _whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, datetime]]:
+def whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, datetime]]:
     """Free windows as a person types times: from the next whole minute on, as long."""
     shown = []
     for window in windows:
@@ -98,7 +98,7 @@ def _booked(request: HttpRequest, principal: Principal, form: BookingForm) -> Ht
     return redirect("reservation", uid=rows[0].uid)
 
 
-def _window_taken(request: HttpRequest) -> Any:
+def window_taken(request: HttpRequest) -> Any:
     """What was posted; where one of the free windows was chosen, with its times."""
     if request.method != "POST":
         return None
@@ -113,7 +113,7 @@ def _window_taken(request: HttpRequest) -> Any:
 @page
 def reservation_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """One reservation, what runs in it, and giving it back."""
-    row = _find(principal, uid)
+    row = find(principal, uid)
     claims = Claim.objects.visible_to(principal).filter(reservation=row).select_related("tenant").order_by("-pk")
     shown = {
         "reservation": row,
@@ -130,7 +130,7 @@ def reservation_detail(request: HttpRequest, principal: Principal, uid: uuid.UUI
 @page
 def give_back(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Release it."""
-    row = release_reservation(principal=principal, reservation=_find(principal, uid))
+    row = release_reservation(principal=principal, reservation=find(principal, uid))
     messages.success(request, gettext("{0} is given back: its room is free, and claims in it end.").format(row))
     return redirect("reservation", uid=uid)
 
@@ -140,7 +140,7 @@ def _visible(principal: Principal) -> Any:
     return rows.annotate(claims_made=Count("claims"))
 
 
-def _find(principal: Principal, uid: uuid.UUID) -> Reservation:
+def find(principal: Principal, uid: uuid.UUID) -> Reservation:
     row: Reservation | None = _visible(principal).filter(uid=uid).first()
     if row is None:
         raise Http404("There is no such reservation that you may see.")
