@@ -44,13 +44,16 @@ def scenes(platform: Platform) -> list[Scene]:
         Scene("requests", "/requests/?state=all", "Who asks for more than their quota, and what was answered."),
         Scene("tenants", "/tenants/", "Tenants, those that press most on their quotas first."),
         Scene("tenant", f"/tenants/{claim['tenant']}/", "One tenant: quotas, GPU-hours, people, tokens."),
+        Scene(
+            "limits", "/tenants/acme/limits/", "What one member may hold, one claim ask for, a month's GPU-hours be."
+        ),
         Scene("quota", f"/quotas/{quota['id']}/", "One quota: its form with a preview, its history, its ledger."),
         Scene("reports", "/reports/", "GPU-hours and their cost by tenant, pool and model."),
         Scene("prices", "/prices/", "What an hour of a whole GPU costs, from which day on."),
         Scene("audit", "/audit/", "Who changed what, from where, before and after."),
         Scene("nodes", "/nodes/", "Every machine, and how much of it is leased."),
         Scene("node", f"/nodes/{where['node']}/", "One machine: what lies on each of its GPUs, and how it is doing."),
-        Scene("gpu", f"/gpus/{where['gpu_uuid']}/", "Whose pieces lie on a GPU, and a slider for each limit."),
+        Scene("gpu", f"/gpus/{where['gpu_uuid']}/", "Whose pieces lie on a GPU, and moving their limits."),
         Scene("pool", "/pools/shared/", "What a pool does by itself; each field says what it means."),
         Scene("policies", "/policies/", "The same of all pools, side by side."),
         Scene("access", "/access/", "Agents and tokens: what acts without a person."),
@@ -91,6 +94,9 @@ def furnish(platform: Platform) -> None:
     grant(
         "POST", f"quota-requests/{answered}/counter/", {"amount": 24576, "words": "Half now; more once sim-3 is here."}
     )
+    grant("POST", "member-limits/", {"tenant": "acme", "resource": "core_percent", "hard": 200})
+    grant("POST", "limit-ranges/", {"tenant": "acme", "field": "memory_mib", "minimum": 256, "maximum": 16384})
+    grant("POST", "budgets/", {"tenant": "acme", "period": "month", "gpu_hours": "500"})
     book(platform)
     server = kubeconfig(server="https://kube.example:6443")
     grant("POST", "clusters/", {"name": "prod", "pool": "shared", "kubeconfig": server})
