@@ -32,7 +32,9 @@ def test_a_person_goes_to_the_provider_and_comes_back_signed_in(
         page = visitor.page
         page.goto("/claims/")
         page.evaluate(axe)
-        found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']})")
+        # Here sheets import each other, and axe would copy what it reads of them into the page, which the policy forbids.
+        asked = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa'], preload: false}"
+        found = page.evaluate(f"axe.run(document, {asked})")
         assert not found["violations"]
         page.get_by_role("link", name="Sign in with your organisation").click()
         page.get_by_placeholder("sub").fill("s-1")
