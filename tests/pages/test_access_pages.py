@@ -13,6 +13,7 @@ from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent, Membership, Price, QuotaRequest, ResourceQuota, Token
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, requests, tokens
+from apps.scheduling.pages import agents
 from tests.cast import MODEL, Api, Cast, Machine, give, placed
 from tests.pages.conftest import SignIn
 
@@ -76,6 +77,21 @@ def test_nobody_makes_a_token_beyond_their_tenants(cast: Cast, browser: SignIn) 
     assert not Token.objects.filter(name="ci").exists()
     assert browser("olga").post("/new-token/", posted).status_code == 201
     assert Token.objects.get(name="ci").tenant is None
+
+
+def test_many_agents_come_in_parts_and_the_file_has_them_all(cast: Cast, browser: SignIn) -> None:
+    for number in range(agents.PER_PAGE + 2):
+        Node.objects.create(name=f"node-{number:03}", pool=cast.pool)
+    olga = browser("olga")
+    first = text(olga.get("/access/?page=1"))
+    assert ("node-000" in first, "node-049" in first, "node-050" in first) == (True, True, False)
+    assert "1–50 of 52" in first
+    assert 'href="?page=1&amp;agents=2"' in first
+    second = text(olga.get("/access/?agents=2"))
+    assert ("node-049" in second, "node-050" in second, "node-051" in second) == (False, True, True)
+    assert "?agents=1" in second
+    rows = list(csv.DictReader(io.StringIO(olga.get("/access/?format=csv&table=agents").content.decode())))
+    assert len(rows) == agents.PER_PAGE + 2
 
 
 def test_tokens_and_agents_are_the_operators_and_files_hold_no_secret(

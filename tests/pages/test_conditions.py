@@ -12,6 +12,7 @@ from apps.quotas.services import tenants
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim
 from apps.scheduling.pages import attention
+from apps.scheduling.pages.fleet import read_fleet_map
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.placing.rounds import run_round
 from tests.cast import Cast, Machine, ask, gpu_uuid, placed
@@ -134,7 +135,7 @@ def test_a_pool_that_fences_keeps_claims_off_until_an_operator_lifts_the_fence(
     say(machine, excess())
     fenced = cast.olga.get("nodes/gpu1/").body
     assert (fenced["state"], fenced["fenced_why"]) == ("fenced", "Process 7 is unlimited.")
-    notices = [(notice.title, notice.detail) for notice in attention.notices(SYSTEM)]
+    notices = [(notice.title, notice.detail) for notice in attention.notices(SYSTEM, read_fleet_map(SYSTEM))]
     assert notices == [
         ("Node gpu1 is fenced", "Process 7 is unlimited. It takes no new claims until the fence is lifted.")
     ]

@@ -81,7 +81,7 @@ def test_an_idle_claim_needs_attention_of_its_tenant_and_of_nobody_elses(
 
     def titles(tenant: Tenant) -> list[str]:
         reader = Principal(name="reader", is_operator=False, roles={tenant.pk: "viewer"})
-        return [notice.title for notice in attention.notices(reader)]
+        return [notice.title for notice in attention.notices(reader, None)]
 
     assert titles(cast.acme) == [f"{claim} is idle"]
     assert titles(cast.globex) == []

@@ -24,7 +24,7 @@ from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import ServiceForm
 from gpucloud.errors import GpucloudError
 
-PER_PAGE = 100
+PER_PAGE = 50
 AGENTS = [
     "node", "pool", "state", "agent_version", "driver_version", "hostname", "last_seen_at", "enrolled_at",
     "enrolment_expires_at",
@@ -64,7 +64,7 @@ def access(request: HttpRequest, principal: Principal) -> HttpResponseBase:
         return as_file(file, "tokens", tokens.COLUMNS, map(tokens.facts, rows.iterator()))
     shown = {
         "part": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
-        "agents": agents,
+        "agents": Paginator(agents, PER_PAGE).get_page(request.GET.get("agents")),
         "version": _version(),
         "now": timezone.now(),
     }

@@ -9,14 +9,14 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from apps.nodes.models import Gpu, Node
-from apps.nodes.models.node import FRESH
+from apps.nodes.models import Node
 from apps.quotas.models import QuotaRequest, Role, Webhook
 from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
+from apps.scheduling.pages.fleet import Device, Fleet
 from apps.scheduling.pages.quotas import RESOURCE_WORDS
 from gpucloud.web.looks import Tone
 from gpucloud.web.tags import amount
@@ -41,35 +41,36 @@ class Notice:
     since: datetime | None = None
 
 
-def notices(principal: Principal) -> list[Notice]:
-    """Lost nodes, what failed, is over its limit or not in force, who is not told, what waits and why: six of each."""
-    found = _nodes() if principal.is_operator else []
+def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
+    """Lost nodes, what failed, is over its limit or not in force, who is not told, what waits and why: six of each.
+
+    Of the fleet as it was read; None for whom nodes do not concern.
+    """
+    found = _nodes(fleet) if fleet is not None else []
     found += [*_assignments(principal), *_webhooks(principal), *_requests(principal)]
     return [*found, *_idle(principal), *_queued(principal)]
 
 
-def _nodes() -> list[Notice]:
-    now = timezone.now()
-    gone = Node.objects.filter(Q(last_seen_at=None) | Q(last_seen_at__lt=now - FRESH))
-    missing = Gpu.objects.filter(present=False, node__last_seen_at__gte=now - FRESH).select_related("node")
-    sick = Gpu.objects.exclude(unhealthy="").select_related("node")
-    ill = Node.objects.exclude(unhealthy="")
-    fenced = Node.objects.filter(fenced_at__isnull=False)
+def _nodes(fleet: Fleet) -> list[Notice]:
+    nodes = [node for node, _cells in fleet.nodes]
+    gpus = [(node, cell.gpu) for node, cells in fleet.nodes for cell in cells]
+    gone = [node for node in nodes if not node.online]
+    fenced = [node for node in nodes if node.fenced_at is not None]
+    ill = [node for node in nodes if node.unhealthy]
+    sick = [(node, gpu) for node, gpu in gpus if gpu.unhealthy]
+    missing = [(node, gpu) for node, gpu in gpus if not gpu.present and node.online]
     return [
         *(_gone(node) for node in gone[:MOST]),
         *(_fenced(node) for node in fenced[:MOST]),
         *(_sick(_("Node {0}").format(node.name), node.unhealthy, node) for node in ill[:MOST]),
-        *(_sick(_("GPU {0} of {1}").format(gpu.index, gpu.node.name), gpu.unhealthy, gpu.node) for gpu in sick[:MOST]),
-    ] + [
-        Notice(
-            "bad",
-            "cpu",
-            _("GPU {0} of {1} is gone").format(gpu.index, gpu.node.name),
-            _("The agent no longer sees it; nothing new is placed on it."),
-            reverse("node", args=[gpu.node.name]),
-        )
-        for gpu in missing[:MOST]
+        *(_sick(_("GPU {0} of {1}").format(gpu.index, node.name), gpu.unhealthy, node) for node, gpu in sick[:MOST]),
+        *(_missing(node, gpu) for node, gpu in missing[:MOST]),
     ]
+
+
+def _missing(node: Node, gpu: Device) -> Notice:
+    title, detail = _("GPU {0} of {1} is gone"), _("The agent no longer sees it; nothing new is placed on it.")
+    return Notice("bad", "cpu", title.format(gpu.index, node.name), detail, reverse("node", args=[node.name]))
 
 
 def _gone(node: Node) -> Notice:

@@ -49,7 +49,7 @@ def _shown(principal: Principal) -> dict[str, Any]:
     fleet = read_fleet_map(principal) if principal.is_operator else None
     return {
         "steps": first_steps(principal),
-        "notices": notices(principal),
+        "notices": notices(principal, fleet),
         "fleet": fleet,
         "strips": strips_of(fleet.nodes) if fleet else [],
         "room": room_of(fleet.nodes) if fleet else [],

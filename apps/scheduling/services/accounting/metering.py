@@ -52,8 +52,9 @@ def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Itera
     """What these claims held between two moments. Claims that held nothing are left out."""
     inside, last = between(claims, begin=begin, end=end).order_by("pk"), 0
     while keys := list(inside.filter(pk__gt=last).values_list("pk", flat=True)[:AT_ONCE]):
+        # Not as a list of keys: what goes beside a statement value by value costs more than the claims themselves.
+        yield from _metered(inside.filter(pk__gt=last, pk__lte=keys[-1]), begin=begin, end=end)
         last = keys[-1]
-        yield from _metered(Claim.objects.filter(pk__in=keys), begin=begin, end=end)
 
 
 def between(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> QuerySet[Claim]:
