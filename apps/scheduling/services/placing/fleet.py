@@ -1,10 +1,10 @@
 """Reading a pool's GPUs and nodes as the core wants them: a few queries, whatever the size."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.db.models import Count, Prefetch, Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
@@ -14,6 +14,8 @@ from gpucloud.statements import kept
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
+# Of two linked GPUs: their ids, and the link.
+Pair = tuple[str, str, str]
 LABELLED = Q(claim__affinity__isnull=False) | Q(claim__anti_affinity__isnull=False) | Q(claim__exclusion__isnull=False)
 
 
@@ -111,16 +113,16 @@ def _ails(gpu: Gpu) -> str:
 
 def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
     """The pool's nodes, all or those asked for: their labels, and the links between their GPUs."""
-    linked = Prefetch("gpus", Gpu.objects.only("node", "uuid", "links"))
-    nodes = Node.objects.filter(which or Q(), pool=pool).prefetch_related(linked).order_by("name")
-    return [NodeState(node.name, tuple(sorted(node.labels.items())), _links(node.gpus.all())) for node in nodes]
-
-
-def _links(gpus: Iterable[Gpu]) -> tuple[tuple[str, str, str], ...]:
-    """Each pair once, as the one of the smaller id has it."""
-    return tuple(
-        sorted((gpu.uuid, other, word) for gpu in gpus for other, word in gpu.links.items() if gpu.uuid < other)
-    )
+    nodes = Node.objects.filter(which or Q(), pool=pool)
+    linked = Gpu.objects.filter(node__in=nodes).exclude(links={})
+    pairs: dict[int, list[Pair]] = {}
+    for node, uuid, links in linked.values_list("node", "uuid", "links"):
+        # Each pair once, as the one of the smaller id has it.
+        pairs.setdefault(node, []).extend((uuid, other, word) for other, word in links.items() if uuid < other)
+    return [
+        NodeState(node.name, tuple(sorted(node.labels.items())), tuple(sorted(pairs.get(node.pk, ()))))
+        for node in nodes.only("name", "labels").order_by("name")
+    ]
 
 
 def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:
