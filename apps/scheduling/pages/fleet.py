@@ -2,12 +2,17 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.measured import NOTHING, Use, use_of_gpus
+
+# What is read of a node, of which there may be hundreds.
+OF_NODE: Final = (
+    "name", "pool", "cordoned", "unhealthy", "fenced_at", "fenced_why", "created_at", "last_seen_at", "simulated",
+)  # fmt: skip
 
 
 class Device(NamedTuple):
@@ -88,7 +93,7 @@ def read_fleet_map(principal: Principal) -> Fleet:
     cells: dict[int, list[Cell]] = defaultdict(list)
     for device in devices:
         cells[device.node_id].append(Cell(device, use.get(device.uuid, NOTHING)))
-    rows = [(node, cells[node.pk]) for node in Node.objects.select_related("pool")]
+    rows = [(node, cells[node.pk]) for node in Node.objects.only(*OF_NODE).prefetch_related("pool")]
     return Fleet(rows, _totals(rows))
 
 

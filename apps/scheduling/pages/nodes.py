@@ -40,12 +40,16 @@ def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
     """Every node with what is promised of it."""
     principal.require_operator()
     present = Q(gpus__present=True)
-    nodes = Node.objects.select_related("pool").annotate(
-        gpu_count=Count("gpus", filter=present),
-        core_total=Count("gpus", filter=present) * WHOLE,
-        core_leased=Sum("gpus__core_used", filter=present, default=0),
-        memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
-        memory_total=Sum("gpus__memory_mib", filter=present, default=0),
+    nodes = (
+        Node.objects.defer("labels", "drifts", "checks")
+        .prefetch_related("pool")
+        .annotate(
+            gpu_count=Count("gpus", filter=present),
+            core_total=Count("gpus", filter=present) * WHOLE,
+            core_leased=Sum("gpus__core_used", filter=present, default=0),
+            memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
+            memory_total=Sum("gpus__memory_mib", filter=present, default=0),
+        )
     )
     if file := asked_as_file(request):
         return as_file(file, "nodes", COLUMNS, map(_facts, nodes))

@@ -26,16 +26,18 @@ def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
         ready = node.state == "ready"
         for gpu in (cell.gpu for cell in cells if cell.gpu.present):
             found[gpu.model] += [gpu] if ready and not gpu.unhealthy else []
-    return [Room(model, len(gpus), sum(map(_whole, gpus)), _largest(gpus)) for model, gpus in found.items()]
+    return [_room(model, gpus) for model, gpus in found.items()]
 
 
-def _whole(gpu: Device) -> bool:
-    return gpu.core_free == WHOLE and gpu.memory_free_mib == gpu.memory_mib
+def _room(model: str, gpus: list[Device]) -> Room:
+    free = [(gpu.core_free, gpu.memory_free_mib) for gpu in gpus]
+    whole = sum(share == (WHOLE, gpu.memory_mib) for share, gpu in zip(free, gpus, strict=True))
+    return Room(model, len(gpus), whole, _largest(free))
 
 
-def _largest(gpus: list[Device]) -> list[tuple[int, int]]:
+def _largest(free: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     best: list[tuple[int, int]] = []
-    for core, memory in sorted({(gpu.core_free, gpu.memory_free_mib) for gpu in gpus}, reverse=True):
+    for core, memory in sorted(set(free), reverse=True):
         # More memory than what has more core; a share has some of both.
         if core and memory > (best[-1][1] if best else 0):
             best.append((core, memory))

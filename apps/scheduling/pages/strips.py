@@ -5,7 +5,7 @@ it.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, TypedDict
 
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -18,20 +18,20 @@ from gpucloud.web.tags import percent
 MOST_LARGE: Final = 12
 
 
-class Strip(NamedTuple):
-    """A node. `state` is empty where it is ready; all but the first three are where it has no GPU."""
+class Strip(TypedDict):
+    """A node, as a template finds things the fastest. `state` is empty where it is ready."""
 
     name: str
     url: str
     state: str
-    width: int = 0
-    # Paths: all of each GPU, what is promised of it, what is used where that is known.
-    ground: str = ""
-    leased: str = ""
-    used: str = ""
+    # The rest says nothing where there is no GPU. Paths: all of each GPU, what is promised of it, what is used of it.
+    width: int
+    ground: str
+    leased: str
+    used: str
     # Means of its GPUs.
-    core_leased: str = ""
-    core_used: str = ""
+    core_leased: str
+    core_used: str
 
 
 def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> list[Strip]:
@@ -43,23 +43,24 @@ def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> list[Strip]:
 
 
 def _strip(node: Node, cells: list[Cell], known: str, unknown: str) -> Strip:
-    state = "" if node.state == "ready" else node.state
-    named = Strip(node.name, reverse("node", args=[node.name]), state)
-    if not cells:
-        return named
-    heard = [cell.used for cell in cells if cell.used is not None]
-    return named._replace(
-        width=10 * len(cells),
-        ground=_path(9, [100] * len(cells)),
-        leased=_path(9, [cell.leased for cell in cells]),
-        used=_path(5, [cell.used or 0 for cell in cells]),
-        core_leased=percent(sum(cell.leased for cell in cells) / len(cells)),
-        core_used=known % {"used": percent(sum(heard) / len(heard))} if heard else unknown,
-    )
+    leased, used = [cell.leased for cell in cells], [cell.used for cell in cells]
+    heard = [part for part in used if part is not None]
+    state = node.state
+    return {
+        "name": node.name,
+        "url": reverse("node", args=[node.name]),
+        "state": "" if state == "ready" else state,
+        "width": 10 * len(cells),
+        "ground": _path(9, [100] * len(cells)),
+        "leased": _path(9, leased),
+        "used": _path(5, [part or 0 for part in used]),
+        "core_leased": percent(sum(leased) / len(leased)) if leased else "",
+        "core_used": known % {"used": percent(sum(heard) / len(heard))} if heard else unknown,
+    }
 
 
 def _path(width: int, heights: Sequence[float]) -> str:
-    left = (9 - width) / 2
+    left = (9 - width) // 2
     return "".join(
-        f"M{10 * at + left:g} 10h{width}v-{height / 10:.1f}h-{width}z" for at, height in enumerate(heights) if height
+        f"M{10 * at + left} 10h{width}v-{height / 10:.1f}h-{width}z" for at, height in enumerate(heights) if height
     )
