@@ -35,7 +35,7 @@ def cluster(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 def pages(cluster: Cluster) -> list[str]:
     key = cluster.bindings.get().pk
-    below = ["", "connection/", "quotas/", "remove/", "import/", f"namespaces/{key}/"]
+    below = ["", "connection/", "quotas/", "remove/", "import/", f"namespaces/{key}/", f"namespaces/{key}/tenant/"]
     return ["/clusters/", "/new-cluster/", "/integrations/", *(f"/clusters/kube/{path}" for path in below)]
 
 

@@ -6,7 +6,6 @@ import yaml
 from django import forms
 from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
-from django.utils.functional import keep_lazy_text
 from django.utils.translation import gettext_lazy as _
 
 from apps.clusters.api.clusters import ACCOUNT, ClusterSerializer
@@ -16,6 +15,7 @@ from apps.clusters.formats import gpushare
 from apps.clusters.models import Cluster, Placement
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.tenant import SLUG
+from apps.scheduling.pages.fields import choice, switch, words
 from apps.scheduling.pages.forms import ServiceForm
 
 if TYPE_CHECKING:
@@ -25,29 +25,6 @@ SETTABLE = ("enabled", "placement", "sync_quotas", "strict", "agent_account")
 TEXT = {"class": "form-control", "autocomplete": "off"}
 # A password field would be kept and offered by browsers; what is typed here is never shown again.
 KUBECONFIG = {"class": "form-control code", "rows": 8, "autocomplete": "off", "spellcheck": "false"}
-
-
-def words(serializer: Any, name: str) -> str:
-    """What the API says of the field, looked up in the reader's language when it is shown."""
-    return _plain(serializer().fields[name].help_text)
-
-
-@keep_lazy_text
-def _plain(said: str) -> str:
-    """Marks of code mean nothing on a page."""
-    return said.replace("`", "")
-
-
-def choice(label: "StrPromise", choices: Any, help_text: "str | StrPromise" = "", **more: Any) -> forms.ChoiceField:
-    """One of several."""
-    select = forms.Select(attrs={"class": "form-select"})
-    return forms.ChoiceField(label=label, choices=choices, help_text=help_text, widget=select, **more)
-
-
-def switch(label: "StrPromise", help_text: "str | StrPromise", **more: Any) -> forms.BooleanField:
-    """Yes or no."""
-    box = forms.CheckboxInput(attrs={"class": "form-check-input"})
-    return forms.BooleanField(label=label, required=False, help_text=help_text, widget=box, **more)
 
 
 def text(
@@ -64,6 +41,17 @@ def kubeconfig(help_text: "str | StrPromise") -> forms.CharField:
     """Credentials, as kubectl prints them."""
     area = forms.Textarea(attrs=KUBECONFIG)
     return forms.CharField(label=_("Kubeconfig"), required=False, max_length=100_000, help_text=help_text, widget=area)
+
+
+def payer() -> "forms.ModelChoiceField[Tenant]":
+    """The tenant that pays."""
+    return forms.ModelChoiceField(
+        Tenant.objects.order_by("slug"),
+        to_field_name="slug",
+        label=_("Tenant"),
+        help_text=_("It pays for their pods from now on."),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
 
 
 class SettingsForm(ServiceForm):
@@ -134,13 +122,7 @@ class BindingForm(ServiceForm):
     labels = text(
         _("Or all with labels"), _("Such as team=vision, stage=prod. A name wins, then the oldest."), max_length=2000
     )
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.order_by("slug"),
-        to_field_name="slug",
-        label=_("Tenant"),
-        help_text=_("It pays for their pods from now on."),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    tenant = payer()
 
     def clean_labels(self) -> dict[str, str] | None:
         """As a selector; None: no labels are given."""
@@ -155,6 +137,13 @@ class BindingForm(ServiceForm):
         """For the service."""
         given = self.cleaned_data
         return {"namespace": given["namespace"] or None, "selector": given["labels"], "tenant": given["tenant"]}
+
+
+class RebindForm(ServiceForm):
+    """Which tenant pays for them instead."""
+
+    tenant = payer()
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
 
 class ImportForm(ServiceForm):

@@ -10,11 +10,13 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from apps.clusters.models import NamespaceBinding, PodClaim
 from apps.clusters.pages.clusters import MOST_PODS, find, whole
-from apps.clusters.pages.forms import BindingForm
+from apps.clusters.pages.forms import BindingForm, RebindForm
 from apps.clusters.services import bindings, quota_drift
+from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.access import page
-from gpucloud.errors import GpucloudError
+from apps.scheduling.pages.forms import seen
+from gpucloud.errors import GpucloudError, PreconditionFailed
 
 
 @require_GET
@@ -55,15 +57,59 @@ def said(row: NamespaceBinding) -> str:
 def unbind(request: HttpRequest, principal: Principal, name: str, pk: int) -> HttpResponse:
     """What ending the binding would do; and, posted, doing it."""
     principal.require_operator()
-    cluster = find(name)
-    row = cluster.bindings.select_related("tenant", "cluster").filter(pk=pk).first()
-    if row is None:
-        raise Http404("There is no such binding.")
+    cluster, row = find(name), _binding(name, pk)
     if request.method == "POST":
         bindings.unbind(principal=principal, binding=row)
         messages.success(request, _("{0} no longer pays for what comes to {1}.").format(row.tenant, said(row)))
         return redirect("cluster", name=name)
     return render(request, "clusters/unbind.html", {"cluster": cluster, "row": row, "about": said(row), **_effect(row)})
+
+
+def _binding(name: str, pk: int) -> NamespaceBinding:
+    row = NamespaceBinding.objects.select_related("tenant", "cluster").filter(cluster__name=name, pk=pk).first()
+    if row is None:
+        raise Http404("There is no such binding.")
+    return row
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def rebind(request: HttpRequest, principal: Principal, name: str, pk: int) -> HttpResponse:
+    """Have another tenant pay for what comes from now on."""
+    principal.require_operator()
+    cluster, row = find(name), _binding(name, pk)
+    form = RebindForm(request.POST or None, initial={"tenant": row.tenant.slug, "version": row.version})
+    shown: dict[str, Any] = {}
+    if request.method == "POST" and form.is_valid():
+        shown, done = _rebound(request, principal, row, form)
+        if done:
+            return redirect("cluster", name=name)
+    refused = form.is_bound and not form.is_valid()
+    row = _binding(name, pk)
+    shown |= {"cluster": cluster, "row": row, "about": said(row), "form": form, **_effect(row)}
+    return render(request, "clusters/rebind.html", shown, status=422 if refused else 200)
+
+
+def _rebound(
+    request: HttpRequest, principal: Principal, row: NamespaceBinding, form: RebindForm
+) -> tuple[dict[str, Any], bool]:
+    """What to show beside the form, and whether another pays."""
+    tenant, versions = form.cleaned_data["tenant"], seen(request)
+    if tenant == row.tenant and row.version in versions:
+        messages.info(request, _("Nothing was to be changed."))
+        return {}, True
+    try:
+        row = bindings.change(principal=principal, binding=row, tenant=tenant, versions=versions)
+    except PreconditionFailed:
+        row.refresh_from_db()
+        events = AuditEvent.objects.filter(object_type="namespace", object_id=bindings.known_as(row))
+        form.data = {**dict(form.data.items()), "version": str(row.version)}
+        return {"conflict": events.order_by("-pk").first(), "said": str(row.tenant)}, False
+    except GpucloudError as error:
+        form.refuse(error)
+        return {}, False
+    messages.success(request, _("{0} pays for {1} from now on.").format(row.tenant, said(row)))
+    return {}, True
 
 
 def _effect(row: NamespaceBinding) -> dict[str, Any]:

@@ -14,5 +14,6 @@ urlpatterns = [
     path("clusters/<slug:name>/import/", importing.import_page, name="import-cluster"),
     path("clusters/<slug:name>/namespaces/", namespaces.bind, name="bind-namespace"),
     path("clusters/<slug:name>/namespaces/<int:pk>/", namespaces.unbind, name="unbind-namespace"),
+    path("clusters/<slug:name>/namespaces/<int:pk>/tenant/", namespaces.rebind, name="rebind-namespace"),
     path("integrations/", configuration.configuration, name="integrations"),
 ]

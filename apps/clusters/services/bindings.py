@@ -70,6 +70,11 @@ def tenant_of(bindings: Iterable[NamespaceBinding], name: str, labels: dict[str,
     return matching[0].tenant if matching else None
 
 
+def known_as(row: NamespaceBinding) -> str:
+    """The binding in the audit log."""
+    return f"{row.cluster.name}/{row.namespace or row.selector}"[:200]
+
+
 def _locked(principal: Principal, binding: NamespaceBinding, versions: etags.Versions) -> NamespaceBinding:
     principal.require_operator()
     rows = NamespaceBinding.objects.select_for_update(of=("self",)).select_related("cluster", "tenant")
@@ -83,7 +88,7 @@ def _note(row: NamespaceBinding, *, principal: Principal, action: str) -> None:
         principal=principal,
         action=f"namespace.{action}",
         object_type="namespace",
-        object_id=f"{row.cluster.name}/{row.namespace or row.selector}"[:200],
+        object_id=known_as(row),
         tenant=row.tenant,
         after={"tenant": row.tenant.slug},
     )

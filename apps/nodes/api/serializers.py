@@ -94,7 +94,8 @@ class NodeSerializer(Strict):
     fenced_why = serializers.CharField(read_only=True)
     conditions = serializers.SerializerMethodField(help_text="Of the node itself; `Ready` first.")
     repair_drift = serializers.BooleanField(
-        default=True, help_text="What somebody changes on the machine is put right at once; else it waits for a repair."
+        default=True,
+        help_text=_("What somebody changes on the machine is put right at once; else it waits for a repair."),
     )
     drifted = serializers.SerializerMethodField(help_text="How many such changes are not put right.")
     simulated = serializers.BooleanField(read_only=True)

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
@@ -25,15 +26,15 @@ GROUP_HELP = (
 
 
 NEEDED_HELP = "Needed, unless the tenant has a default for it (/api/v1/limit-ranges/)."
-WEIGHT_HELP = (
+WEIGHT_HELP = _(
     "Where the pool's policy is `weighted`: the claim's part, among the weights of those that want the GPU. "
     "Under `burst` and `preempt`: its part of what others leave."
 )
-CLASS_HELP = (
+CLASS_HELP = _(
     "A `best-effort` claim may be placed on core that others lend, without a guarantee. Where the pool's policy is "
     "`preempt` it always gets only what the guaranteed ones leave."
 )
-REBALANCE_HELP = (
+REBALANCE_HELP = _(
     "False: the rebalancer and the pool's idle_rule leave this claim alone, but for telling of it; what it lends is "
     "given back at once."
 )

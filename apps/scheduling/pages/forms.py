@@ -71,7 +71,8 @@ class ServiceForm(forms.Form):
 
 def in_words(error: GpucloudError) -> str:
     """The fact as a person reads it; a GPU's long name is on the page already."""
-    if error.code == "no-room":
+    # Where the room is a reservation's, or others' to lend, the sentence says that instead.
+    if error.code == "no-room" and "core_free" in error.facts:
         said = gettext("{0}: {1} core and {2} are free there, besides what the claim holds. Nothing was changed.")
         core, memory = percent(error.facts["core_free"]), mib(error.facts["memory_free_mib"])
         return said.format(gettext(error.title), core, memory)
