@@ -1,6 +1,7 @@
 """Every page with a cold cache: when something is seen of it, what it weighs, and what it asks the database."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.pages.chrome import Chrome
@@ -53,6 +54,7 @@ def painted(chrome: Chrome, ready: Stage, found: dict[str, tuple[int, float]], t
     for path, (queries, milliseconds) in found.items():
         if path.endswith("/series/"):
             continue
+        before = _ticks()
         seen = [_seen(chrome, ready, path) for _ in range(times)]
         paints = [one["paint"] for one in seen]
         rows.append(
@@ -61,6 +63,7 @@ def painted(chrome: Chrome, ready: Stage, found: dict[str, tuple[int, float]], t
                 "answer p50 ms": quantile([one["answered"] for one in seen], 0.5),
                 "page KiB": seen[0]["page"] / KIB, "in all KiB": max(one["all"] for one in seen) / KIB,
                 "elements": seen[0]["elements"], "queries": queries, "Django ms": milliseconds,
+                "stolen %": _stolen(before, _ticks()),
             }
         )  # fmt: skip
         print(rows[-1], flush=True)
@@ -72,6 +75,18 @@ def _seen(chrome: Chrome, ready: Stage, path: str) -> dict[str, Any]:
         page.goto(path, wait_until="load")
         seen: dict[str, Any] = page.evaluate(NOTED)
         return seen
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all processors since the machine began: busy, of it taken by the host for others."""
+    _, user, nice, system, _idle, _wait, interrupt, soft, steal, *_ = Path("/proc/stat").read_text().split(maxsplit=10)
+    return sum(map(int, (user, nice, system, interrupt, soft, steal))), int(steal)
+
+
+def _stolen(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Percent of the busy time that others had: a page waits for it as well, and is not to blame."""
+    busy, stolen = (late - early for early, late in zip(before, after, strict=True))
+    return 100 * stolen / busy if busy else 0.0
 
 
 def _kind(path: str) -> str:
