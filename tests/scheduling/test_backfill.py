@@ -201,8 +201,8 @@ def test_walking_twice_over_the_same_tells_the_same(
     assert once(False) == once(True)
 
 
-def test_requests_that_differ_in_nothing_that_matters_are_refused_as_one() -> None:
-    fleet = machines(1)
+def counted(fleet: Fleet) -> list[Request]:
+    """Each request that the fleet is asked to place from now on."""
     asked: list[Request] = []
     place = fleet.place
 
@@ -211,7 +211,27 @@ def test_requests_that_differ_in_nothing_that_matters_are_refused_as_one() -> No
         return place(request, held=held)
 
     fleet.place = counting  # type: ignore[method-assign]
+    return asked
+
+
+def test_requests_that_differ_in_nothing_that_matters_are_refused_as_one() -> None:
+    fleet = machines(1)
+    asked = counted(fleet)
     running(fleet, 1, 90, 100, ["g0"])
     claims = [claim(number, 20, None, key=str(number), tenant="acme") for number in range(50)]
     assert set(outcomes(walk(fleet, [replace(one) for one in claims], [])).values()) == {"gpu-core"}
     assert len(asked) == 1
+
+
+def test_what_is_reserved_alike_is_refused_as_one_and_asked_anew_when_it_changes() -> None:
+    fleet = machines(1)
+    asked = counted(fleet)
+    before: Held = {"g0": (90, 0)}
+    now_free: Held = {"g0": (0, 0)}
+    claims = [claim(number, 20, 1) for number in range(50)]
+    queue = Queue([Ask((one,)) for one in claims], capacity=POOL, held={}, weights={})
+    # The reservation ends while the walk is at its last claim.
+    told = outcomes(Walk(fleet, queue, running=[], now=0, reserved=lambda one: now_free if one.id == "49" else before))
+    assert {told[one.id] for one in claims[:49]} == {"reserved"}
+    assert told["49"] == "placed"
+    assert len(asked) < 10

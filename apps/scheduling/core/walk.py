@@ -34,7 +34,8 @@ class Walk:
     """Asks of the queue, decided one by one; `shadow` is the head's, once there is a head.
 
     `running` are the placed claims that end by themselves. `reserved` says what a claim may not count on for reasons of
-    its own. Where only newcomers walk, `shadow` is what an earlier walk of the whole queue left.
+    its own; a mapping that it gave stays as it is. Where only newcomers walk, `shadow` is what an earlier walk of the
+    whole queue left.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Walk:
         self._reserved = reserved
         self.shadow = shadow
         self._headed = shadow is not None
-        # The fleet only gets fuller along the walk: what was refused once is refused again.
-        self._refused: dict[tuple[tuple[Request, ...], bool], Refused] = {}
+        # The fleet only gets fuller along the walk: what was refused once is refused again. Beside each answer stands
+        # what was reserved then, which keeps its id from becoming another's.
+        self._refused: dict[tuple[tuple[Request, ...], bool, int], tuple[Refused, Held]] = {}
 
     def __iter__(self) -> Iterator[Decision]:
         while (ask := self._queue.next()) is not None:
@@ -83,17 +85,18 @@ class Walk:
         self._refused.clear()
 
     def _answer(self, ask: Ask) -> Answer:
-        reserved = gangs.most(self._reserved(claim) for claim in ask.members)
+        helds = [self._reserved(claim) for claim in ask.members]
+        # What is the same mapping for many claims says the same of each; a gang's is made for it alone.
+        reserved = helds[0] if len(helds) == 1 else gangs.most(helds)
         guard = self._guard(ask)
-        shape = (tuple(_shape(claim.request) for claim in ask.members), bool(guard))
-        if not reserved and shape in self._refused:
-            return self._refused[shape]
+        kind = tuple(_shape(claim.request) for claim in ask.members), bool(guard), id(reserved) if reserved else 0
+        if kind in self._refused:
+            return self._refused[kind][0]
         answer = gangs.place_all(self._fleet, ask, held=gangs.both(reserved, guard))
         if isinstance(answer, Refused):
             if guard:
                 answer = self._explained(ask, answer, reserved)
-            if not reserved:
-                self._refused[shape] = answer
+            self._refused[kind] = answer, reserved
         return answer
 
     def _guard(self, ask: Ask) -> Held:
