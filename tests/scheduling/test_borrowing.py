@@ -12,6 +12,7 @@ from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.tenants import InUse, create_pool
 from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.lending import guarantees
@@ -124,3 +125,35 @@ def test_nothing_is_borrowed_of_a_gpu_that_has_become_sick(
     monkeypatch.setattr(capacity, "borrow", sick_before)
     assert borrower(cast).state == "queued"
     assert machine.gpu().core_borrowed == 0
+
+
+def test_a_borrower_becomes_guaranteed_only_where_there_is_room_of_its_own(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    lender = idle_lender(cast, machine, clock)
+    claim = borrower(cast)
+    machine.obey()
+    path = f"claims/{claim.uid}/"
+    refused = cast.olga.patch(path, {"class": "guaranteed"})
+    assert (refused.status, refused.body["type"]) == (409, "/problems/no-room")
+    claim.refresh_from_db()
+    assert (claim.best_effort, claim.borrowed_core, machine.gpu().core_borrowed) == (True, 60, 60)
+    assert wanted(machine, claim) == 0
+    release_claim(principal=SYSTEM, claim=lender)
+    machine.obey()
+    assert cast.olga.patch(path, {"class": "guaranteed"}).status == 200
+    claim.refresh_from_db()
+    gpu = machine.gpu()
+    assert (claim.best_effort, claim.borrowed_core, gpu.core_borrowed, gpu.core_used) == (False, 0, 0, 60)
+    assert wanted(machine, claim) == 60
+    assert claim.charged["core_percent"] == 60
+    machine.obey()
+    release_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+    assert (machine.gpu().core_used, machine.gpu().core_borrowed) == (0, 0)
+
+
+def wanted(machine: Machine, claim: Claim) -> int:
+    """The core that the node's arbiter is told to guarantee it."""
+    (assignment,) = [one for one in desired_state(machine.node).assignments if one.claim_uid == str(claim.uid)]
+    return assignment.core_request

@@ -38,10 +38,11 @@ def settle(claim: Claim, state: str) -> None:
     if claim.lent_core and state not in LENDING_STATES:
         lend(claim, 0)
     if claim.borrowed_core and state not in ON_A_GPU:
-        _return(claim)
+        give_back(claim)
 
 
-def _return(claim: Claim) -> None:
+def give_back(claim: Claim) -> None:
+    """It borrows no longer, under its lock; the caller saves the claim. GPUs in key order."""
     for assignment in claim.assignments.filter(borrowed_core__gt=0).order_by("gpu_id"):
         Assignment.objects.filter(pk=assignment.pk).update(borrowed_core=0, version=F("version") + 1)
         capacity.return_borrowed(gpu_id=assignment.gpu_id, core=assignment.borrowed_core)

@@ -97,9 +97,13 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
     live = claim.assignments.exclude(state="released")
     assignments = list(live.select_related("gpu").order_by("gpu_id"))
     resized = any(assignment.core_request != claim.core_request for assignment in assignments)
-    grown = [_grown(assignment, claim) for assignment in assignments]
+    # A guarantee cannot stand on what is guaranteed to another: what it borrows it has to have of its own.
+    owns = becomes_firm and claim.borrowed_core > 0
+    grown = [_grown(assignment, claim, owns=owns) for assignment in assignments]
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
+    if owns:
+        loans.give_back(claim)
     _resize_loans(claim, resized=resized)
     for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
         grows = core or memory_mib
@@ -141,10 +145,10 @@ def _refuse_reserved(claim: Claim, assignments: list[Assignment]) -> None:
         raise NoRoom(f"What is free on GPU {reserved[0]} is reserved.", gpu_uuid=reserved[0], reserved=True)
 
 
-def _grown(assignment: Assignment, claim: Claim) -> tuple[int, int]:
-    """Raise what the assignment holds to what is wanted, and say by how much."""
+def _grown(assignment: Assignment, claim: Claim, *, owns: bool) -> tuple[int, int]:
+    """Raise what the assignment holds to what is wanted, and say by how much. `owns`: and borrow nothing any more."""
     if assignment.borrowed_core:
-        assignment.borrowed_core = claim.core_request
+        assignment.borrowed_core = 0 if owns else claim.core_request
     core = 0 if assignment.borrowed_core else max(0, claim.core_request - assignment.held_core)
     memory_mib = max(0, claim.memory_mib - assignment.held_memory_mib)
     assignment.held_core += core
