@@ -35,7 +35,10 @@ class SharingForm(ServiceForm):
 
     weight = number(_("Weight"), most=MOST_WEIGHT, help_text=words(ResizeSerializer, "weight"))
     best_effort = choice(_("Class"), CLASSES, words(ResizeSerializer, "class"))
-    rebalance = switch(_("May be rebalanced"), words(ResizeSerializer, "rebalance"))
+    rebalance = switch(
+        _("May be rebalanced"),
+        _("Otherwise rebalancing and the pool’s idle rule only tell of it, and what it lends is back at once."),
+    )
     version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     def changes(self, claim: Claim) -> dict[str, Any]:
