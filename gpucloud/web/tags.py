@@ -2,6 +2,7 @@
 
 import secrets
 from datetime import datetime
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -10,8 +11,8 @@ from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language, gettext_noop
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
 
 from gpucloud.web.glossary import FIELDS, WORDS
 from gpucloud.web.looks import look
@@ -24,6 +25,12 @@ GIB = 1024
 # A popover's id, which a page has once; pages are put together of parts that are asked for again one by one.
 # A page of one server may get such a part from another, so each begins somewhere.
 NUMBERS = count(secrets.randbelow(10**9))
+# Filled with its tone, its label, its ceiling and what is used, in percent.
+METER = """\
+<svg class="meter {}" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="{}">\
+<rect class="meter-ground" x="0" y="0" width="100" height="8" />\
+<rect class="meter-ceiling" x="0" y="0" width="{}" height="8" />\
+<rect class="meter-used" x="0" y="0" width="{}" height="8" /></svg>"""
 # The largest unit that leaves at least one whole: (seconds, how many of it).
 UNITS = (
     (86400, gettext_noop("{0} d")),
@@ -34,6 +41,7 @@ UNITS = (
 
 
 @register.simple_tag
+@lru_cache(maxsize=1000)
 def icon(name: str, extra: str = "") -> SafeString:
     """An icon of the sprite; the word beside it says the same, so screen readers skip it."""
     return format_html(
@@ -47,6 +55,12 @@ def icon(name: str, extra: str = "") -> SafeString:
 @register.simple_tag
 def state(name: str) -> SafeString:
     """A state as word, icon and colour."""
+    return _state(name, get_language())
+
+
+@lru_cache(maxsize=1000)
+def _state(name: str, _language: str | None) -> SafeString:
+    # A list of some hundred has the same few.
     shown = look(name)
     return format_html(
         '<span class="state tone-{}" data-state="{}">{}{}</span>', shown.tone, name, icon(shown.icon), shown.word
@@ -155,10 +169,11 @@ def bar(parts: Any, label: str, field: str = "", whole: int = 100) -> dict[str, 
     return {"parts": parts, "label": label, "field": field, "whole": whole}
 
 
-@register.inclusion_tag("parts/meter.html")
-def meter(used: float | None, label: str, ceiling: float | None = None, whole: float = 100) -> dict[str, Any]:
+@register.simple_tag
+def meter(used: float | None, label: str, ceiling: float | None = None, whole: float = 100) -> SafeString:
     """A thin bar: what is used, below a ceiling, of a whole. Full is a colour of its own, and the label has words."""
     share = min(100.0, 100 * (used or 0) / whole) if whole else 100.0
     top = min(100.0, 100 * ceiling / whole) if ceiling is not None and whole else 100.0
     tone = "meter-full" if share >= 100 else "meter-high" if share >= 85 and ceiling is None else ""
-    return {"used": share, "ceiling": top, "label": label, "tone": tone}
+    # Not a template: a page has hundreds.
+    return format_html(METER, tone, label, f"{top:.2f}", f"{share:.2f}")

@@ -7,9 +7,10 @@ from typing import Any
 from django.utils import timezone
 
 from apps.nodes.models import FleetMinute, Gpu, Node, Sample
+from apps.nodes.services.gpu_rows import GpuRow
 from apps.nodes.services.telemetry.levels import MINUTE, floor
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.pages.fleet import Cell, Device, read_fleet_map
+from apps.scheduling.pages.fleet import Cell, read_fleet_map
 from apps.scheduling.pages.measured import Use, use_of_gpus
 from apps.scheduling.pages.room import room_of
 from tests.cast import GIB, Cast, Machine, placed
@@ -21,9 +22,9 @@ def text(answer: Any) -> str:
     return " ".join(answer.content.decode().split())
 
 
-def device(core: int, memory_mib: int, outside: int = 0) -> Device:
+def device(core: int, memory_mib: int, outside: int = 0) -> GpuRow:
     """A GPU of 1,000 MiB of which so much is promised, and so much used without a claim."""
-    return Device(1, 1, "GPU-1", 0, "A", 1000, True, "", core, memory_mib, outside, outside)
+    return GpuRow(1, 1, "GPU-1", 0, "A", 1000, True, "", core, memory_mib, outside, outside)
 
 
 def test_hours_live_in_the_url_and_nonsense_is_one(cast: Cast, machine: Machine, browser: SignIn) -> None:

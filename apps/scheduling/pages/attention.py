@@ -10,13 +10,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from apps.nodes.models import Node
+from apps.nodes.services.gpu_rows import GpuRow
 from apps.quotas.models import QuotaRequest, Role, Webhook
 from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
-from apps.scheduling.pages.fleet import Device, Fleet
+from apps.scheduling.pages.fleet import Fleet
 from apps.scheduling.pages.quotas import RESOURCE_WORDS
 from gpucloud.web.looks import Tone
 from gpucloud.web.tags import amount
@@ -68,7 +69,7 @@ def _nodes(fleet: Fleet) -> list[Notice]:
     ]
 
 
-def _missing(node: Node, gpu: Device) -> Notice:
+def _missing(node: Node, gpu: GpuRow) -> Notice:
     title, detail = _("GPU {0} of {1} is gone"), _("The agent no longer sees it; nothing new is placed on it.")
     return Notice("bad", "cpu", title.format(gpu.index, node.name), detail, reverse("node", args=[node.name]))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from apps.nodes.models import Gpu, Node
-from apps.nodes.models.gpu import WHOLE
+from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.measured import NOTHING, Use, use_of_gpus
 
@@ -15,37 +15,10 @@ OF_NODE: Final = (
 )  # fmt: skip
 
 
-class Device(NamedTuple):
-    """What is read of a GPU; in their hundreds, whole models would take longer to make than to draw."""
-
-    pk: int
-    node_id: int
-    uuid: str
-    index: int  # type: ignore[assignment] # not where a value stands in it
-    model: str
-    memory_mib: int
-    present: bool
-    unhealthy: str
-    core_used: int
-    memory_used_mib: int
-    core_outside: int
-    memory_outside_mib: int
-
-    @property
-    def core_free(self) -> int:
-        """As of the model."""
-        return max(0, WHOLE - self.core_used - self.core_outside)
-
-    @property
-    def memory_free_mib(self) -> int:
-        """As of the model."""
-        return max(0, self.memory_mib - self.memory_used_mib - self.memory_outside_mib)
-
-
 class Cell(NamedTuple):
     """One GPU: how much is promised of it, how much is used. Percent; None where nothing is measured."""
 
-    gpu: Device
+    gpu: GpuRow
     use: Use
 
     @property
@@ -88,13 +61,13 @@ class Fleet:
 def read_fleet_map(principal: Principal) -> Fleet:
     """Three queries, whatever the size. Operators only."""
     principal.require_operator()
-    devices = list(map(Device._make, Gpu.objects.values_list(*Device._fields)))
-    use = use_of_gpus(devices)
+    rows = gpu_rows(Gpu.objects.all())
+    use = use_of_gpus(rows)
     cells: dict[int, list[Cell]] = defaultdict(list)
-    for device in devices:
-        cells[device.node_id].append(Cell(device, use.get(device.uuid, NOTHING)))
-    rows = [(node, cells[node.pk]) for node in Node.objects.only(*OF_NODE).prefetch_related("pool")]
-    return Fleet(rows, _totals(rows))
+    for row in rows:
+        cells[row.node_id].append(Cell(row, use.get(row.uuid, NOTHING)))
+    nodes = [(node, cells[node.pk]) for node in Node.objects.only(*OF_NODE).prefetch_related("pool")]
+    return Fleet(nodes, _totals(nodes))
 
 
 def _totals(rows: list[tuple[Node, list[Cell]]]) -> Totals:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from apps.nodes.models import Node
 from apps.nodes.models.gpu import WHOLE
-from apps.scheduling.pages.fleet import Cell, Device
+from apps.nodes.services.gpu_rows import GpuRow
+from apps.scheduling.pages.fleet import Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Room:
 
 def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
     """By model, on the GPUs that take new claims: the shares of which no other fits with more of both."""
-    found: dict[str, list[Device]] = defaultdict(list)
+    found: dict[str, list[GpuRow]] = defaultdict(list)
     for node, cells in nodes:
         ready = node.state == "ready"
         for gpu in (cell.gpu for cell in cells if cell.gpu.present):
@@ -29,7 +30,7 @@ def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
     return [_room(model, gpus) for model, gpus in found.items()]
 
 
-def _room(model: str, gpus: list[Device]) -> Room:
+def _room(model: str, gpus: list[GpuRow]) -> Room:
     free = [(gpu.core_free, gpu.memory_free_mib) for gpu in gpus]
     whole = sum(share == (WHOLE, gpu.memory_mib) for share, gpu in zip(free, gpus, strict=True))
     return Room(model, len(gpus), whole, _largest(free))

@@ -1,62 +1,62 @@
 """A large fleet drawn small: a strip for each node, in it a column for each GPU, ten units wide and high.
 
-Paths, as a shape for each GPU would be too many; and texts, as a template takes longer to ask for a thing than to show
-it.
+Paths, as a shape for each GPU would be too many; and put together here, as a template takes longer to ask for a thing
+than to show it.
 """
 
 from collections.abc import Sequence
-from typing import Final, TypedDict
+from typing import Final
 
 from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from apps.nodes.models import Node
 from apps.scheduling.pages.fleet import Cell
 from gpucloud.web.tags import percent
+from gpucloud.web.tags import state as in_words
 
 # Nodes that fit on a screen or two with a number at each GPU.
 MOST_LARGE: Final = 12
+STRIP: Final = '<li><a class="strip" href="{}"><span class="strip-name">{}</span> {} {}</a></li>'
+# Where it has GPUs: all of each, what is promised of it, what is used of it; and means of all.
+COLUMNS: Final = """\
+<svg viewBox="0 0 {} 10" preserveAspectRatio="none" aria-hidden="true">\
+<path class="cell-ground" d="{}" /><path class="cell-leased" d="{}" /><path class="cell-used" d="{}" /></svg>
+<span class="strip-number">{} <span class="visually-hidden">{}</span><small>{}</small></span>"""
+NO_COLUMNS: Final = '<span class="strip-number"><small>{}</small></span>'
 
 
-class Strip(TypedDict):
-    """A node, as a template finds things the fastest. `state` is empty where it is ready."""
-
-    name: str
-    url: str
-    state: str
-    # The rest says nothing where there is no GPU. Paths: all of each GPU, what is promised of it, what is used of it.
-    width: int
-    ground: str
-    leased: str
-    used: str
-    # Means of its GPUs.
-    core_leased: str
-    core_used: str
-
-
-def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> list[Strip]:
-    """Nothing where the nodes are few enough to be drawn large."""
+def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> SafeString:
+    """Items of a list. Nothing where the nodes are few enough to be drawn large."""
     if len(nodes) <= MOST_LARGE:
-        return []
-    known, unknown = _("%(used)s used"), _("no data")
-    return [_strip(node, cells, known, unknown) for node, cells in nodes]
+        return SafeString()
+    return format_html_join("\n", STRIP, (_strip(node, cells) for node, cells in nodes))
 
 
-def _strip(node: Node, cells: list[Cell], known: str, unknown: str) -> Strip:
+def _strip(node: Node, cells: list[Cell]) -> tuple[str, ...]:
+    shown = in_words(node.state) if node.state != "ready" else ""
+    return reverse("node", args=[node.name]), node.name, shown, _columns(cells) if cells else _no_columns()
+
+
+def _no_columns() -> SafeString:
+    return format_html(NO_COLUMNS, _("No GPUs yet: its agent has not said hello."))
+
+
+def _columns(cells: list[Cell]) -> SafeString:
     leased, used = [cell.leased for cell in cells], [cell.used for cell in cells]
     heard = [part for part in used if part is not None]
-    state = node.state
-    return {
-        "name": node.name,
-        "url": reverse("node", args=[node.name]),
-        "state": "" if state == "ready" else state,
-        "width": 10 * len(cells),
-        "ground": _path(9, [100] * len(cells)),
-        "leased": _path(9, leased),
-        "used": _path(5, [part or 0 for part in used]),
-        "core_leased": percent(sum(leased) / len(leased)) if leased else "",
-        "core_used": known % {"used": percent(sum(heard) / len(heard))} if heard else unknown,
-    }
+    return format_html(
+        COLUMNS,
+        10 * len(cells),
+        _path(9, [100] * len(cells)),
+        _path(9, leased),
+        _path(5, [part or 0 for part in used]),
+        percent(sum(leased) / len(leased)),
+        _("of core leased,"),
+        _("%(used)s used") % {"used": percent(sum(heard) / len(heard))} if heard else _("no data"),
+    )
 
 
 def _path(width: int, heights: Sequence[float]) -> str:

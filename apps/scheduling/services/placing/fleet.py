@@ -7,6 +7,7 @@ from typing import Any
 from django.db.models import Count, Q, QuerySet
 
 from apps.nodes.models import Gpu, Node
+from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment, AssignmentState
@@ -14,6 +15,8 @@ from gpucloud.statements import kept
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
+# What a GPU's state takes from its node.
+OF_NODE = ("name", "cordoned", "unhealthy", "fenced_at", "last_seen_at")
 # Of two linked GPUs: their ids, and the link.
 Pair = tuple[str, str, str]
 LABELLED = Q(claim__affinity__isnull=False) | Q(claim__anti_affinity__isnull=False) | Q(claim__exclusion__isnull=False)
@@ -76,39 +79,40 @@ def read_fleet(pool: Pool) -> list[GpuState]:
 
 def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
     """The pool's GPUs, all or those asked for, in the order of nodes' names and GPUs' indexes."""
-    # A node is read once, not with each of its GPUs.
-    gpus = Gpu.objects.filter(which or Q(), node__pool=pool).prefetch_related("node").order_by("node__name", "index")
-    labels = labels_on(pool, None if which is None else [gpu.pk for gpu in gpus])
+    rows = gpu_rows(Gpu.objects.filter(which or Q(), node__pool=pool).order_by("node__name", "index"))
+    labels = labels_on(pool, None if which is None else [gpu.pk for gpu in rows])
+    nodes = Node.objects.only(*OF_NODE).in_bulk({gpu.node_id for gpu in rows})
+    states = {pk: node.state for pk, node in nodes.items()}
     return [
         Device(
             gpu.pk,
             gpu.node_id,
             GpuState(
                 uuid=gpu.uuid,
-                node=gpu.node.name,
+                node=nodes[gpu.node_id].name,
                 index=gpu.index,
                 model=gpu.model,
                 memory_mib=gpu.memory_mib,
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
-                schedulable=gpu.present and gpu.node.state == "ready" and not gpu.unhealthy,
-                unhealthy=_ails(gpu),
+                schedulable=gpu.present and states[gpu.node_id] == "ready" and not gpu.unhealthy,
+                unhealthy=_ails(gpu, nodes[gpu.node_id], states[gpu.node_id]),
                 labels=labels.get(gpu.pk, ()),
                 core_over=max(0, -gpu.core_left),
                 memory_over_mib=max(0, -gpu.memory_left_mib),
             ),
         )
-        for gpu in gpus
+        for gpu in rows
     ]
 
 
-def _ails(gpu: Gpu) -> str:
+def _ails(gpu: GpuRow, node: Node, state: str) -> str:
     """What keeps claims off a GPU that is there, on a node that is there."""
-    if not gpu.present or gpu.node.state not in ("ready", "unhealthy", "fenced"):
+    if not gpu.present or state not in ("ready", "unhealthy", "fenced"):
         return ""
-    if gpu.node.fenced_at is not None:
+    if node.fenced_at is not None:
         return "its node is fenced"
-    return ", ".join(words for words in (gpu.unhealthy, gpu.node.unhealthy) if words)
+    return ", ".join(words for words in (gpu.unhealthy, node.unhealthy) if words)
 
 
 def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:

@@ -21,6 +21,13 @@ MICROSECOND = timedelta(microseconds=1)
 NOTICE = timedelta(minutes=2)
 # A claim that is being released, or whose time is over, still has its processes ended: 10 s and the agent's answer.
 ENDING = timedelta(seconds=30)
+# What is read to know what an assignment takes, and until when.
+OF_ASSIGNMENT = (
+    "state", "held_core", "held_memory_mib", "gpu__uuid",
+    "claim__uid", "claim__best_effort", "claim__time_limit_seconds", "claim__assigned_at", "claim__yields_at",
+    "claim__tenant__slug", "claim__pool__lend_reserved", "claim__reservation__uid", "claim__reservation__state",
+    "claim__reservation__end_at",
+)  # fmt: skip
 
 
 def microseconds(moment: datetime) -> int:
@@ -71,7 +78,8 @@ def _of_nobody(gpus: Q) -> Iterable[Hold]:
 
 def _of_claims(gpus: Q, now: datetime, lent: bool) -> Iterable[Hold]:
     live = Assignment.objects.filter(gpu__in=Gpu.objects.filter(gpus)).exclude(state=AssignmentState.RELEASED)
-    for row in live.select_related("gpu", "claim__tenant", "claim__pool", "claim__reservation").order_by("pk"):
+    rows = live.select_related("gpu", "claim__tenant", "claim__pool", "claim__reservation").only(*OF_ASSIGNMENT)
+    for row in rows.order_by("pk"):
         claim, within = row.claim, None
         if claim.reservation is not None and claim.reservation.state == ReservationState.ACTIVE:
             within = str(claim.reservation.uid)
