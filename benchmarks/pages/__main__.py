@@ -52,7 +52,7 @@ def measure(ready: Stage, arguments: argparse.Namespace) -> list[list[Row]]:
     found = paint.asked(addresses(**filling.sample())) if "paint" in parts else {}
     if "paint" in parts:
         with chrome() as browser:
-            tables.append(paint.painted(browser, ready, found, arguments.times, arguments.rest))
+            tables.append(paint.painted(browser, ready, found, arguments.times))
     if "living" in parts:
         tables.append(living(ready, arguments.minutes))
     if "dashboards" in parts:
@@ -67,9 +67,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--days", type=int, default=30, help="days of roll-ups (30)")
     parser.add_argument("--parts", default=",".join(PARTS), help="paint,living,dashboards")
     parser.add_argument("--times", type=int, default=5, help="how often each page is opened (5)")
-    parser.add_argument(
-        "--rest", type=float, default=1.5, help="seconds that a new, empty tab has before it is sent to a page (1.5)"
-    )
     parser.add_argument("--minutes", type=float, default=30.0, help="that the overview stays open (30)")
     parser.add_argument("--dashboards", type=int, default=200, help="open at once (200)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that they are (60)")

@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,15 +26,12 @@ class Chrome:
     pid: int
 
     @contextlib.contextmanager
-    def page(self, ready: Stage, rest_seconds: float = 0.0) -> Iterator[Page]:
-        """An operator's, signed in, empty, with nothing in its cache; after so long a rest."""
+    def page(self, ready: Stage) -> Iterator[Page]:
+        """An operator's, signed in, with nothing in its cache."""
         address = f"http://127.0.0.1:{ready.port}"
         context = self.browser.new_context(base_url=address, viewport=WINDOW)  # type: ignore[arg-type]
         context.add_cookies([{"name": "sessionid", "value": ready.filled.cookie, "url": address}])
-        page = context.new_page()
-        # In which the browser makes a profile and a process for it, on the processors that the server wants too.
-        time.sleep(rest_seconds)
-        yield page
+        yield context.new_page()
         context.close()
 
 

@@ -48,16 +48,14 @@ def asked(paths: list[str]) -> dict[str, tuple[int, float]]:
     return found
 
 
-def painted(
-    chrome: Chrome, ready: Stage, found: dict[str, tuple[int, float]], times: int, rest_seconds: float
-) -> list[Row]:
+def painted(chrome: Chrome, ready: Stage, found: dict[str, tuple[int, float]], times: int) -> list[Row]:
     """A row for each page; what is text for scripts alone has no paint and is left out."""
     rows = []
     for path, (queries, milliseconds) in found.items():
         if path.endswith("/series/"):
             continue
         before = _ticks()
-        seen = [_seen(chrome, ready, path, rest_seconds) for _ in range(times)]
+        seen = [_seen(chrome, ready, path) for _ in range(times)]
         paints = [one["paint"] for one in seen]
         rows.append(
             {
@@ -72,8 +70,8 @@ def painted(
     return rows
 
 
-def _seen(chrome: Chrome, ready: Stage, path: str, rest_seconds: float) -> dict[str, Any]:
-    with chrome.page(ready, rest_seconds) as page:
+def _seen(chrome: Chrome, ready: Stage, path: str) -> dict[str, Any]:
+    with chrome.page(ready) as page:
         page.goto(path, wait_until="load")
         seen: dict[str, Any] = page.evaluate(NOTED)
         return seen
