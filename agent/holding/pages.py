@@ -1,9 +1,9 @@
 """The pages of one claim, through libvcuda's own helper library: its header is the contract, this is the other side.
 
-The limits page is ours and mapped; before the mapping is touched it is made sure that the file is whole, since anybody
-of the agent's own user may cut it. The usage page belongs to the tenant, who may shorten the file at any time: a touch
-of a mapping would then end the agent (SIGBUS), so it is read by pread into a buffer, and a dead process's slot in it is
-cleared by a child (`reaper.py`).
+The limits page is ours: mapped to be written, once the file is seen to be whole, since anybody of the agent's own user
+may cut it; read by pread, which a cut in that moment does not end (SIGBUS). The usage page belongs to the tenant, who
+may shorten the file at any time, so it is never mapped here: it is read by pread into a buffer, and a dead process's
+slot in it is cleared by a child (`reaper.py`).
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from ctypes import c_void_p
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -37,6 +38,8 @@ _REAPER = Path(__file__).with_name("reaper.py")
 REAPER_SECONDS = 10.0
 # A page that its tenant keeps damaging must not cost a child at every look.
 REAPER_RETRY_SECONDS = 1.0
+# Whoever cuts the page faster than that wants no limits page.
+CUTS_PER_CHANGE = 10
 
 
 class LimitSlot(NamedTuple):
@@ -105,12 +108,9 @@ class LimitsPage:
 
     def slots(self) -> list[LimitSlot]:
         """What the page says now. A slot whose writer was killed in the middle of its write is left out."""
-        found: list[LimitSlot] = []
-        limit = RawLimit()
-        if not self._is_whole():
-            return found
-        for index in range(MAX_GPUS):
-            result = self._calls.vcuda_limits_get(self._page, index, ctypes.byref(limit))
+        found, limit, said = list[LimitSlot](), RawLimit(), self._said()
+        for index in range(MAX_GPUS if said else 0):
+            result = self._calls.vcuda_limits_get(said, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED):
                 found.append(
                     LimitSlot(
@@ -128,20 +128,17 @@ class LimitsPage:
 
     def index(self, gpu: UUID) -> int | None:
         """The slot of this GPU, by which the usage page knows it too."""
-        limit = RawLimit()
-        for index in range(MAX_GPUS if self._is_whole() else 0):
-            result = self._calls.vcuda_limits_get(self._page, index, ctypes.byref(limit))
+        limit, said = RawLimit(), self._said()
+        for index in range(MAX_GPUS if said else 0):
+            result = self._calls.vcuda_limits_get(said, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED) and bytes(limit.gpu_uuid) == gpu.bytes:
                 return index
         return None
 
     def set(self, slot: LimitSlot) -> int:
         """Put these limits in force and open the slot; the slot's index. Raises PageError."""
-        self._must_be_whole()
         limit = _raw(slot)
-        index = self._must("write", self._calls.vcuda_limits_set(self._page, ctypes.byref(limit)))
-        self._written = os.pread(self._file, self._bytes, 0)
-        return index
+        return self._change("write", lambda: self._calls.vcuda_limits_set(self._page, ctypes.byref(limit)))
 
     def alone_percent(self, slot: LimitSlot) -> int:
         """Percent of its GPU that the assignment may use while nobody else wants it: what its policy makes of it."""
@@ -149,9 +146,7 @@ class LimitsPage:
 
     def close_gpu(self, gpu: UUID, generation: int) -> None:
         """From now on this GPU refuses allocations and launches of the claim. Raises PageError."""
-        self._must_be_whole()
-        self._must("close", self._calls.vcuda_limits_close_gpu(self._page, gpu.bytes, generation))
-        self._written = os.pread(self._file, self._bytes, 0)
+        self._change("close", lambda: self._calls.vcuda_limits_close_gpu(self._page, gpu.bytes, generation))
 
     def heartbeat(self) -> None:
         """Say that the agent lives."""
@@ -180,9 +175,25 @@ class LimitsPage:
         log.warning("limits-page-cut", page=str(self._path), put_back=True)
         return True
 
-    def _must_be_whole(self) -> None:
+    def _said(self) -> bytes:
+        """What the file says now, put back first where it was cut; nothing where that fails."""
         if not self._is_whole():
-            raise PageError(f"cannot put {self._path} back, which somebody cut")
+            return b""
+        said = os.pread(self._file, self._bytes, 0)
+        # Cut in this very moment: the next touch puts it back.
+        return said if len(said) == self._bytes else self._written
+
+    def _change(self, verb: str, change: Callable[[], int]) -> int:
+        """What the change returns, once the whole page is known as it left it. Raises PageError."""
+        for _ in range(CUTS_PER_CHANGE):
+            if not self._is_whole():
+                break
+            result = self._must(verb, change())
+            written = os.pread(self._file, self._bytes, 0)
+            if len(written) == self._bytes:
+                self._written = written
+                return result
+        raise PageError(f"cannot put {self._path} back, which somebody cut")
 
     def _must(self, verb: str, result: int) -> int:
         if result < 0:

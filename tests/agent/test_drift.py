@@ -212,6 +212,32 @@ async def test_a_limits_page_that_is_cut_is_put_back_in_place_and_the_agent_goes
     assert stage.agent.poll() is None
 
 
+async def test_a_limits_page_that_is_cut_while_it_is_read_or_written_is_whole_in_the_end(
+    stage: Stage, held: wire.Assignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = stage.run_dir / "apart"
+    shutil.copytree(stage.claim_dir(held), directory)
+    page = LimitsPage(stage.library, directory, held.claim_uid)
+    pread, cuts = os.pread, list[int]()
+
+    def cut_first(*of: int) -> bytes:
+        if cuts:
+            os.truncate(directory / "limits", cuts.pop())
+        return pread(*of)
+
+    monkeypatch.setattr(os, "pread", cut_first)
+    cuts.append(100)
+    (slot,) = page.slots()
+    cuts.append(0)
+    page.set(slot._replace(generation=2, memory_bytes=8 * GIB))
+    assert [(one.generation, one.memory_bytes) for one in page.slots()] == [(2, 8 * GIB)]
+    cuts.append(0)
+    page.close_gpu(slot.gpu, 3)
+    os.truncate(directory / "limits", 0)
+    assert [(one.generation, one.is_open) for one in page.slots()] == [(3, False)]
+    page.unmap()
+
+
 async def test_a_page_that_cannot_be_read_is_put_aside_and_made_anew(
     stage: Stage, link: Connection, control: Control, held: wire.Assignment
 ) -> None:
