@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
+from apps.scheduling.core.rebalancing.values import is_awake
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims import loans
 from apps.scheduling.services.claims.desired import desired_state
@@ -18,7 +19,7 @@ from apps.scheduling.services.claims.life import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.lending import guarantees
 from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.rebalancing import proposals
+from apps.scheduling.services.rebalancing import proposals, waking
 from apps.scheduling.services.reserving.reservations import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, lose, placed, used
 from tests.scheduling.clock import Clock
@@ -136,6 +137,23 @@ def test_a_claim_that_is_seen_to_work_has_its_own_back_at_once(cast: Cast, machi
     release_claim(principal=SYSTEM, claim=taker)
     machine.obey()
     assert machine.gpu().core_borrowed == 0
+    assert_books_agree()
+
+
+def test_of_two_measurements_at_once_one_gives_back(
+    cast: Cast, machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender = idle_lender(cast, machine, clock)
+
+    def with_another_before_it(*measured: Any) -> bool:
+        monkeypatch.setattr(waking, "is_awake", is_awake)
+        usage(machine, lender, 50.0)
+        return is_awake(*measured)
+
+    monkeypatch.setattr(waking, "is_awake", with_another_before_it)
+    usage(machine, lender, 40.0)
+    (found,) = Proposal.objects.filter(kind="give-back")
+    assert found.numbers["core_percent"] == 50
     assert_books_agree()
 
 

@@ -7,10 +7,13 @@ placed on what is its own.
 from collections.abc import Mapping
 from datetime import datetime
 
+from django.db import transaction
+
 from agent import wire
 from apps.scheduling.core.rebalancing.values import is_awake
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.services.claims.life import locked
 from apps.scheduling.services.lending import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
@@ -27,10 +30,15 @@ def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
     return sum(_woken(claim, lenders[str(claim.uid)]) for claim in claims)
 
 
-def _woken(claim: Claim, used: wire.AssignmentUsage) -> bool:
-    if not is_awake(used.core_percent, used.throttled_percent, bounds_of(claim.pool)):
+@transaction.atomic
+def _woken(seen: Claim, used: wire.AssignmentUsage) -> bool:
+    """Whether this measurement gave back, and wrote it down: of several at once one does."""
+    if not is_awake(used.core_percent, used.throttled_percent, bounds_of(seen.pool)):
         return False
+    claim = locked(seen)
     lent = claim.lent_core
+    if not lent or claim.rebalanced_at != seen.rebalanced_at:
+        return False
     why = (
         f"It used {used.core_percent:.0f} % of a GPU within a second and waited {used.throttled_percent:.0f} % of it: "
         f"the {lent} points of core that were lent are its own again."
