@@ -47,7 +47,9 @@
 #define VCUDA_TURNS_FILE "turns"
 /* `ends_ns` of a GPU on which no turns are given: every claim follows its own limit alone. */
 #define VCUDA_TURN_FREE UINT64_MAX
-/* An arbiter that has not been heard of for so long is dead: its last words no longer count. */
+/* An arbiter that has said nothing of a GPU for so long is dead: its last words no longer count. */
+#define VCUDA_TURN_STALE_NS 200000000ull
+/* One that speaks for whole pages only, as older ones do. */
 #define VCUDA_TURNS_STALE_NS 1000000000ull
 
 enum vcuda_slot_state {
@@ -107,8 +109,10 @@ struct vcuda_turn {
     uint64_t starts_ns; /* while closed: when the next turn is expected; 0: not known */
     uint64_t number;    /* of the turn given last */
     uint32_t share;     /* hundredths of a percent allotted at present; what a dashboard shows */
-    uint32_t reserved0;
-    uint8_t reserved[32];
+    uint32_t contended; /* 1: other claims may have the GPU in between, so measured times contain theirs */
+    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC; see VCUDA_TURN_STALE_NS. 0: the arbiter speaks for the page alone */
+    uint64_t depth_ns;     /* at most so much in flight within a turn; 0: as libvcuda thinks best */
+    uint8_t reserved[16];
 };
 
 struct vcuda_turns {
@@ -149,7 +153,8 @@ struct vcuda_gpu_usage {
     uint64_t yielded;        /* number of the turn whose rest it has no use for */
     uint32_t syncing;        /* threads that wait in the driver for the GPU */
     uint32_t reserved0;
-    uint8_t reserved[16];
+    uint64_t outside_ns; /* GPU time, as predicted, of launches that would not wait for their turn; grows */
+    uint8_t reserved[8];
 };
 
 struct vcuda_process {

@@ -52,13 +52,13 @@ extern struct shim {
     unsigned context_epoch;
     /* Raised by whatever makes launches take the slow path again: limits, contexts, captures, the end. */
     unsigned hot_epoch;
-    uint64_t first_tick;  /* so that a better rate moves the clock by little */
     uint64_t ns_per_tick; /* 32.32 fixed point; see shim_ticks */
     /* Raised before and after every allocation, so that a reading of NVML can tell that none disturbed it. */
     uint64_t memory_begun, memory_ended;
     int accounting;          /* enum vcuda_accounting; once decided, for good */
     int imported;            /* holds memory of other processes */
     int closed;              /* some slot of the claim is closed */
+    int gpus_open;           /* how many are open */
     uint64_t managed_blocks; /* live ones */
     struct shim_gpu gpu[VCUDA_MAX_GPUS];
 } shim;
@@ -89,10 +89,10 @@ static inline void shim_refresh(void)
 int shim_slot_of_device(CUdevice device);
 int shim_uuid_of_device(CUdevice device, uint8_t uuid[16]); /* of a MIG instance its own; 0: the driver does not say */
 int shim_slot_of_current(CUcontext *context);
-/* Compare the cheap clock with the true one, over some milliseconds that pass anyway. */
-void shim_calibrate(void);
 /* The arbiter gives turns on this GPU: see gate.c. */
 int gate_gives_turns(int slot);
+/* Other claims may have the GPU in between what this process launches. */
+int gate_is_contended(int slot);
 /* When what this process has in flight should have ended, by prediction. CLOCK_MONOTONIC. */
 uint64_t gate_drained_at(int slot);
 static inline struct vcuda_gpu_usage *shim_usage(int slot)
@@ -162,12 +162,11 @@ int table_take(struct table *table, uint64_t key, struct charge *out);
 void table_forget(struct table *table);
 
 uint64_t shim_now(void); /* CLOCK_MONOTONIC */
-/* Nanoseconds since whenever, cheap: for distances on the hot path. A factor of two off until calibrated. */
+/* Nanoseconds since whenever, cheap: for distances on the hot path. Calibrated when the process attaches. */
 static inline uint64_t shim_ticks(void)
 {
 #ifdef __x86_64__
-    uint64_t ticks = __builtin_ia32_rdtsc() - __atomic_load_n(&shim.first_tick, __ATOMIC_RELAXED);
-    return (uint64_t)((unsigned __int128)ticks * __atomic_load_n(&shim.ns_per_tick, __ATOMIC_RELAXED) >> 32);
+    return (uint64_t)((unsigned __int128)__builtin_ia32_rdtsc() * shim.ns_per_tick >> 32);
 #else
     return shim_now();
 #endif

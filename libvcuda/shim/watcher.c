@@ -22,6 +22,8 @@
 #define LINGER_NS 50000000ull
 #define TRUE_UP_NS 250000000ull
 #define FIND_TURNS_NS 500000000ull
+/* A wait that took so much longer than it should: the whole process stood still, stopped or put away and brought back. */
+#define STOOD_STILL_NS 1000000000ull
 /* While turns are given, the GPU is handed on when this process is known to be done: this thread looks where its launching
  * threads, which wait for their next turn, have not seen it by then. */
 #define DRAIN_LATE_NS 100000ull
@@ -75,7 +77,6 @@ static void look_around(struct rounds *r, uint64_t now)
     if (now - r->looked > FIND_TURNS_NS) {
         r->looked = now;
         shim_find_turns();
-        shim_calibrate();
     }
     /* Something changed since, or eight times as long has passed (stacks and modules grow without an allocation). */
     if (now - r->trued > TRUE_UP_NS && (memory != r->seen_memory || now - r->trued > 8 * TRUE_UP_NS)) {
@@ -108,7 +109,6 @@ static void *watch(void *nothing)
     if (real.cuThreadExchangeStreamCaptureMode)
         real.cuThreadExchangeStreamCaptureMode(&mode);
     r.trued = shim_now();
-    shim_calibrate();
     while (!__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE)) {
         uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
         shim_refresh();
@@ -117,7 +117,10 @@ static void *watch(void *nothing)
         int idle = now - r.active > LINGER_NS;
         struct timespec ts = {0, (long)pause_ns(idle)};
         __atomic_store_n(&sleeping, idle, __ATOMIC_RELEASE);
+        now = shim_now();
         syscall(SYS_futex, &shim.limits->gen, FUTEX_WAIT, gen, &ts, NULL, 0);
+        if (shim_now() - now > STOOD_STILL_NS)
+            meter_restart();
     }
     return nothing;
 }

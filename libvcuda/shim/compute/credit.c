@@ -94,18 +94,19 @@ int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *
     return credit;
 }
 
-/* Charge the interval, but each moment of the GPU only once: streams and processes of the claim overlap. */
+/* Charge work that took `spent_ns` between start and end, but no moment of the GPU twice: streams and processes of the claim
+ * overlap. What an interval leaves idle is there for the work of others in it, so the frontier moves by what was spent. */
 void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
-    uint64_t frontier = __atomic_load_n(&bucket->busy_until_ns, __ATOMIC_SEQ_CST);
+    uint64_t frontier = __atomic_load_n(&bucket->busy_until_ns, __ATOMIC_SEQ_CST), begin, spent;
     do {
         if (end_ns <= frontier)
             return;
-    } while (
-        !__atomic_compare_exchange_n(&bucket->busy_until_ns, &frontier, end_ns, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
-    uint64_t begin = frontier > start_ns ? frontier : start_ns;
-    uint64_t spent = end_ns - begin < spent_ns ? end_ns - begin : spent_ns;
+        begin = frontier > start_ns ? frontier : start_ns;
+        spent = end_ns - begin < spent_ns ? end_ns - begin : spent_ns;
+    } while (!__atomic_compare_exchange_n(&bucket->busy_until_ns, &frontier, begin + spent, 0, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_SEQ_CST));
     __atomic_fetch_add(&shim_usage(slot)->gpu_time_ns, spent, __ATOMIC_RELAXED);
     if (debit)
         __atomic_fetch_sub(&bucket->credit_ns, (int64_t)spent, __ATOMIC_SEQ_CST);

@@ -35,6 +35,8 @@
 #define DRAIN_POLL_NS 12000
 #define DRAIN_AHEAD_NS 50000ll
 #define DRAIN_MAX_NS 1000000ll
+/* What a claim may owe for collectives that did not wait; then they wait as anything else does. */
+#define COLLECTIVE_DEBT_NS 2000000000ll
 
 void inflight_add(int slot, uint64_t ns)
 {
@@ -59,18 +61,27 @@ static uint64_t turn_word(int slot)
     return turns ? __atomic_load_n(&turns->turn[slot].ends_ns, __ATOMIC_SEQ_CST) : VCUDA_TURN_FREE;
 }
 
-static int arbiter_lives(void)
+/* By what it last said of this GPU; one of an older version says it of the page alone, and less often. */
+static int arbiter_lives(int slot)
 {
     const struct vcuda_turns *turns = turns_page();
     if (!turns)
         return 0;
-    uint64_t heard = __atomic_load_n(&turns->heartbeat_ns, __ATOMIC_ACQUIRE), now = shim_now();
-    return heard && (heard >= now || now - heard < VCUDA_TURNS_STALE_NS);
+    uint64_t heard = __atomic_load_n(&turns->turn[slot].heartbeat_ns, __ATOMIC_ACQUIRE), now = shim_now();
+    uint64_t stale = heard ? VCUDA_TURN_STALE_NS : VCUDA_TURNS_STALE_NS;
+    heard = heard ? heard : __atomic_load_n(&turns->heartbeat_ns, __ATOMIC_ACQUIRE);
+    return heard && (heard >= now || now - heard < stale);
 }
 
 int gate_gives_turns(int slot)
 {
-    return turn_word(slot) != VCUDA_TURN_FREE && arbiter_lives();
+    return turn_word(slot) != VCUDA_TURN_FREE && arbiter_lives(slot);
+}
+
+int gate_is_contended(int slot)
+{
+    const struct vcuda_turns *turns = turns_page();
+    return turns && __atomic_load_n(&turns->turn[slot].contended, __ATOMIC_RELAXED) && arbiter_lives(slot);
 }
 
 uint64_t gate_drained_at(int slot)
@@ -126,9 +137,11 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
     if (inflight + predicted / 2 > left)
         return 0;
     /* Never under two launches: the GPU must find the next one when it ends the first. */
-    if (inflight + predicted > TURN_DEPTH_NS)
+    uint64_t depth = __atomic_load_n(&turn->depth_ns, __ATOMIC_RELAXED);
+    depth = depth ? depth : TURN_DEPTH_NS;
+    if (inflight + predicted > depth)
         return inflight <= predicted + predicted / 4 ? predicted : 0;
-    uint64_t room = least(TURN_DEPTH_NS, left > inflight ? left : inflight) - inflight;
+    uint64_t room = least(depth, left > inflight ? left : inflight) - inflight;
     return predicted > least(room, CHUNK_NS) ? predicted : least(room, CHUNK_NS);
 }
 
@@ -148,7 +161,7 @@ static uint64_t limit_allows(const struct meter_lane *lane, uint64_t predicted, 
     if (limit >= 100) {
         uint64_t inflight = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED);
         *missing = (int64_t)inflight - FREE_DEPTH_NS / 2;
-        return inflight > FREE_DEPTH_NS && inflight > 2 * predicted && arbiter_lives()
+        return inflight > FREE_DEPTH_NS && inflight > 2 * predicted && arbiter_lives(slot)
                    ? 0
                    : (predicted > CHUNK_NS ? predicted : CHUNK_NS);
     }
@@ -159,6 +172,14 @@ static uint64_t limit_allows(const struct meter_lane *lane, uint64_t predicted, 
     }
     uint64_t chunk = least((uint64_t)credit, CHUNK_NS);
     return predicted > chunk ? predicted : chunk;
+}
+
+/* A kernel that waits for its peers on the claim's other GPUs leaves them spinning while it is held up: it goes, and what it
+ * takes is owed. On a single GPU it has no peers under this claim. */
+static int goes_anyway(int slot, int collective)
+{
+    return collective && __atomic_load_n(&shim.gpus_open, __ATOMIC_RELAXED) > 1 &&
+           __atomic_load_n(&shim.usage->bucket[slot].credit_ns, __ATOMIC_RELAXED) > -COLLECTIVE_DEBT_NS;
 }
 
 static void begin_waiting(int slot, struct waiting *w)
@@ -208,12 +229,20 @@ static void look_for_dead(struct waiting *w)
     }
 }
 
-static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int never_waits, struct admission *out,
+/* A collective that goes while the turn is another's: the arbiter charges it by this. */
+static void note_outside(int slot, uint64_t turn, uint64_t predicted)
+{
+    if (turn != VCUDA_TURN_FREE && turn < shim_now())
+        __atomic_fetch_add(&shim_usage(slot)->outside_ns, predicted, __ATOMIC_RELAXED);
+}
+
+static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int collective, struct admission *out,
                       struct waiting *w)
 {
     int slot = lane->slot;
     struct shim_gpu *gpu = &shim.gpu[slot];
     for (;;) {
+        int anyway = goes_anyway(slot, collective);
         uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
         const struct vcuda_turns *page = turns_page();
         uint32_t turns_gen = page ? __atomic_load_n(&page->gen, __ATOMIC_ACQUIRE) : 0;
@@ -222,16 +251,18 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int nev
             return CUDA_ERROR_NOT_PERMITTED;
         out->turn = turn_word(slot);
         int turns =
-            out->turn != VCUDA_TURN_FREE && __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) && arbiter_lives();
-        out->allowance_ns = never_waits ? predicted
-                            : turns     ? turn_allows(slot, out->turn, predicted)
-                                        : limit_allows(lane, predicted, &w->missing);
+            out->turn != VCUDA_TURN_FREE && __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) && arbiter_lives(slot);
+        out->allowance_ns = anyway ? predicted
+                            : turns ? turn_allows(slot, out->turn, predicted)
+                                    : limit_allows(lane, predicted, &w->missing);
         if (out->allowance_ns) {
             /* First the addition, then a second look at the turn: see vcuda_pages.h. */
             if (!__atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED))
                 __atomic_store_n(&gpu->busy_since_ns, shim_now(), __ATOMIC_RELAXED);
             inflight_add(slot, out->allowance_ns);
-            if (never_waits || turn_word(slot) == out->turn)
+            if (anyway)
+                note_outside(slot, out->turn, predicted);
+            if (anyway || turn_word(slot) == out->turn)
                 return CUDA_SUCCESS;
             inflight_less(slot, out->allowance_ns);
             continue;
@@ -244,18 +275,21 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int nev
         }
         if (turns) {
             wait_for_turn(slot, turns_gen);
-        } else if (meter_retire() == 0 || !limit_allows(lane, predicted, &w->missing)) {
-            sleep_on(&shim.limits->gen, gen, w->missing);
+        } else {
+            /* What was just charged changes what is missing. */
+            meter_retire();
+            if (!limit_allows(lane, predicted, &w->missing))
+                sleep_on(&shim.limits->gen, gen, w->missing);
         }
         look_for_dead(w);
     }
 }
 
-CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int never_waits, struct admission *out)
+CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int collective, struct admission *out)
 {
     struct waiting w = {0};
     int error = errno; /* the program's own; a library must not change it on a call that succeeds */
-    CUresult result = admit(lane, predicted_ns, never_waits, out, &w);
+    CUresult result = admit(lane, predicted_ns, collective, out, &w);
     end_waiting(lane->slot, &w);
     errno = error;
     return result;

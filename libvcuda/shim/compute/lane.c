@@ -23,7 +23,17 @@ static int is_of(const struct meter_lane *lane, CUcontext context, CUstream stre
     return lane->context == context && lane->stream == stream && lane->thread == thread;
 }
 
-static struct meter_lane *find(CUcontext context, CUstream stream, uint64_t thread)
+/* Where each lane was last found: a hint, so a lost or stale one costs a search, and nothing needs a lock. */
+_Static_assert(LANES == 1024, "the upper twelve bits of a key name one of 4 * LANES hints");
+static struct meter_lane *hints[4 * LANES];
+
+static struct meter_lane **hint_of(CUcontext context, CUstream stream, uint64_t thread)
+{
+    uint64_t key = ((uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 7 ^ thread) * 0x9e3779b97f4a7c15ull;
+    return &hints[key >> 52];
+}
+
+static struct meter_lane *search(CUcontext context, CUstream stream, uint64_t thread)
 {
     uint32_t n = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < n && i < LANES; i++) {
@@ -32,6 +42,17 @@ static struct meter_lane *find(CUcontext context, CUstream stream, uint64_t thre
             return lane;
     }
     return NULL;
+}
+
+static struct meter_lane *find(CUcontext context, CUstream stream, uint64_t thread)
+{
+    struct meter_lane **hint = hint_of(context, stream, thread), *lane = __atomic_load_n(hint, __ATOMIC_ACQUIRE);
+    if (lane && is_of(lane, context, stream, thread))
+        return lane;
+    lane = search(context, stream, thread);
+    if (lane)
+        __atomic_store_n(hint, lane, __ATOMIC_RELEASE);
+    return lane;
 }
 
 /* A program that makes and destroys streams for ever must not fill the table: take over a lane with nothing in it. */
@@ -71,6 +92,8 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->epoch = 0;
     lane_set_free_at(lane, 0);
     lane->skip = lane->skip_given = 0;
+    lane->skipped_ns = 0;
+    lane->lead_ns = 0;
     if (new) {
         uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
         if (at >= LANES) {
@@ -119,12 +142,15 @@ void lane_clear(struct meter_lane *lane)
     lane_set_free_at(lane, 0);
     lane->epoch = 0;
     lane->skip = lane->skip_given = 0;
+    lane->skipped_ns = 0;
+    lane->lead_ns = 0;
 }
 
 /* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */
 void lane_forget_all(void)
 {
     memset(lanes, 0, sizeof lanes);
+    memset(hints, 0, sizeof hints);
     lane_count = 0;
     meter_last = NULL;
 }

@@ -19,11 +19,9 @@
 #define BURST_LAUNCHES 64
 /* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
 #define BURST_TICKS 300000
-/* Without a limit nobody waits for the numbers: fewer events, and only a part of the launches is looked at and stands for the
- * rest, of about a millisecond at most. How many are passed over is thrown, or a program that repeats itself in step with it
- * would always be seen at the same place. */
+/* Without a limit nobody waits for the numbers: fewer events, and most launches get none; they are charged as predicted, of
+ * about a millisecond at most between two bursts. */
 #define BURST_TICKS_UNLIMITED 500000
-#define SKIP_AFTER 8
 #define SKIP_MOST 24
 #define SKIP_NS 1000000
 /* A launch that takes longer than this loads code, and most likely submits before it returns. */
@@ -48,6 +46,17 @@ static int is_unlimited(int slot)
     return __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED) >= 100;
 }
 
+/* What was launched without events since the last burst is charged with the one that opens. */
+static void take_skipped(struct meter_lane *lane)
+{
+    /* Two threads that skip at once may leave more than was given. */
+    uint32_t unused = __atomic_exchange_n(&lane->skip, 0, __ATOMIC_RELAXED);
+    lane->now.skipped = lane->skip_given > unused ? lane->skip_given - unused : 0;
+    lane->now.skipped_ns = __atomic_exchange_n(&lane->skipped_ns, 0, __ATOMIC_RELAXED);
+    lane->now.skipping_since_ns = lane->skipping_since_ns;
+    lane->skip_given = 0;
+}
+
 static void open_burst(struct meter_lane *lane, const struct admission *admitted, int alone)
 {
     struct origin *origin = origin_of(lane->context);
@@ -57,12 +66,8 @@ static void open_burst(struct meter_lane *lane, const struct admission *admitted
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
         lane_set_free_at(lane, ticks);
     int dry = alone || ticks + DRY_TICKS > lane->free_at;
-    /* Two threads that skip at once may leave more than was given. */
-    uint32_t unused = __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
-    lane->now = (struct meter_burst){
-        .begun_ns = now, .alone = (uint8_t)alone, .skipped = lane->skip_given > unused ? lane->skip_given - unused : 0};
-    lane->skip_given = 0;
-    __atomic_store_n(&lane->skip, 0, __ATOMIC_RELAXED);
+    lane->now = (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone, .contended = gate_is_contended(lane->slot)};
+    take_skipped(lane);
     const uint64_t *turn_word =
         __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
     __atomic_store_n(&lane->turn_word, turn_word, __ATOMIC_RELAXED);
@@ -88,6 +93,7 @@ static void drop_burst(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
     inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
+    __atomic_fetch_add(&lane->skipped_ns, lane->now.skipped_ns, __ATOMIC_RELAXED);
     if (origin)
         origin_discard(origin, &lane->now);
     lane_set_open(lane, 0);
@@ -103,12 +109,12 @@ static uint32_t thrown(uint32_t most, uint64_t ticks)
 static void give_skips(struct meter_lane *lane, uint64_t ticks)
 {
     const struct meter_burst *burst = &lane->now;
-    if (burst->launches < SKIP_AFTER || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE ||
-        !is_unlimited(lane->slot))
+    if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE || !is_unlimited(lane->slot))
         return;
     uint64_t most = (uint64_t)SKIP_NS * burst->launches / burst->predicted_ns;
     most = most < SKIP_MOST * burst->launches ? most : SKIP_MOST * burst->launches;
     lane->skip_given = thrown((uint32_t)most, ticks);
+    lane->skipping_since_ns = burst->closed_ns;
     __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
 }
 
@@ -128,6 +134,7 @@ void meter_close(struct meter_lane *lane)
             return;
     }
     lane->now.end = origin ? origin_record(origin, lane) : NULL;
+    lane->now.closed_ns = shim_now();
     if (!lane->now.end) {
         meter_give_up(lane);
         return;
@@ -158,30 +165,35 @@ static int goes_on(const struct meter_ticket *t, const struct meter_lane *lane)
            __atomic_load_n(lane->turn_word, __ATOMIC_SEQ_CST) == lane->turn;
 }
 
-static int skips(struct meter_lane *lane)
+/* Charged as predicted. Two threads that skip at once may lose one of two launches. */
+static int skips(const struct meter_ticket *t, struct meter_lane *lane)
 {
     uint32_t left = __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
     const uint64_t *turn_word = __atomic_load_n(&lane->turn_word, __ATOMIC_RELAXED);
-    if (!left || __atomic_load_n(turn_word, __ATOMIC_RELAXED) != __atomic_load_n(&lane->turn, __ATOMIC_RELAXED))
+    if (!left || !t->known ||
+        __atomic_load_n(turn_word, __ATOMIC_RELAXED) != __atomic_load_n(&lane->turn, __ATOMIC_RELAXED))
         return 0;
     __atomic_store_n(&lane->skip, left - 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skipped_ns, __atomic_load_n(&lane->skipped_ns, __ATOMIC_RELAXED) + t->predicted_ns,
+                     __ATOMIC_RELAXED);
     return 1;
 }
 
 static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel,
-                           uint64_t blocks);
+                           uint64_t blocks, int predicted);
 
 CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
 {
     struct meter_lane *lane = meter_last;
-    int hot = lane && lane->stream == lane_stream(stream, per_thread) &&
-              lane->epoch == __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE);
-    if (hot && skips(lane)) {
+    if (!lane || lane->stream != lane_stream(stream, per_thread) ||
+        lane->epoch != __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE))
+        return begin_slow(t, stream, per_thread, kernel, blocks, 0);
+    t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
+    if (skips(t, lane)) {
         t->lane = NULL;
         return CUDA_SUCCESS;
     }
-    if (hot && lane_take(lane)) {
-        t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
+    if (lane_take(lane)) {
         if (__builtin_expect(goes_on(t, lane), 1)) {
             t->lane = lane;
             t->owned = 1;
@@ -189,7 +201,7 @@ CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, co
         }
         lane_leave(lane);
     }
-    return begin_slow(t, stream, per_thread, kernel, blocks);
+    return begin_slow(t, stream, per_thread, kernel, blocks, 1);
 }
 
 /* The GPU's slot if launches there are metered at all; < 0: `*result` is the launch's answer. */
@@ -239,7 +251,9 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
     lane->epoch = ask ? 0 : epoch;
 }
 
-static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
+/* `predicted`: the ticket says already what the kernel is. */
+static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel,
+                           uint64_t blocks, int predicted)
 {
     CUcontext context;
     CUresult result;
@@ -249,7 +263,8 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
     if (slot < 0 || meter_capturing(stream, per_thread))
         return result;
     t->slot = slot;
-    t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
+    if (!predicted)
+        t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
     struct meter_lane *lane = lane_of(context, lane_stream(stream, per_thread), slot, 1);
     if (!lane)
         return CUDA_SUCCESS; /* no memory: work that is not measured is not held up either */
@@ -263,7 +278,7 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
         meter_close(lane);
         lane_leave(lane);
     }
-    result = gate_admit(lane, t->predicted_ns, predict_must_not_wait(kernel), &admitted);
+    result = gate_admit(lane, t->predicted_ns, predict_is_collective(kernel), &admitted);
     if (result || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
         return result;
     t->lane = lane;
@@ -280,17 +295,17 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
     return CUDA_SUCCESS;
 }
 
-static void add_kind(struct meter_burst *burst, uint16_t kernel)
+static void add_kind(struct meter_burst *burst, const struct meter_ticket *t)
 {
-    for (int i = 0; i < burst->kinds; i++)
-        if (burst->kind[i].kernel == kernel) {
-            burst->kind[i].count++;
-            return;
-        }
-    if (burst->kinds < METER_KINDS) {
-        burst->kind[burst->kinds].kernel = kernel;
-        burst->kind[burst->kinds++].count = 1;
-    }
+    int at = 0;
+    while (at < burst->kinds && burst->kind[at].kernel != t->kernel)
+        at++;
+    if (at == METER_KINDS)
+        return;
+    if (at == burst->kinds)
+        burst->kind[burst->kinds++].kernel = t->kernel;
+    burst->kind[at].count++;
+    burst->kind[at].predicted_ns += t->predicted_ns;
 }
 
 static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
@@ -310,7 +325,7 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
     lane->left_ns -= (int64_t)t->predicted_ns;
     burst->predicted_ns += t->predicted_ns;
     burst->launches++;
-    add_kind(burst, t->kernel);
+    add_kind(burst, t);
     if (--lane->left == 0 || !t->known || lane->left_ns <= 0 || ticks - lane->opened_at >= lane->patience)
         meter_close(lane);
 }

@@ -17,14 +17,20 @@ struct meter_burst {
     uint64_t counted_ns; /* what stands for it in the usage page's inflight_ns */
     uint64_t idle_ns;    /* time in it during which, by prediction, the stream had nothing to do */
     uint64_t begun_ns;
+    uint64_t closed_ns;  /* when the end event was handed to the GPU */
     uint64_t started_ns; /* when the start event was handed to the GPU; 0: none */
     uint64_t lag_ns;     /* from then until the first launch was: the GPU had nothing of ours meanwhile */
     uint32_t launches;
-    uint32_t skipped; /* launched since the burst before it and not looked at: taken to be like these */
-    uint8_t alone;    /* one launch, measured by itself */
+    /* Launched between the burst before it and this one, without events: how many, by prediction how long, since when. */
+    uint32_t skipped;
+    uint64_t skipped_ns, skipping_since_ns;
+    uint8_t alone; /* one launch, measured by itself */
+    uint8_t contended; /* other claims may have had the GPU in between */
     uint8_t kinds;
     struct {
-        uint16_t kernel, count;
+        uint16_t kernel;
+        uint32_t count;
+        uint64_t predicted_ns; /* of all of them, when they were launched */
     } kind[METER_KINDS];
 };
 
@@ -41,13 +47,16 @@ struct meter_lane {
     uint64_t turn;
     int64_t left_ns;                   /* of what `now` was admitted for */
     uint32_t left;                     /* launches until an end event is due */
-    uint32_t skip, skip_given;         /* launches that need not be looked at: left, and of how many */
+    uint32_t skip, skip_given;         /* launches that need no events: left, and of how many */
+    uint64_t skipped_ns;               /* what those since the last burst take, by prediction */
+    uint64_t skipping_since_ns;
     uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
     uint64_t other_ns, other_launches; /* launched meanwhile by threads that found the lane busy */
     struct meter_burst now;
     uint32_t head, tail; /* ring[tail..head): closed, not yet retired */
     CUevent last_end;    /* end of the burst retired last */
+    double lead_ns;      /* how far the program was ahead of the GPU when that burst was closed */
     struct meter_burst ring[METER_BURSTS];
 };
 
@@ -87,14 +96,27 @@ int meter_forget_context(CUcontext context); /* locked; returns the slot it was 
 void meter_forget_slot(int slot);            /* locked */
 void meter_forget_all(void);                 /* in a forked child */
 
+void meter_restart(void); /* after a pause of the whole process: its events say nothing of the time before */
+
 /* ---- gate.c: who may launch now ---- */
 struct admission {
     uint64_t allowance_ns; /* predicted work that may be launched on it; stands in inflight_ns from now on */
     uint64_t turn;         /* the turn's `ends_ns` word under which it was given */
 };
-CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int never_waits, struct admission *out);
+CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int collective, struct admission *out);
 void inflight_add(int slot, uint64_t ns);
 void inflight_less(int slot, uint64_t ns);
+
+/* ---- duration.c: how long a finished burst kept the GPU busy ---- */
+struct origin;
+struct duration {
+    double start_ns, end_ns; /* CLOCK_MONOTONIC */
+    double busy_ns;          /* of that time */
+    int backlogged;          /* the GPU had work all the time: busy_ns is exact */
+    int vague;               /* too uncertain to learn from */
+};
+/* 0 where the driver does not say. Updates the lane's lead. */
+int duration_of(struct origin *origin, struct meter_lane *lane, const struct meter_burst *burst, struct duration *out);
 
 /* ---- origin.c: a context's events and the origin of its times ---- */
 struct origin {
@@ -116,16 +138,21 @@ void origin_return(struct origin *origin, CUevent event);
 /* `dry`: the stream has nothing to do, so the burst gets a start event of its own. */
 void origin_begin(struct origin *origin, struct meter_burst *burst, struct meter_lane *lane, int dry);
 void origin_discard(struct origin *origin, struct meter_burst *burst); /* it will never be measured */
-/* Start and end of a finished burst on CLOCK_MONOTONIC; 0 where the driver does not say. */
-int origin_times(struct origin *origin, const struct meter_burst *burst, CUevent start, double *start_ns,
+/* The time between the two events around a finished burst, ns, and its end on CLOCK_MONOTONIC; 0 where the driver does not
+ * say. Its base, if it has one, becomes the origin. */
+int origin_times(struct origin *origin, const struct meter_burst *burst, CUevent start, double *length_ns,
                  double *end_ns);
 void origin_forget(CUcontext context);
+/* Take a new origin with the next burst. */
+void origin_restart(void);
 
 /* ---- predict.c ---- */
+/* `known`: 0 where the launch is to be measured by itself. */
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known);
-void predict_learn(const struct meter_burst *burst, double measured_ns);
-/* Kernels that wait for one another across GPUs (NCCL's) are charged, but must not be held up. */
-void predict_never_waits(const void *kernel);
-int predict_must_not_wait(const void *kernel);
+/* A finished burst took `busy_ns`; one that is neither alone nor backlogged teaches nothing. */
+void predict_learn(const struct meter_burst *burst, const struct duration *took);
+/* Kernels that wait for one another across GPUs: NCCL's. */
+void predict_note_collective(const void *kernel);
+int predict_is_collective(const void *kernel);
 
 #endif

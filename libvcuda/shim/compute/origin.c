@@ -5,9 +5,8 @@
  * to be when it was recorded; no event can be seen before it happens, so the least lag ever seen between an event's computed
  * time and the moment of looking corrects it. Processes of one claim compare times, so they must agree on the clock.
  *
- * Two events with nothing between them are still a microsecond or two apart on a real GPU. That is measured a few times and
- * taken off every burst that has a start event of its own, and so is the host's time from there to the first launch's
- * return (2.5 us): else a program of short kernels that waits for each would be charged for our events and its own calls.
+ * Two events with nothing between them are still a microsecond or two apart on a real GPU. That is measured a few times;
+ * duration.c takes it off.
  */
 #include "meter.h"
 
@@ -154,18 +153,15 @@ static void renew(struct origin *o, CUevent base)
     o->least_lag_ns = 1e18;
 }
 
-int origin_times(struct origin *o, const struct meter_burst *burst, CUevent start, double *start_ns, double *end_ns)
+int origin_times(struct origin *o, const struct meter_burst *burst, CUevent start, double *length_ns, double *end_ns)
 {
-    double length, end, zero;
+    double end, zero;
     if (burst->zero && burst->start && elapsed(burst->zero, burst->start, &zero) && zero < o->overhead_ns)
         o->overhead_ns = zero;
     if (burst->base)
         renew(o, burst->base);
-    if (!start || !o->base || !elapsed(start, burst->end, &length) || !elapsed(o->base, burst->end, &end))
+    if (!start || !o->base || !elapsed(start, burst->end, length_ns) || !elapsed(o->base, burst->end, &end))
         return 0;
-    /* Five microseconds is already more than any GPU's: a greater figure was disturbed by another tenant's slice. */
-    double empty = burst->start ? (double)burst->lag_ns + (o->overhead_ns < 5000 ? o->overhead_ns : 0) : 0;
-    length -= length > empty ? empty : length;
     end += o->base_ns;
     double lag = (double)shim_now() - end;
     if (lag < 0) {
@@ -176,8 +172,20 @@ int origin_times(struct origin *o, const struct meter_burst *burst, CUevent star
     if (lag < o->least_lag_ns)
         o->least_lag_ns = lag;
     *end_ns = end;
-    *start_ns = end - length;
     return 1;
+}
+
+void origin_restart(void)
+{
+    for (int i = 0; i < ORIGINS; i++) {
+        struct origin *o = __atomic_load_n(&origins[i], __ATOMIC_ACQUIRE);
+        if (!o || o->context == NOBODY)
+            continue;
+        origin_return(o, o->base);
+        __atomic_store_n(&o->base, NULL, __ATOMIC_RELAXED);
+        o->least_lag_ns = 1e18;
+        o->renewed_ns = 0;
+    }
 }
 
 /* Its events are gone with it. NULL context: all. */

@@ -1,5 +1,11 @@
 /* How long will a launch take? As long as the same kernel with about as many blocks took before.
  *
+ * Two kinds of evidence. A launch measured by itself is exact, but rare. A burst of several launches during which the GPU
+ * never ran dry is exact in sum: each of its kernels is taken to have been off by the same factor, *from its prediction at the
+ * time of the launch*. Corrections are made from there, not from the present prediction: a dozen bursts are out at once, and
+ * each would else multiply the same error once more. A burst with gaps teaches nothing: its gaps were found by predictions,
+ * and would confirm them.
+ *
  * A small table without locks: entries are words that are read and written whole; two kernels that fall on the same entry
  * spoil each other's prediction for a while, which costs smoothness, never correctness: what is charged is measured.
  */
@@ -13,17 +19,28 @@
 /* The first launches of a kernel load code and warm caches; and durations change: measure by itself now and then. */
 #define ALONE_FIRST 3
 #define ALONE_EVERY 256
+/* One measurement moves a prediction by this part. One that was disturbed (an interrupt, a page fault, a foreign slice) is
+ * longer, never shorter: so no more than twice the prediction is believed at once. */
+#define WEIGHT_ALONE 0.25
+#define WEIGHT_BURST 0.25
+#define MOST_UP 2.0
+/* While other claims have the GPU in between, a longer time says little. */
+#define WEIGHT_UP_CONTENDED (1.0 / 32)
+/* Bursts of several kernels tell their sum, not who took how much of it: no further from what was measured alone than this. */
+#define MOST_FROM_ALONE 4
 /* NCCL has a kernel per operation, type and algorithm: some dozens, loaded when first used. */
-#define NEVER_WAITS 512
+#define COLLECTIVES 512
 
 static struct entry {
     uint64_t key;
     uint32_t nanoseconds; /* 0: not measured yet */
+    uint32_t alone_ns;    /* when measured by itself */
     uint32_t launches;
+    uint32_t alone_at; /* launches at which it is measured by itself again */
 } entries[SETS * WAYS];
 
-static const void *never_waits[NEVER_WAITS];
-static uint32_t never_wait_count;
+static const void *collectives[COLLECTIVES];
+static uint32_t collective_count;
 
 /* Its entry in the set, or the least used one made its. */
 static uint16_t find(uint64_t key)
@@ -38,7 +55,9 @@ static uint16_t find(uint64_t key)
     }
     struct entry *e = &entries[least];
     __atomic_store_n(&e->nanoseconds, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->alone_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->alone_at, ALONE_EVERY / 2, __ATOMIC_RELAXED);
     __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
     return least;
 }
@@ -51,6 +70,13 @@ static uint64_t about(uint64_t blocks)
     return blocks >> shift << shift;
 }
 
+/* At no fixed distance: a program that repeats itself in step with it would always be seen at the same place. */
+static void measure_again(struct entry *e, uint32_t launches)
+{
+    uint32_t thrown = (launches ^ (uint32_t)e->key) * 2654435761u >> 24;
+    __atomic_store_n(&e->alone_at, launches + ALONE_EVERY / 2 + thrown % ALONE_EVERY, __ATOMIC_RELAXED);
+}
+
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known)
 {
     blocks = about(blocks);
@@ -60,52 +86,82 @@ uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted
     uint32_t ns = __atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
     uint32_t launches = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + 1;
     __atomic_store_n(&e->launches, launches, __ATOMIC_RELAXED);
-    *known = ns != 0 && launches > ALONE_FIRST && launches % ALONE_EVERY != 0;
     *predicted_ns = ns ? ns : UNKNOWN_NS;
+    *known = ns != 0 && launches > ALONE_FIRST;
+    if (__builtin_expect((int32_t)(launches - __atomic_load_n(&e->alone_at, __ATOMIC_RELAXED)) >= 0, 0)) {
+        *known = 0;
+        measure_again(e, launches);
+    }
     return at;
 }
 
-static uint32_t clamp(double ns)
+static double clamp(double ns, double least, double most)
 {
-    return ns < 100 ? 100 : ns > 4e9 ? 4000000000u : (uint32_t)ns;
+    return ns < least ? least : ns > most ? most : ns;
 }
 
-void predict_learn(const struct meter_burst *burst, double measured_ns)
+static void set(uint32_t *word, double ns)
 {
-    if (!burst->kinds || !burst->predicted_ns || !burst->launches)
+    __atomic_store_n(word, (uint32_t)clamp(ns, 100, 4e9), __ATOMIC_RELAXED);
+}
+
+static void learn_alone(struct entry *e, double seen, int contended)
+{
+    double old = (double)__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
+    double alone = (double)__atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED);
+    int first = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) <= ALONE_FIRST;
+    if (alone == 0 || (first && !(contended && seen > alone))) {
+        set(&e->alone_ns, seen);
+        set(&e->nanoseconds, seen);
         return;
-    /* Idle time in it was itself a prediction: learning from that would only confirm what was believed. */
-    if (!burst->alone && (double)burst->idle_ns > measured_ns / 20)
-        return;
-    /* Several kernels: each was off by as much as the burst was. */
-    double factor = measured_ns / (double)burst->predicted_ns;
+    }
+    double weight = contended && seen > alone ? WEIGHT_UP_CONTENDED : WEIGHT_ALONE;
+    double from_alone = clamp(seen, 0, MOST_UP * alone), from_old = clamp(seen, 0, MOST_UP * old);
+    set(&e->alone_ns, alone + weight * (from_alone - alone));
+    set(&e->nanoseconds, old + weight * (from_old - old));
+}
+
+static void learn_together(const struct meter_burst *burst, double busy_ns)
+{
+    double factor = clamp(busy_ns / (double)burst->predicted_ns, 1 / MOST_UP / MOST_UP, MOST_UP);
     for (int i = 0; i < burst->kinds; i++) {
         struct entry *e = &entries[burst->kind[i].kernel];
         double old = (double)__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
-        double seen = burst->kinds == 1 ? measured_ns / burst->launches : old * factor;
-        int first = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) <= ALONE_FIRST;
-        double now = old == 0 || (first && burst->alone) ? measured_ns / burst->launches : (old + seen) / 2;
-        /* Whatever disturbs a kernel that is measured by itself makes it seem longer. */
-        if (burst->alone && !first && old > 0)
-            now = seen < old ? (old + 3 * seen) / 4 : (7 * old + seen) / 8;
-        __atomic_store_n(&e->nanoseconds, clamp(now), __ATOMIC_RELAXED);
+        double alone = (double)__atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED);
+        double seen = factor * (double)burst->kind[i].predicted_ns / burst->kind[i].count;
+        if (old > 0 && alone > 0)
+            set(&e->nanoseconds,
+                clamp(old + WEIGHT_BURST * (seen - old), alone / MOST_FROM_ALONE, alone * MOST_FROM_ALONE));
     }
 }
 
-void predict_never_waits(const void *kernel)
+void predict_learn(const struct meter_burst *burst, const struct duration *took)
 {
-    if (predict_must_not_wait(kernel))
+    if (!burst->kinds || !burst->predicted_ns || !burst->launches)
         return;
-    uint32_t at = __atomic_fetch_add(&never_wait_count, 1, __ATOMIC_RELAXED);
-    if (at < NEVER_WAITS)
-        __atomic_store_n(&never_waits[at], kernel, __ATOMIC_RELEASE);
+    if (burst->alone && burst->launches == 1) {
+        struct entry *e = &entries[burst->kind[0].kernel];
+        if (!took->vague || !__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED))
+            learn_alone(e, took->busy_ns, burst->contended);
+    } else if (took->backlogged && !burst->contended) {
+        learn_together(burst, took->busy_ns);
+    }
 }
 
-int predict_must_not_wait(const void *kernel)
+void predict_note_collective(const void *kernel)
 {
-    uint32_t n = __atomic_load_n(&never_wait_count, __ATOMIC_RELAXED);
-    for (uint32_t i = 0; i < n && i < NEVER_WAITS; i++)
-        if (__atomic_load_n(&never_waits[i], __ATOMIC_ACQUIRE) == kernel)
+    if (predict_is_collective(kernel))
+        return;
+    uint32_t at = __atomic_fetch_add(&collective_count, 1, __ATOMIC_RELAXED);
+    if (at < COLLECTIVES)
+        __atomic_store_n(&collectives[at], kernel, __ATOMIC_RELEASE);
+}
+
+int predict_is_collective(const void *kernel)
+{
+    uint32_t n = __atomic_load_n(&collective_count, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < n && i < COLLECTIVES; i++)
+        if (__atomic_load_n(&collectives[i], __ATOMIC_ACQUIRE) == kernel)
             return 1;
     return 0;
 }

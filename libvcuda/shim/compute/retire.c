@@ -63,22 +63,25 @@ static int is_on_credit(const struct meter_lane *lane, const struct meter_burst 
            !gate_gives_turns(lane->slot);
 }
 
-static void charge(const struct meter_lane *lane, const struct meter_burst *burst, double start_ns, double end_ns)
+/* Between two bursts of this claim the GPU may have been another's: what its kernels take by themselves is the better figure. */
+static double without_others(const struct meter_burst *burst, double busy_ns)
 {
-    double measured = end_ns - start_ns, predicted = (double)burst->predicted_ns, spent = measured;
-    /* Gaps between launches are not use; but no less than the work was predicted to take. */
-    if (burst->idle_ns && !burst->alone) {
-        spent = measured - (double)burst->idle_ns;
-        spent = spent < predicted ? predicted : spent;
-        spent = spent > measured ? measured : spent;
+    double predicted = (double)burst->predicted_ns;
+    return burst->contended && busy_ns > predicted ? predicted : busy_ns;
+}
+
+static void charge(const struct meter_lane *lane, const struct meter_burst *burst, const struct duration *took)
+{
+    predict_learn(burst, took);
+    double spent = without_others(burst, took->busy_ns), start = took->start_ns;
+    if (burst->skipped) {
+        /* Launched without events since the burst before: as predicted, and as far off as this one. */
+        double off = took->backlogged && burst->predicted_ns ? spent / (double)burst->predicted_ns : 1;
+        spent += (double)burst->skipped_ns * (off < 0.5 ? 0.5 : off > 2 ? 2 : off);
+        start -= (double)(burst->begun_ns - burst->skipping_since_ns);
     }
-    predict_learn(burst, spent);
-    /* What was launched before it and not looked at took as long, launch by launch. */
-    double whole = 1 + (double)burst->skipped / (burst->launches ? burst->launches : 1);
-    start_ns = end_ns - measured * whole;
-    spent *= whole;
-    note_end(lane->slot, (uint64_t)end_ns);
-    credit_charge(lane->slot, (uint64_t)start_ns, (uint64_t)end_ns, (uint64_t)spent, is_on_credit(lane, burst));
+    note_end(lane->slot, (uint64_t)took->end_ns);
+    credit_charge(lane->slot, (uint64_t)start, (uint64_t)took->end_ns, (uint64_t)spent, is_on_credit(lane, burst));
 }
 
 /* The oldest burst of the lane, if it is finished; 0 if not. */
@@ -89,11 +92,10 @@ static int retire_one(struct meter_lane *lane)
     if (result == CUDA_ERROR_NOT_READY)
         return 0;
     struct origin *origin = origin_of(lane->context);
-    double start_ns, end_ns;
+    struct duration took;
     if (!result && origin) {
-        CUevent start = burst->start ? burst->start : lane->last_end;
-        if (origin_times(origin, burst, start, &start_ns, &end_ns))
-            charge(lane, burst, start_ns, end_ns);
+        if (duration_of(origin, lane, burst, &took))
+            charge(lane, burst, &took);
         origin_return(origin, burst->start);
         origin_return(origin, burst->zero);
         origin_return(origin, lane->last_end);
@@ -129,13 +131,35 @@ void meter_give_up(struct meter_lane *lane)
     struct meter_burst *burst = &lane->now;
     uint64_t others = __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED), now = shim_now();
     uint64_t spent = burst->predicted_ns + others;
-    __atomic_fetch_add(&shim_usage(lane->slot)->launches, burst->launches, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&shim_usage(lane->slot)->launches, burst->launches + burst->skipped, __ATOMIC_RELAXED);
     inflight_less(lane->slot, spent + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
+    spent += burst->skipped_ns;
     if (spent)
         credit_charge(lane->slot, now - spent, now, spent, is_on_credit(lane, burst));
     if (origin)
         origin_discard(origin, burst);
     lane_set_open(lane, 0);
+}
+
+/* What was under way counts as predicted: its events may lie on both sides of the pause. */
+void meter_restart(void)
+{
+    struct meter_lane *lane;
+    if (!meter_lock())
+        return;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        struct origin *origin = origin_of(lane->context);
+        for (uint32_t at = lane->tail; origin && at != __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE); at++) {
+            struct meter_burst *burst = &lane->ring[at % METER_BURSTS];
+            origin_return(origin, burst->base);
+            burst->base = NULL;
+            burst->contended = 1;
+        }
+        lane->now.contended = 1;
+        lane->lead_ns = 0;
+    }
+    origin_restart();
+    meter_unlock();
 }
 
 /* From this thread, with the lane's context current here for the moment. A per-thread stream is another thread's. */

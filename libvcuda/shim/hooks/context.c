@@ -39,11 +39,9 @@ CUresult cuInit(unsigned flags)
         compat_complain();
         return CUDA_ERROR_INVALID_VALUE;
     }
-    shim_calibrate();
     CUresult result = real.cuInit(flags);
     if (result || mode != SHIM_ACTIVE)
         return result;
-    shim_calibrate();
     if (!compat_fill())
         return CUDA_ERROR_NOT_PERMITTED;
     /* Registered after the driver's own handlers, and so run before them. */

@@ -1,5 +1,5 @@
 /* Kernels by name. NCCL's kernels on several GPUs wait for one another, so holding one of them up would leave the others
- * spinning: they are charged, but never wait. A kernel is known by its name when a program asks for it. */
+ * spinning: gate.c lets them go where the claim has several GPUs. A kernel is known by its name when a program asks for it. */
 #include "meter.h"
 
 #include <ctype.h>
@@ -17,7 +17,7 @@ static int is_collective(const char *name)
 static CUresult found(CUresult result, const void *kernel, const char *name)
 {
     if (!result && name && is_collective(name) && shim_mode() == SHIM_ACTIVE)
-        predict_never_waits(kernel);
+        predict_note_collective(kernel);
     return result;
 }
 
@@ -39,7 +39,7 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
     NEED_REAL(cuKernelGetFunction);
     CUresult result = real.cuKernelGetFunction(function, kernel);
-    if (!result && predict_must_not_wait(kernel))
-        predict_never_waits(*function);
+    if (!result && predict_is_collective(kernel))
+        predict_note_collective(*function);
     return result;
 }
