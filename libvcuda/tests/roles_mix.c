@@ -29,8 +29,9 @@ static CUresult run_for(double seconds)
         if (now - last < ROW_NS)
             continue;
         last = now;
-        printf("row %.6f %llu %llu %llu\n", (double)now / 1e9, (unsigned long long)counts.busy_ns,
-               (unsigned long long)counts.least_ns, (unsigned long long)counts.launches);
+        printf("row %.6f %llu %llu %llu %llu\n", (double)now / 1e9, (unsigned long long)counts.busy_ns,
+               (unsigned long long)counts.extra_ns, (unsigned long long)counts.least_ns,
+               (unsigned long long)counts.launches);
     }
     printf("longest_launch_us %.1f\nlongest_wait_us %.1f\nerror %d\n", (double)counts.longest_launch_ns / 1e3,
            (double)counts.longest_wait_ns / 1e3, error);

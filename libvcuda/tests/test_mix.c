@@ -122,7 +122,7 @@ static void begin_process(struct player *player, const struct claim *claim, cons
 }
 
 struct row {
-    double at, busy_ns, least_ns, launches;
+    double at, busy_ns, extra_ns, least_ns, launches;
 };
 
 /* The next row of the text from `*at` on; 0: there is none. */
@@ -130,7 +130,8 @@ static int read_row(const char **at, struct row *row)
 {
     while (*at && (*at = strstr(*at, "row "))) {
         const char *line = (*at)++;
-        if (sscanf(line, "row %lf %lf %lf %lf", &row->at, &row->busy_ns, &row->least_ns, &row->launches) == 4)
+        if (sscanf(line, "row %lf %lf %lf %lf %lf", &row->at, &row->busy_ns, &row->extra_ns, &row->least_ns,
+                   &row->launches) == 5)
             return 1;
     }
     return 0;
@@ -155,6 +156,7 @@ static struct row row_at(const struct player *player, double at)
         return next;
     double part = (at - before.at) / (next.at - before.at);
     return (struct row){at, before.busy_ns + part * (next.busy_ns - before.busy_ns),
+                        before.extra_ns + part * (next.extra_ns - before.extra_ns),
                         before.least_ns + part * (next.least_ns - before.least_ns),
                         before.launches + part * (next.launches - before.launches)};
 }
@@ -182,7 +184,7 @@ static void add_process(struct figures *all, const struct player *player, const 
     if (ns <= 0)
         return; /* starved: not a step in all that time */
     all->share += 100 * busy / ns;
-    all->least_share += 100 * (cell->processes > 1 ? least : busy) / ns;
+    all->least_share += 100 * (cell->processes > 1 ? least : busy - (last.extra_ns - first.extra_ns)) / ns;
     all->rate += (last.launches - first.launches) / ns * 1e9;
 }
 

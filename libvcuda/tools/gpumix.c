@@ -35,18 +35,20 @@ static void print_calibration(void)
     fflush(stdout);
 }
 
+static const char as_json[] = "{\"at\":%.6f,\"seconds\":%.3f,\"launches\":%llu,\"work_ns\":%llu,\"busy_ns\":%llu,"
+                              "\"extra_ns\":%llu,\"share_percent\":%.2f,\"longest_launch_us\":%.1f,"
+                              "\"longest_wait_us\":%.1f}\n";
+static const char as_text[] =
+    "at %.6f  %7.3f s  %8llu kernels  work %llu ns  busy %llu ns (%llu unsure)  share %6.2f %%  "
+    "longest launch %.1f us, wait %.1f us\n";
+
 /* Counts are of the whole run, the share and the longest waits of the interval. `at` is CLOCK_MONOTONIC. */
 static void report(const struct mix_counts *counts, uint64_t busy_before, uint64_t start, uint64_t last, uint64_t at)
 {
     double share = 100 * (double)(counts->busy_ns - busy_before) / (double)(at - last);
-    printf(options.json
-               ? "{\"at\":%.6f,\"seconds\":%.3f,\"launches\":%llu,\"work_ns\":%llu,\"busy_ns\":%llu,\"share_percent\":%"
-                 ".2f,"
-                 "\"longest_launch_us\":%.1f,\"longest_wait_us\":%.1f}\n"
-               : "at %.6f  %7.3f s  %8llu kernels  work %llu ns  busy %llu ns  share %6.2f %%  longest launch %.1f us, "
-                 "wait %.1f us\n",
-           (double)at / 1e9, (double)(at - start) / 1e9, (unsigned long long)counts->launches,
-           (unsigned long long)counts->work_ns, (unsigned long long)counts->busy_ns, share,
+    printf(options.json ? as_json : as_text, (double)at / 1e9, (double)(at - start) / 1e9,
+           (unsigned long long)counts->launches, (unsigned long long)counts->work_ns,
+           (unsigned long long)counts->busy_ns, (unsigned long long)counts->extra_ns, share,
            (double)counts->longest_launch_ns / 1e3, (double)counts->longest_wait_ns / 1e3);
     fflush(stdout);
 }

@@ -64,6 +64,8 @@ static void reckon(struct mix_counts *counts, unsigned kind, unsigned stream)
         end = begin + options->queued_ns[kind];
     } else {
         end = begin + options->alone_ns[kind];
+        if (options->alone_ns[kind] > options->duration_ns[kind])
+            counts->extra_ns += options->alone_ns[kind] - options->duration_ns[kind];
     }
     free_at[stream] = end;
     stream_ns[stream] += end - begin;

@@ -2,7 +2,8 @@
  *
  * A *step* is `wait_every` launches, the kinds in turn, the streams in turn, and one wait for all of them. The reckoning
  * knows nothing of limits: it adds up how long kernels take (`alone_ns`, or `queued_ns` behind another one in the stream,
- * as calibrated), and counts work that overlaps on several streams once. Where other processes
+ * as calibrated), and counts work that overlaps on several streams once. Events cannot tell how much of what a kernel
+ * takes alone is its own beyond its duration, so that is in `extra_ns` too, to be taken off by who wants to be sure. Where other processes
  * slow the GPU down, more of it overlaps than can be known here: `least_ns` is then what the work took at least.
  */
 #ifndef TOOLS_MIX_H
@@ -34,6 +35,7 @@ struct mix_counts {
     uint64_t steps, launches;
     uint64_t work_ns;  /* sum of the finished kernels' durations */
     uint64_t busy_ns;  /* GPU time by our own reckoning */
+    uint64_t extra_ns; /* of that, what kernels on an idle GPU are taken to need beyond the time they spin */
     uint64_t least_ns; /* GPU time if the streams of each step overlapped as much as they can */
     uint64_t longest_launch_ns, longest_wait_ns;
 };
