@@ -20,6 +20,8 @@ from benchmarks.shim.processes import Process
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "libvcuda" / "build"
 SIMULATED_MEMORY = "141GiB"
+# What launches, gaps between kernels, timing events and waits cost an H200, in nanoseconds.
+SIMULATED_COSTS = "launch=3000,gap=1500,event=1000,spin=100000"
 # Set for our own tenants only; whatever this process was started with must not reach a bare run.
 OURS = ("LD_PRELOAD", "GPUCLOUD_CLAIM_DIR", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 TORCH_VERSION = "import torch; print(torch.__version__, torch.cuda.device_count())"
@@ -105,6 +107,11 @@ class Stage:
     def gpuload(self, claim: Claim | None, *options: str, interval: float = 0.1) -> Process:
         """A program with a known load; it prints a row every so many seconds and runs until it is ended."""
         return self.start([BUILD / "gpuload", "--json", "--interval", str(interval), *options], claim)
+
+    def gpumix(self, claim: Claim | None, *options: str, interval: float = 0.01) -> Process:
+        """A program of several kinds of kernels with waits; it prints rows like gpuload, each after a whole step."""
+        costs = {"GPUCLOUD_SIM_COSTS": SIMULATED_COSTS} if self.simulated else {}
+        return self.start([BUILD / "gpumix", "--json", "--interval", str(interval), *options], claim, more=costs)
 
     def program(self, claim: Claim | None, name: str, *options: str, **how: Any) -> Process:
         """A PyTorch program of ``benchmarks.shim.programs``; it waits for commands and prints a row every 0.1 s."""

@@ -1,6 +1,7 @@
 /* How GPU time passes: see node.h. */
 #include "node.h"
 
+#include "costs.h"
 #include "pages.h"
 
 #include <errno.h>
@@ -141,6 +142,10 @@ void sim_wait(struct sim_gpu *gpu, struct sim_client *client, uint64_t mark)
         sim_unlock(gpu);
         if (!left)
             return;
+        if (alone && left <= sim_costs()->spin_ns) {
+            sim_spin_until(sim_now() + left);
+            continue;
+        }
         if (!alone && left > SIM_SLICE_NS / 2)
             left = SIM_SLICE_NS / 2;
         struct timespec ts = {(time_t)(left / 1000000000ull), (long)(left % 1000000000ull)};

@@ -28,6 +28,7 @@ struct sim_stream {
     uint64_t tail; /* service mark at which all its work is done */
     uint64_t mark[SIM_QUEUE];
     uint64_t launched;
+    int blocking;                   /* made to wait for the null stream's work */
     uint64_t host_calls, host_done; /* functions of the program: launched, returned */
     int capture;                    /* CU_CAPTURE_* status */
     int capture_mode;
@@ -45,6 +46,7 @@ struct sim_context {
     size_t limit[SIM_LIMITS];
     int64_t limit_bytes; /* what the limits have added to the context's cost */
     struct sim_stream null_stream;
+    uint64_t blocking_tail; /* service mark at which all work of its blocking streams is done */
     struct sim_stream *streams;
 };
 

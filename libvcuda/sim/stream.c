@@ -1,4 +1,5 @@
 /* Streams and events: see node.h for how time passes. */
+#include "costs.h"
 #include "process.h"
 
 #include <stdlib.h>
@@ -26,7 +27,6 @@ struct sim_stream *sim_resolve(CUstream stream)
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
-    (void)flags;
     CUcontext context = sim_current();
     if (!context || !stream)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -34,6 +34,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags)
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
     made->context = context;
+    made->blocking = !(flags & CU_STREAM_NON_BLOCKING);
     *stream = made;
     return CUDA_SUCCESS;
 }
@@ -77,10 +78,28 @@ CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext *context)
     return cuStreamGetCtx(stream, context);
 }
 
+/* Put `ns` of work at the stream's end, `gap_ns` behind what is still to be done there. Locked. */
+static void append(struct sim_stream *s, uint64_t ns, uint64_t gap_ns)
+{
+    struct sim_client *c = s->context->device->client;
+    CUcontext context = s->context;
+    /* Work of the null stream and of blocking streams waits for one another's. */
+    uint64_t other = s == &context->null_stream ? context->blocking_tail : s->blocking ? context->null_stream.tail : 0;
+    uint64_t before = s->tail > other ? s->tail : other;
+    s->tail = (before > c->service_ns ? before + gap_ns : c->service_ns) + ns;
+    if (s->blocking && s->tail > context->blocking_tail)
+        context->blocking_tail = s->tail;
+    if (s->tail > c->demand_ns)
+        c->demand_ns = s->tail;
+}
+
 CUresult sim_submit(struct sim_stream *s, uint64_t ns)
 {
     struct sim_device *device = s->context->device;
     struct sim_client *c = device->client;
+    /* The GPU hears of a launch at the call's end. */
+    if (sim_costs()->launch_ns)
+        sim_spin_until(sim_now() + sim_costs()->launch_ns);
     sim_lock_only(device->gpu);
     while (s->launched >= SIM_QUEUE && s->mark[s->launched % SIM_QUEUE] > c->service_ns) {
         uint64_t mark = s->mark[s->launched % SIM_QUEUE];
@@ -88,11 +107,8 @@ CUresult sim_submit(struct sim_stream *s, uint64_t ns)
         sim_wait(device->gpu, c, mark);
         sim_lock_only(device->gpu);
     }
-    uint64_t start = s->tail > c->service_ns ? s->tail : c->service_ns;
-    s->tail = start + ns;
+    append(s, ns, sim_costs()->gap_ns);
     s->mark[s->launched++ % SIM_QUEUE] = s->tail;
-    if (s->tail > c->demand_ns)
-        c->demand_ns = s->tail;
     uint64_t stretches = c->stretches;
     sim_unlock(device->gpu);
     int settle = stretches - __atomic_load_n(&settled_at, __ATOMIC_RELAXED) > SIM_STRETCHES / 4;
@@ -101,6 +117,14 @@ CUresult sim_submit(struct sim_stream *s, uint64_t ns)
     if (settle)
         sim_settle_events();
     return CUDA_SUCCESS;
+}
+
+/* Return the mark at which all work is done that a wait for the stream waits for. Locked. */
+static uint64_t tail_of(const struct sim_stream *s)
+{
+    const struct sim_context *context = s->context;
+    int joins = s == &context->null_stream && context->blocking_tail > s->tail;
+    return joins ? context->blocking_tail : s->tail;
 }
 
 static CUresult wait_stream(CUstream stream)
@@ -113,7 +137,7 @@ static CUresult wait_stream(CUstream stream)
         return result;
     struct sim_device *device = s->context->device;
     sim_lock(device->gpu);
-    uint64_t tail = s->tail;
+    uint64_t tail = tail_of(s);
     sim_unlock(device->gpu);
     sim_wait(device->gpu, device->client, tail);
     sim_wait_host_calls(s);
@@ -141,7 +165,7 @@ CUresult cuStreamQuery(CUstream stream)
         return result;
     struct sim_device *device = s->context->device;
     sim_lock(device->gpu);
-    int done = device->client->service_ns >= s->tail;
+    int done = device->client->service_ns >= tail_of(s);
     sim_unlock(device->gpu);
     return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -253,6 +277,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
     if (!event->captured) {
         struct sim_device *device = s->context->device;
         sim_lock_only(device->gpu);
+        if (!event->untimed && sim_costs()->event_ns)
+            append(s, sim_costs()->event_ns, 0);
         event->mark = s->tail;
         if (s->tail <= device->client->service_ns)
             event->wall_ns = device->gpu->advanced_ns;

@@ -110,7 +110,7 @@ static void become(const struct claim *claim, int preloaded, char **argv)
 
 void play(struct player *player, const struct claim *claim, int preloaded, const char *role, ...)
 {
-    char *argv[16] = {self, (char *)"--role", (char *)role};
+    char *argv[24] = {self, (char *)"--role", (char *)role};
     char linked[700];
     int pipes[2], n = 3;
     va_list arguments;
@@ -120,7 +120,7 @@ void play(struct player *player, const struct claim *claim, int preloaded, const
         argv[0] = linked;
     }
     va_start(arguments, role);
-    while (n < 15 && (argv[n] = va_arg(arguments, char *)))
+    while (n < 23 && (argv[n] = va_arg(arguments, char *)))
         n++;
     va_end(arguments);
     memset(player, 0, sizeof *player);

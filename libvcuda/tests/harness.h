@@ -77,6 +77,7 @@ int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
 int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
 int role_views(int argc, char **argv);   /* -1: not one of its roles */
+int role_mix(int argc, char **argv);     /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);
@@ -93,6 +94,7 @@ void test_calls(void);
 void test_drift(void);
 void test_syscalls(void);
 void test_sweep(void);
+void test_mix(void);
 void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);

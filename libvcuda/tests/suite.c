@@ -36,6 +36,7 @@ static const struct chapter {
     {"arbiter", test_arbiter, TIMED, "the arbiter as a process: deaths, lies, live changes"},
     {"turns", test_turns, TIMED, "tenants under libvcuda that share a GPU by turns"},
     {"sweep", test_sweep, TIMED, "limits by lengths of kernels by ways to launch; moved limits"},
+    {"mix", test_mix, TIMED, "several kinds of kernels with waits between them: 1-8 kinds, 5 ways to wait, limits"},
     {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
@@ -96,8 +97,8 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel, role_kill,  role_fork,   role_faults, role_syscalls,
-                                                 role_lookup, role_views, role_legacy, role_arbiter};
+    static int (*const roles[])(int, char **) = {role_kernel, role_kill,  role_fork,   role_faults,  role_syscalls,
+                                                 role_lookup, role_views, role_legacy, role_arbiter, role_mix};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

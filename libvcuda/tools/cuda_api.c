@@ -2,6 +2,7 @@
 #include "cuda_api.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 
 struct cuda_api cuda;
 CUmodule cuda_module;
@@ -22,7 +23,14 @@ CUmodule cuda_module;
     "    @%again bra spin;\n"                                                                                          \
     "    ret;\n"                                                                                                       \
     "}\n"
-static const char ptx[] = ".version 6.3\n.target sm_70\n.address_size 64\n" SPIN("spin_ns") SPIN("_Z11ncclSpin_ns");
+#define PTX ".version 6.3\n.target sm_70\n.address_size 64\n"
+static const char ptx[] = PTX SPIN("spin_ns") SPIN("_Z11ncclSpin_ns");
+/* clang-format off */
+static const char spins_ptx[] = PTX
+    SPIN("spin0_ns") SPIN("spin1_ns") SPIN("spin2_ns") SPIN("spin3_ns") SPIN("spin4_ns") SPIN("spin5_ns") SPIN("spin6_ns")
+    SPIN("spin7_ns") SPIN("spin8_ns") SPIN("spin9_ns") SPIN("spin10_ns") SPIN("spin11_ns") SPIN("spin12_ns")
+    SPIN("spin13_ns") SPIN("spin14_ns") SPIN("spin15_ns");
+/* clang-format on */
 
 const char *cuda_api_load(void)
 {
@@ -65,6 +73,18 @@ CUresult cuda_api_start(int ordinal, CUfunction *spin, const char **where)
     cuda_module = module;
 #undef STEP
     return CUDA_SUCCESS;
+}
+
+CUresult cuda_load_spins(CUfunction spins[CUDA_SPINS])
+{
+    CUmodule module;
+    CUresult error = cuda.cuModuleLoadData(&module, spins_ptx);
+    for (int i = 0; i < CUDA_SPINS && !error; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "spin%d_ns", i);
+        error = cuda.cuModuleGetFunction(&spins[i], module, name);
+    }
+    return error;
 }
 
 CUresult cuda_spin(CUfunction spin, unsigned grid, uint64_t ns, CUstream stream)

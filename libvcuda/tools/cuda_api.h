@@ -18,7 +18,7 @@
     X(cuStreamEndCapture) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                \
     X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchKernel_ptsz)    \
     X(cuLaunchCooperativeKernel) X(cuGraphLaunch) X(cuGraphInstantiateWithFlags) X(cuGraphExecDestroy)          \
-    X(cuGraphDestroy)
+    X(cuGraphDestroy) X(cuStreamQuery) X(cuMemcpyDtoH_v2)
 /* clang-format on */
 
 #define CUDA_MEMBER(name) __typeof__(name) *name;
@@ -35,6 +35,9 @@ const char *cuda_api_load(void);
 const char *cuda_error_name(CUresult error);
 /* cuInit, the device's primary context made current, the spin kernel loaded. On failure `*where` names the call. */
 CUresult cuda_api_start(int ordinal, CUfunction *spin, const char **where);
+/* More spin kernels, each a function of its own, in a module that only this loads: programs without them start sooner. */
+#define CUDA_SPINS 16
+CUresult cuda_load_spins(CUfunction spins[CUDA_SPINS]);
 /* Launch the spin kernel for `ns`. */
 CUresult cuda_spin(CUfunction spin, unsigned grid, uint64_t ns, CUstream stream);
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.shim.parts.matrix import Figures, judge
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,3 +68,46 @@ def test_a_limit_that_is_moved_is_seen_to_be_in_force_soon_after(tmp_path: Path)
     assert all(20 <= row["median, ms"] < 300 for row in moves["rows"] if "page" in row["change"])
     assert "runs on, is refused" in memory["rows"][1]["the program"]
     assert (tmp_path / "change-moves.svg").read_text().startswith("<svg")
+
+
+BARE = Figures(share=80.0, rate=8000.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "share", "rate", "broken"),
+    [
+        (50, 50.0, 5000.0, ()),
+        (50, 44.0, 4900.0, ("starved",)),
+        (50, 51.5, 5000.0, ("above",)),
+        (50, 48.0, 4700.0, ("slow",)),
+        (50, 2.0, 200.0, ("starved", "slow")),
+        # It wants 80 % and no more, so all of its launches must go.
+        (90, 80.0, 8000.0, ()),
+        (90, 70.0, 7000.0, ("slow",)),
+    ],
+)
+def test_a_cell_of_the_matrix_is_judged_by_what_the_program_wants_and_by_its_limit(
+    limit: int, share: float, rate: float, broken: tuple[str, ...]
+) -> None:
+    assert judge(limit, BARE, Figures(share, rate), page=float(limit)).broken == broken
+
+
+def test_several_processes_whose_kernels_spin_on_while_they_wait_are_scaled_to_the_whole_gpu() -> None:
+    judged = judge(50, Figures(share=150.0, rate=3000.0), Figures(share=75.0, rate=1500.0), page=50.0, processes=3)
+    assert judged.share == pytest.approx(50.0)
+    assert not judged.broken
+
+
+@pytest.mark.alone
+def test_a_program_of_the_matrix_is_measured_at_every_limit_after_a_bare_run(tmp_path: Path) -> None:
+    # A busy machine holds a share down: it is measured again. One kind of kernels: others are the library's matter.
+    matrix = measured(tmp_path, "matrix")["matrix"]
+    for _ in range(2):
+        if matrix["tables"][0]["rows"][0]["broken"]:
+            matrix = measured(tmp_path, "matrix")["matrix"]
+    (row,) = matrix["tables"][0]["rows"]
+    (raw,) = matrix["raw"].values()
+    assert [cell["limit"] for cell in raw["cells"]] == [10, 25, 50, 75, 90, 100]
+    assert row["bare share"] > 80
+    assert row["broken"] == 0
+    assert all(abs(cell["page"] - cell["share"]) < 6 for cell in raw["cells"])

@@ -1,0 +1,27 @@
+/* What launches, events and waits cost on a real GPU. All of it is free here, unless GPUCLOUD_SIM_COSTS names prices in
+ * nanoseconds, e.g. for an H200
+ *
+ *     GPUCLOUD_SIM_COSTS=launch=3000,gap=1500,event=1000,spin=100000
+ *
+ * launch   processor time of a launch, before the GPU hears of it
+ * gap      GPU time between two kernels that follow one another in a stream
+ * event    GPU time of a timing event: two with nothing between them are so far apart
+ * spin     a wait with no more than this left spins, as the real driver does, instead of sleeping
+ */
+#ifndef SIM_COSTS_H
+#define SIM_COSTS_H
+
+#include <stdint.h>
+
+#define SIM_COSTS_ENV "GPUCLOUD_SIM_COSTS"
+
+struct sim_costs {
+    uint64_t launch_ns, gap_ns, event_ns, spin_ns;
+};
+
+/* Return the prices of this process; all zero without the variable. */
+const struct sim_costs *sim_costs(void);
+/* Occupy the processor until the clock shows `until_ns`. */
+void sim_spin_until(uint64_t until_ns);
+
+#endif
