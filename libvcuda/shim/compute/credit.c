@@ -56,6 +56,18 @@ uint64_t credit_inflight(int slot)
     return sum;
 }
 
+int credit_others_inflight(int slot)
+{
+    uint32_t n = __atomic_load_n(&shim.usage->slots_used, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < n && i < VCUDA_MAX_PROCESSES; i++) {
+        const struct vcuda_process *p = &shim.usage->process[i];
+        if (p != shim.self && __atomic_load_n(&p->gpu[slot].inflight_ns, __ATOMIC_RELAXED) &&
+            pages_is_process(__atomic_load_n(&p->owner, __ATOMIC_RELAXED)))
+            return 1;
+    }
+    return 0;
+}
+
 /* Another process of the claim waits, and has launched nothing for longer than this one. */
 static int another_is_first(int slot)
 {

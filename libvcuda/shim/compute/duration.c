@@ -11,15 +11,15 @@
  *
  * Gaps between its launches, where the program launches more slowly than the GPU works. Predictions tell how long those were
  * (`idle_ns`). But a prediction that is too long hides gaps, and learning from their time would confirm it for ever; so whether
- * there were gaps at all is also asked of the clock: where the GPU finished a burst long after the program had closed it, and
- * the one before it likewise, it never ran dry in between, and the whole time counts. A start event that waited in the stream says the same of its begin.
+ * there were gaps at all is also asked of the clock: where the GPU began a burst only after the program had closed it, all of
+ * its launches were there from the beginning, and the whole time counts.
  */
 #include "meter.h"
 
 /* An event's time is known on our clock to about so much: see origin.c. */
 #define CLOCK_NS 8000.0
-/* The program was so far ahead of the GPU: more than that error and a launch or two. */
-#define LEAD_NS 30000.0
+/* The GPU was so far behind the program that it is beyond doubt. */
+#define BEHIND_NS 20000.0
 /* Of what two empty events are apart; more than five microseconds was disturbed by another tenant's slice. */
 #define EMPTY_MOST_NS 5000.0
 #define EMPTY_IDLE 0.94
@@ -38,22 +38,21 @@ static double events_take(const struct origin *origin, const struct meter_burst 
     return empty + (lag > waited ? lag - waited : 0);
 }
 
-int duration_of(struct origin *origin, struct meter_lane *lane, const struct meter_burst *burst, struct duration *out)
+int duration_of(struct origin *origin, const struct meter_lane *lane, const struct meter_burst *burst,
+                struct duration *out)
 {
-    double length, end, lead_before = lane->lead_ns;
+    double length, end;
     *out = (struct duration){0};
-    lane->lead_ns = 0;
     if (!origin_times(origin, burst, burst->start ? burst->start : lane->last_end, &length, &end))
         return 0;
-    lane->lead_ns = end - (double)burst->closed_ns;
-    out->end_ns = end;
+    double begun = end - length;
     if (burst->start) {
-        lead_before = end - length - (double)burst->started_ns;
-        double added = events_take(origin, burst, lead_before, &out->vague);
+        double added = events_take(origin, burst, begun - (double)burst->started_ns, &out->vague);
         length -= length > added ? added : length;
     }
+    out->end_ns = end;
     out->start_ns = end - length;
-    out->backlogged = lead_before > LEAD_NS && lane->lead_ns > LEAD_NS;
+    out->backlogged = begun > (double)burst->closed_ns + BEHIND_NS;
     double idle = out->backlogged || burst->alone ? 0 : (double)burst->idle_ns;
     out->busy_ns = length > idle ? length - idle : 0;
     return 1;

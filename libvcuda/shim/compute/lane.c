@@ -93,7 +93,6 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane_set_free_at(lane, 0);
     lane->skip = lane->skip_given = 0;
     lane->skipped_ns = 0;
-    lane->lead_ns = 0;
     if (new) {
         uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
         if (at >= LANES) {
@@ -143,7 +142,6 @@ void lane_clear(struct meter_lane *lane)
     lane->epoch = 0;
     lane->skip = lane->skip_given = 0;
     lane->skipped_ns = 0;
-    lane->lead_ns = 0;
 }
 
 /* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */

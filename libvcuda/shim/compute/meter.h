@@ -56,7 +56,6 @@ struct meter_lane {
     struct meter_burst now;
     uint32_t head, tail; /* ring[tail..head): closed, not yet retired */
     CUevent last_end;    /* end of the burst retired last */
-    double lead_ns;      /* how far the program was ahead of the GPU when that burst was closed */
     struct meter_burst ring[METER_BURSTS];
 };
 
@@ -115,8 +114,9 @@ struct duration {
     int backlogged;          /* the GPU had work all the time: busy_ns is exact */
     int vague;               /* too uncertain to learn from */
 };
-/* 0 where the driver does not say. Updates the lane's lead. */
-int duration_of(struct origin *origin, struct meter_lane *lane, const struct meter_burst *burst, struct duration *out);
+/* 0 where the driver does not say. */
+int duration_of(struct origin *origin, const struct meter_lane *lane, const struct meter_burst *burst,
+                struct duration *out);
 
 /* ---- origin.c: a context's events and the origin of its times ---- */
 struct origin {

@@ -9,6 +9,12 @@
 #include <sched.h>
 #include <time.h>
 
+/* No moment of the GPU is charged twice (credit.c), and that wants intervals in the order of their ends: of two streams that
+ * take turns, a long kernel found after a short one that followed it would be lost. */
+#define FINISHED 256
+/* By how much the watchers of other processes may be behind. */
+#define OTHERS_LATE_NS 2000000ull
+
 static int lock;
 
 static int try_lock(void)
@@ -70,9 +76,37 @@ static double without_others(const struct meter_burst *burst, double busy_ns)
     return burst->contended && busy_ns > predicted ? predicted : busy_ns;
 }
 
-static void charge(const struct meter_lane *lane, const struct meter_burst *burst, const struct duration *took)
+/* Finished and not charged yet, by their ends; behind the lock. */
+static struct finished {
+    uint64_t start_ns, end_ns, spent_ns, counted_ns; /* no end: nothing to charge */
+    int slot, debit;
+} finished[FINISHED];
+static int finished_n;
+
+static void charge_first(void)
 {
-    predict_learn(burst, took);
+    struct finished f = finished[0];
+    finished_n--;
+    for (int i = 0; i < finished_n; i++)
+        finished[i] = finished[i + 1];
+    if (f.end_ns)
+        credit_charge(f.slot, f.start_ns, f.end_ns, f.spent_ns, f.debit);
+    inflight_less(f.slot, f.counted_ns);
+}
+
+static void put_in_order(struct finished f)
+{
+    if (finished_n == FINISHED)
+        charge_first();
+    int at = finished_n++;
+    for (; at > 0 && finished[at - 1].end_ns > f.end_ns; at--)
+        finished[at] = finished[at - 1];
+    finished[at] = f;
+}
+
+static struct finished finish(const struct meter_lane *lane, const struct meter_burst *burst,
+                              const struct duration *took)
+{
     double spent = without_others(burst, took->busy_ns), start = took->start_ns;
     if (burst->skipped) {
         /* Launched without events since the burst before: as predicted, and as far off as this one. */
@@ -80,8 +114,12 @@ static void charge(const struct meter_lane *lane, const struct meter_burst *burs
         spent += (double)burst->skipped_ns * (off < 0.5 ? 0.5 : off > 2 ? 2 : off);
         start -= (double)(burst->begun_ns - burst->skipping_since_ns);
     }
-    note_end(lane->slot, (uint64_t)took->end_ns);
-    credit_charge(lane->slot, (uint64_t)start, (uint64_t)took->end_ns, (uint64_t)spent, is_on_credit(lane, burst));
+    return (struct finished){.start_ns = (uint64_t)start,
+                             .end_ns = (uint64_t)took->end_ns,
+                             .spent_ns = (uint64_t)spent,
+                             .counted_ns = burst->counted_ns,
+                             .slot = lane->slot,
+                             .debit = is_on_credit(lane, burst)};
 }
 
 /* The oldest burst of the lane, if it is finished; 0 if not. */
@@ -92,33 +130,59 @@ static int retire_one(struct meter_lane *lane)
     if (result == CUDA_ERROR_NOT_READY)
         return 0;
     struct origin *origin = origin_of(lane->context);
+    struct finished done = {.counted_ns = burst->counted_ns, .slot = lane->slot};
     struct duration took;
     if (!result && origin) {
-        if (duration_of(origin, lane, burst, &took))
-            charge(lane, burst, &took);
+        if (duration_of(origin, lane, burst, &took)) {
+            predict_learn(burst, &took);
+            note_end(lane->slot, (uint64_t)took.end_ns);
+            done = finish(lane, burst, &took);
+        }
         origin_return(origin, burst->start);
         origin_return(origin, burst->zero);
         origin_return(origin, lane->last_end);
         lane->last_end = burst->end;
     }
-    inflight_less(lane->slot, burst->counted_ns);
+    put_in_order(done);
     __atomic_store_n(&lane->tail, lane->tail + 1, __ATOMIC_RELEASE);
     return 1;
 }
 
+/* Again until nothing new is found: what ended before something that was just found is then found, too. */
+static int collect(void)
+{
+    int left, found;
+    do {
+        struct meter_lane *lane;
+        left = found = 0;
+        for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+            while (lane->tail != __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE) && retire_one(lane))
+                found++;
+            left += (int)(__atomic_load_n(&lane->head, __ATOMIC_RELAXED) - lane->tail);
+        }
+    } while (found && left);
+    return left;
+}
+
+/* Other processes of the claim charge the same account, a little later or sooner. Within turns the arbiter waits for the end
+ * of what is in flight, and charges by the wall clock. */
+static int may_charge(const struct finished *f)
+{
+    return !f->end_ns || shim_now() - f->end_ns > OTHERS_LATE_NS || gate_gives_turns(f->slot) ||
+           !credit_others_inflight(f->slot);
+}
+
 int meter_retire(void)
 {
-    int left = 0, mode = CU_CAPTURE_RELAXED;
+    int left, mode = CU_CAPTURE_RELAXED;
     if (__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE) || !try_lock())
         return 1;
     int changed = __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0 && real.cuThreadExchangeStreamCaptureMode &&
                   !real.cuThreadExchangeStreamCaptureMode(&mode);
-    struct meter_lane *lane;
-    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
-        while (lane->tail != __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE) && retire_one(lane))
-            ;
-        left += (int)(__atomic_load_n(&lane->head, __ATOMIC_RELAXED) - lane->tail);
-    }
+    left = collect();
+    while (finished_n && may_charge(&finished[0]))
+        charge_first();
+    left += finished_n;
     if (changed)
         real.cuThreadExchangeStreamCaptureMode(&mode);
     meter_unlock();
@@ -156,8 +220,7 @@ void meter_restart(void)
             burst->contended = 1;
         }
         lane->now.contended = 1;
-        lane->lead_ns = 0;
-    }
+        }
     origin_restart();
     meter_unlock();
 }
@@ -256,6 +319,7 @@ void meter_forget_slot(int slot)
 void meter_forget_all(void)
 {
     lane_forget_all();
+    finished_n = 0;
     origin_forget(NULL);
     meter_unlock();
 }
