@@ -74,9 +74,9 @@ PROGRAMS = (
     Program((200, 10), 5, "poll", differ="grid"),
     Program((10, 40, 15), 1, "copy"),
     Program((10000, 100), 2, "stream"),
-    Program((3000, 50, 500), 5, "poll"),
+    Program((10, 5000, 10000, 20, 5), 1, "event", streams=2, differ="grid"),
     Program((30, 8, 120), 20, "device", cpu_us=10),
-    Program((1000, 20), 3, "event", differ="grid"),
+    Program((5, 200, 10), 20, "copy", streams=4, differ="both"),
     Program((5, 10, 20, 3, 50, 8, 15, 30), 50, "device"),
     Program((80, 20, 5), 7, "poll", differ="both"),
     Program((500, 50, 200, 20), 8, "device", streams=4),
@@ -284,4 +284,4 @@ def grown(rows: Sequence[Mapping[str, float]], counter: str, begin: float, end: 
     return count_at(rows, counter, end) - count_at(rows, counter, begin)
 
 
-PART = Part("matrix", "limits under mixes of kernels, waits, streams and processes", measure, seconds=0.8)
+PART = Part("matrix", "limits under mixes of kernels, waits, streams and processes", measure, seconds=0.75)
