@@ -96,8 +96,9 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel, role_kill,  role_fork,   role_faults, role_syscalls,
-                                                 role_lookup, role_views, role_legacy, role_arbiter};
+    static int (*const roles[])(int, char **) = {role_kernel,   role_kill,       role_fork,  role_faults,
+                                                 role_syscalls, role_lookup,     role_views, role_legacy,
+                                                 role_arbiter,  role_namespaces};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)
