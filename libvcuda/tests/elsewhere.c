@@ -22,11 +22,13 @@ CUresult elsewhere_allocate(size_t bytes)
     CUcontext context;
     CUdeviceptr p;
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
-#define FIND(name) __typeof__(name) *my_##name = library ? (__typeof__(my_##name))dlsym(library, #name) : NULL;
-    FIND(cuInit)
-    FIND(cuDevicePrimaryCtxRetain) FIND(cuCtxSetCurrent)
-        FIND(cuMemAlloc_v2) if (!my_cuInit || !my_cuDevicePrimaryCtxRetain || !my_cuCtxSetCurrent ||
-                                !my_cuMemAlloc_v2) return -1;
+#define FIND(name) __typeof__(name) *my_##name = library ? (__typeof__(my_##name))dlsym(library, #name) : NULL
+    FIND(cuInit);
+    FIND(cuDevicePrimaryCtxRetain);
+    FIND(cuCtxSetCurrent);
+    FIND(cuMemAlloc_v2);
+    if (!my_cuInit || !my_cuDevicePrimaryCtxRetain || !my_cuCtxSetCurrent || !my_cuMemAlloc_v2)
+        return -1;
     CUresult error = my_cuInit(0);
     error = error ? error : my_cuDevicePrimaryCtxRetain(&context, 0);
     error = error ? error : my_cuCtxSetCurrent(context);
