@@ -76,6 +76,7 @@ int role_syscalls(int argc, char **argv);
 int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
 int role_namespaces(int argc, char **argv);
+int role_copies(int argc, char **argv);
 int role_legacy(int argc, char **argv); /* -1: not one of its roles */
 int role_views(int argc, char **argv);  /* -1: not one of its roles */
 
@@ -99,6 +100,7 @@ void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);
 void test_turns(void);
+void test_copies(void);
 void test_forks(void);
 void test_faults(void);
 
