@@ -23,8 +23,11 @@ from agent.machine.shares import Key, Measured, Over, Shares
 Code = Literal["process-unlimited", "memory-over-limit", "core-over-limit"]
 
 LOOK_SECONDS = 0.5
-# Between a process's context and its slot, and between a page that is written and one that is read.
-GRACE_SECONDS = 2.0
+# What nothing limits is reported within this, from when NVML lists it: the docs promise it.
+PROMISED_SECONDS = 2.0
+# Between a process's context and its slot, and between a page that is written and one that is read. libvcuda takes the
+# slot in cuInit, before there is a context. A look's distance comes before it, and what NVML's answers take.
+GRACE_SECONDS = 1.0
 # Page and NVML are not read at the same moment, and a program may take and free without a pause. So all of NVML's
 # readings over this time must be above all of the page's: where memory is held half of the time, once in 4^12.
 MEMORY_SECONDS = 6.0

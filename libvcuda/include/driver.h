@@ -207,8 +207,6 @@ CUresult cuArray3DCreate_v2(CUarray *array, const CUarray3DDescriptor *descripto
 CUresult cuArrayDestroy(CUarray array);
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUarray3DDescriptor *descriptor, unsigned levels);
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
-VCUDA_BOTH(ptds, cuMemcpyHtoD_v2, CUdeviceptr to, const void *from, size_t bytes);
-VCUDA_BOTH(ptds, cuMemcpyDtoH_v2, void *to, CUdeviceptr from, size_t bytes);
 VCUDA_BOTH(ptds, cuMemsetD8_v2, CUdeviceptr to, unsigned char value, size_t count);
 VCUDA_BOTH(ptds, cuMemsetD16_v2, CUdeviceptr to, unsigned short value, size_t count);
 VCUDA_BOTH(ptds, cuMemsetD32_v2, CUdeviceptr to, unsigned value, size_t count);
@@ -216,9 +214,6 @@ VCUDA_BOTH(ptds, cuMemsetD32_v2, CUdeviceptr to, unsigned value, size_t count);
 VCUDA_BOTH(ptds, cuMemsetD2D8_v2, FILL_2D(unsigned char));
 VCUDA_BOTH(ptds, cuMemsetD2D16_v2, FILL_2D(unsigned short));
 VCUDA_BOTH(ptds, cuMemsetD2D32_v2, FILL_2D(unsigned));
-VCUDA_BOTH(ptsz, cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
-VCUDA_BOTH(ptsz, cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t bytes, CUstream stream);
-VCUDA_BOTH(ptsz, cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 VCUDA_BOTH(ptsz, cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
 VCUDA_BOTH(ptsz, cuMemsetD16Async, CUdeviceptr to, unsigned short value, size_t count, CUstream stream);
 VCUDA_BOTH(ptsz, cuMemsetD32Async, CUdeviceptr to, unsigned value, size_t count, CUstream stream);
@@ -277,6 +272,8 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 CUresult cuGraphExecDestroy(CUgraphExec exec);
+
+#include "driver_copies.h"
 
 #pragma GCC visibility pop
 #endif

@@ -55,6 +55,12 @@ int sim_available_from(const char *name)
         {"cuMemPool", 11020},
         {"cuMemRetainAllocationHandle", 11000},
         {"cuMemCreate", 10020},
+        {"cuMemcpyBatchAsync", 12080},
+        {"cuMemcpy3DBatchAsync", 12080},
+        {"cuMemcpyBatchAsync_v2", 13000},
+        {"cuMemcpy3DBatchAsync_v2", 13000},
+        {"cuMemcpyWithAttributesAsync", 13000},
+        {"cuMemcpy3DWithAttributesAsync", 13000},
         {"cuStreamBeginCaptureToGraph", 12030},
     };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++) {

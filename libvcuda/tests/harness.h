@@ -75,13 +75,16 @@ int role_faults(int argc, char **argv);
 int role_syscalls(int argc, char **argv);
 int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
-int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
-int role_views(int argc, char **argv);   /* -1: not one of its roles */
-int role_mix(int argc, char **argv);     /* -1: not one of its roles */
+int role_namespaces(int argc, char **argv);
+int role_copies(int argc, char **argv);
+int role_legacy(int argc, char **argv); /* -1: not one of its roles */
+int role_views(int argc, char **argv);  /* -1: not one of its roles */
+int role_mix(int argc, char **argv);    /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);
 void test_lookup(void);
+void test_namespaces(void); /* a part of the chapter about lookup */
 void test_memory(void);
 void test_views(void);
 void test_compat(void);
@@ -99,6 +102,7 @@ void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);
 void test_turns(void);
+void test_copies(void);
 void test_forks(void);
 void test_faults(void);
 

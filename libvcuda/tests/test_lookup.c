@@ -100,5 +100,6 @@ void test_lookup(void)
     test_every_entry(&claim);
     test_tracers(&claim);
     test_no_driver(&claim);
+    test_namespaces();
     claim_end(&claim);
 }

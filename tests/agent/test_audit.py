@@ -102,6 +102,30 @@ async def test_a_program_without_the_library_is_reported_and_one_with_it_is_not(
     await eventually(lambda: findings(stage) == [])
 
 
+async def test_a_library_in_a_namespace_of_its_own_is_reported_within_two_seconds(
+    stage: Stage, link: Connection, held: wire.Assignment
+) -> None:
+    # libvcuda is preloaded, but not into the namespace in which this program's library opens the driver: it never
+    # attaches. A busy machine may hold a report up, so it has three attempts.
+    waited = []
+    for _ in range(3):
+        suite = str(BUILD / "tests" / "suite")
+        bad = stage.exec(held.claim_uid, suite, "--role", "namespace_inside", str(6 * 1024 * MIB))
+        said = await asyncio.to_thread(bad.stdout.readline)
+        began = time.monotonic()
+        assert float(said.split()[1]) == 0
+        assert stage.totals(held).processes == 0
+        event = await found(link, "process-unlimited", bad.pid)
+        waited.append(time.monotonic() - began)
+        assert event.process is not None
+        assert (event.process.memory_bytes or 0) > held.memory_bytes
+        assert event.process.claim_uid == held.claim_uid
+        bad.kill()
+        if waited[-1] <= audit.PROMISED_SECONDS:
+            break
+    assert min(waited) <= audit.PROMISED_SECONDS, waited
+
+
 async def test_a_statically_linked_program_is_reported(stage: Stage, link: Connection, held: wire.Assignment) -> None:
     command = ["make", "-s", "build/tests/static"]
     made = await asyncio.to_thread(
@@ -269,6 +293,18 @@ def test_a_process_that_proc_does_not_show_is_counted_and_ends_nothing(monkeypat
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", 1, 1)]
     assert ours.look(listed, {}, now=0.0) == []
     assert ours.unseen == 1
+
+
+def test_a_process_without_a_slot_is_news_before_two_seconds_have_passed() -> None:
+    me, gpu = processes.myself(), "GPU-00000000-0000-0000-0000-000000000000"
+    holding: Any = SimpleNamespace(members=SimpleNamespace(living=lambda: [me]), accounted={}, damaged=False)
+    ours = Audit(pids_are_ours=True)
+    # It came onto the GPU right after a look, and a look takes some time: the longest that it can go unseen.
+    at = audit.LOOK_SECONDS * 1.2
+    while not ours.look([Listed(gpu, me.pid, 1)], {"a claim": holding}, now=at):
+        at += audit.LOOK_SECONDS * 1.2
+        assert at <= audit.PROMISED_SECONDS
+    assert [one.facts.claim_uid for one in ours.findings] == ["a claim"]
 
 
 def test_reports_are_counted_so_that_nobody_fills_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,11 @@
  * dlsym and dlvsym are interposed without a version, which satisfies references to any of glibc's versions of them. For
  * names that are not the driver's they are tail calls: RTLD_NEXT keeps the caller that it counts from. A program that asks
  * for the address of dlsym itself gets ours too.
+ *
+ * A program may load a second copy of the driver: into a link namespace of its own (dlmopen), or from another file. It has
+ * other addresses, and a state of its own. Its entries are known by their names, and the first copy answers for all of them,
+ * those that we do not stand before included: or half of the calls would name contexts that the other copy does not know.
+ * What other libraries look up inside another namespace does not come by here; the agent's audit finds what they use.
  */
 #include "real.h"
 
@@ -51,14 +56,18 @@ static dlsym_function *find_real_dlsym(void)
     return real_dlsym;
 }
 
+static void *open_library(const char *library, int load)
+{
+    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    return handle || !load ? handle : dlopen(library, RTLD_LAZY);
+}
+
 static int find_all(const struct pair *pairs, size_t count, const char *library, int load, int *ready)
 {
     if (__atomic_load_n(ready, __ATOMIC_ACQUIRE))
         return 1;
     dlsym_function *find = find_real_dlsym();
-    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-    if (!handle && load)
-        handle = dlopen(library, RTLD_LAZY);
+    void *handle = open_library(library, load);
     if (!handle || !find)
         return 0;
     /* Two threads may both do this; they write the same values. The handle stays open: the entries stay valid. */
@@ -123,10 +132,51 @@ static int is_ours(const char *name)
     return name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l' && is_upper(name[4]);
 }
 
+static const struct {
+    const char *named, *soname;
+} drivers[] = {{"libcuda.so", "libcuda.so.1"}, {"libnvidia-ml.so", "libnvidia-ml.so.1"}};
+
+/* 1: not the copy of a driver that `real` was filled from, or anything of another namespace. */
+static int is_other_copy(void *handle)
+{
+    if (symbols_elsewhere(handle))
+        return 1;
+    const char *soname = symbols_soname(handle);
+    for (size_t i = 0; i < COUNT(drivers); i++)
+        if (symbols_begins(soname, drivers[i].named))
+            return open_library(drivers[i].soname, 0) != handle;
+    return 0;
+}
+
+/* The program's answer for what was found by such a handle. */
+static void *answer_by_name(void *found, const char *name)
+{
+    const char *path, *soname = symbols_soname_at(found, &path);
+    if (shim_mode() == SHIM_INERT)
+        return found;
+    if (name[0] == 'd') {
+        /* Another C library's dlsym: what it is asked from the program must come by here too. */
+        int is_lookup = symbols_begins(soname, "libc.so") || symbols_begins(soname, "libdl.so");
+        void *ours = symbols_same(name, "dlsym") ? (void *)dlsym : (void *)dlvsym;
+        return is_lookup ? ours : found;
+    }
+    for (size_t i = 0; i < COUNT(drivers); i++) {
+        if (!symbols_begins(soname, drivers[i].named))
+            continue;
+        void *first = open_library(drivers[i].soname, 1);
+        if (!first)
+            first = open_library(path, 1);
+        return first ? real_hook_of(real_dlsym(first, name)) : NULL;
+    }
+    return found;
+}
+
 /* The program's answer for what the real lookup found, asked from here. RTLD_NEXT asked from here begins behind us: a
  * library behind us that asks it for a name that it defines itself means the next after itself. */
-static void *answer(void *found, const void *handle, const char *name, const void *caller)
+static void *answer(void *found, void *handle, const char *name, const void *caller)
 {
+    if (found && handle != RTLD_DEFAULT && handle != RTLD_NEXT && is_other_copy(handle))
+        return answer_by_name(found, name);
     if (found && handle == RTLD_NEXT && symbols_behind(&real_dlsym, caller))
         found = symbols_next(caller, name);
     /* Our own symbol stood first in the program's scope: without us it would have been whose? */

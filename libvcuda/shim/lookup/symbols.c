@@ -1,5 +1,5 @@
-/* Reading loaded libraries' symbol tables, for the two questions that dlsym cannot be asked from here: where is the real
- * dlsym, now that ours stands before it, and what does RTLD_NEXT mean to a caller that is not us. */
+/* Reading loaded libraries' tables, for the questions that dlsym cannot be asked from here: where is the real dlsym, now that
+ * ours stands before it; what does RTLD_NEXT mean to a caller that is not us; which library is this, of which namespace. */
 #include "symbols.h"
 
 #include <dlfcn.h>
@@ -97,4 +97,34 @@ int symbols_behind(const void *address, const void *other)
         if (map == wanted)
             return 1;
     return 0;
+}
+
+int symbols_elsewhere(void *handle)
+{
+    Lmid_t namespace = LM_ID_BASE;
+    return dlinfo(handle, RTLD_DI_LMID, &namespace) == 0 && namespace != LM_ID_BASE;
+}
+
+static const char *soname_of(const struct link_map *map)
+{
+    struct tables t;
+    if (!map || !read_tables(map, &t))
+        return "";
+    for (const ElfW(Dyn) *d = map->l_ld; d->d_tag != DT_NULL; d++)
+        if (d->d_tag == DT_SONAME)
+            return t.strings + d->d_un.d_val;
+    return "";
+}
+
+const char *symbols_soname(void *handle)
+{
+    struct link_map *map = NULL;
+    return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 ? soname_of(map) : "";
+}
+
+const char *symbols_soname_at(const void *address, const char **path)
+{
+    const struct link_map *map = library_of(address);
+    *path = map ? map->l_name : "";
+    return soname_of(map);
 }

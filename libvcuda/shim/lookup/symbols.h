@@ -9,6 +9,11 @@
 void *symbols_next(const void *address, const char *name);
 /* 1: `other` lies in a library that was loaded after the one that `address` lies in. */
 int symbols_behind(const void *address, const void *other);
+/* 1: the library of `handle`, a real one, was loaded into another link namespace than the program's (dlmopen). */
+int symbols_elsewhere(void *handle);
+/* What a library calls itself (its soname), "" where it does not; by a real handle, or by an address in it. */
+const char *symbols_soname(void *handle);
+const char *symbols_soname_at(const void *address, const char **path); /* `*path`: the file it was loaded from */
 
 /* Not strcmp: a sanitizer's is the sanitizer's own, and to find what lies behind it we are asked before it works. */
 static inline int symbols_same(const char *a, const char *b)
@@ -18,6 +23,15 @@ static inline int symbols_same(const char *a, const char *b)
         b++;
     }
     return *a == *b;
+}
+
+static inline int symbols_begins(const char *name, const char *start)
+{
+    while (*start && *name == *start) {
+        name++;
+        start++;
+    }
+    return !*start;
 }
 
 #endif

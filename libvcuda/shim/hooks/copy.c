@@ -1,0 +1,62 @@
+/* Copies of rows of bytes within the memory of GPUs. They take the memory's bandwidth from everybody, and on many GPUs the
+ * processors too, so they are charged to the current context's GPU and wait like launches. Copies between the host and a GPU
+ * pass: copy engines make them beside whatever computes. */
+#include "copy.h"
+
+int copy_is_on_gpu(CUdeviceptr pointer)
+{
+    unsigned type = 0;
+    if (!real.cuPointerGetAttribute)
+        return 1;
+    return !real.cuPointerGetAttribute(&type, CU_POINTER_MEMORY_TYPE, pointer) && type == CU_MEMORY_DEVICE;
+}
+
+uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
+{
+    return shim_mode() == SHIM_ACTIVE && copy_is_on_gpu(to) && copy_is_on_gpu(from) ? bytes : 0;
+}
+
+#define ROW LIST(to, from, bytes)
+COPIES(cuMemcpyDtoD_v2, bytes, LIST(COPY_1D), ROW)
+COPIES_ASYNC(cuMemcpyDtoDAsync_v2, bytes, LIST(COPY_1D), ROW)
+#define PEER LIST(to, to_context, from, from_context, bytes)
+COPIES(cuMemcpyPeer, bytes, LIST(COPY_PEER), PEER)
+COPIES_ASYNC(cuMemcpyPeerAsync, bytes, LIST(COPY_PEER), PEER)
+
+#define TO_ARRAY LIST(to, to_offset, from, bytes)
+#define FROM_ARRAY LIST(to, from, from_offset, bytes)
+#define ARRAYS LIST(to, to_offset, from, from_offset, bytes)
+COPIES(cuMemcpyDtoA_v2, bytes, LIST(CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), TO_ARRAY)
+COPIES(cuMemcpyAtoD_v2, bytes, LIST(CUdeviceptr to, CUarray from, size_t from_offset, size_t bytes), FROM_ARRAY)
+COPIES(cuMemcpyAtoA_v2, bytes, LIST(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes),
+       ARRAYS)
+
+/* The first versions: their pointers have 32 bits, their arrays are those of today. */
+#define ROW_V1 CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned bytes
+COPY(cuMemcpyDtoD, 0, bytes, NULL, (ROW_V1), (ROW))
+COPY(cuMemcpyDtoDAsync, 0, bytes, stream, (ROW_V1, CUstream stream), (ROW, stream))
+COPY(cuMemcpyDtoA, 0, bytes, NULL, (CUarray to, unsigned to_offset, CUdeviceptr_v1 from, unsigned bytes), (TO_ARRAY))
+COPY(cuMemcpyAtoD, 0, bytes, NULL, (CUdeviceptr_v1 to, CUarray from, unsigned from_offset, unsigned bytes),
+     (FROM_ARRAY))
+COPY(cuMemcpyAtoA, 0, bytes, NULL, (CUarray to, unsigned to_offset, CUarray from, unsigned from_offset, unsigned bytes),
+     (ARRAYS))
+
+/* Where to and from, only the pointers say. */
+#define BETWEEN copy_between(to, from, bytes)
+COPIES(cuMemcpy, BETWEEN, LIST(COPY_1D), ROW)
+COPIES_ASYNC(cuMemcpyAsync, BETWEEN, LIST(COPY_1D), ROW)
+COPIES_ASYNC(cuMemcpyWithAttributesAsync, BETWEEN, LIST(COPY_1D, CUcopyAttributes *attributes),
+             LIST(to, from, bytes, attributes))
+
+static uint64_t batch_bytes(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *bytes, size_t count)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; to && from && bytes && i < count; i++)
+        sum += copy_between(to[i], from[i], bytes[i]);
+    return sum;
+}
+
+#define BATCH LIST(to, from, bytes, count, attributes, indices, attribute_count)
+#define BATCH_BYTES batch_bytes(to, from, bytes, count)
+COPIES_ASYNC(cuMemcpyBatchAsync, BATCH_BYTES, LIST(COPY_BATCH, size_t *failed), LIST(BATCH, failed))
+COPIES_ASYNC(cuMemcpyBatchAsync_v2, BATCH_BYTES, LIST(COPY_BATCH), BATCH)
