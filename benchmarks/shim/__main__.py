@@ -29,6 +29,7 @@ from benchmarks.shim.parts import (
     pytorch,
     share,
     share_torch,
+    stops,
     tenants,
 )
 from benchmarks.shim.report import Report
@@ -46,6 +47,7 @@ PARTS = [
     pytorch.PART,
     nccl.PART,
     gaia.PART,
+    stops.PART,
 ]
 # No part takes four minutes; one that hangs must not cost the others their turn.
 PART_SECONDS = 400

@@ -66,3 +66,18 @@ def test_a_limit_that_is_moved_is_seen_to_be_in_force_soon_after(tmp_path: Path)
     assert all(20 <= row["median, ms"] < 300 for row in moves["rows"] if "page" in row["change"])
     assert "runs on, is refused" in memory["rows"][1]["the program"]
     assert (tmp_path / "change-moves.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.alone
+def test_a_stopped_or_ended_arbiter_or_tenant_is_a_row_that_says_how_long_each_waited(tmp_path: Path) -> None:
+    rows = measured(tmp_path, "stops")["stops"]["tables"][0]["rows"]
+    assert {row["event"].partition(" SIG")[0] for row in rows} == {
+        "none", "arbiter", "who holds the turn:", "who waits for it:",
+    }  # fmt: skip
+    undisturbed = rows[0]
+    assert undisturbed["A, share"] < undisturbed["B, share"]
+    assert undisturbed["nobody"] < undisturbed["A, page"] < 1000
+    killed = next(row for row in rows if row["event"] == "who holds the turn: SIGKILL")
+    # B was killed: its own gap lasts to the end of the window.
+    assert killed["B, page"] > 900
+    assert killed["A, share"] > 50
