@@ -120,10 +120,10 @@ def observe(scene: Scene, name: str, act: Act, holder: str) -> list[Row]:
         windows = act(scene, holder)
         time.sleep(3 * ROW_SECONDS)
     turn = f"{holder}'s" if seen else "none seen"
-    return [row(name, turn, window, sampler, scene) for window in windows]
+    return [make_row(name, turn, window, sampler, scene) for window in windows]
 
 
-def row(name: str, turn: str, window: Window, sampler: Sampler, scene: Scene) -> Row:
+def make_row(name: str, turn: str, window: Window, sampler: Sampler, scene: Scene) -> Row:
     span = (window.begin, window.end)
     found: Row = {
         "event": name, "turn": turn, "window": window.name, "nobody": sampler.gap_ms(list(REQUESTS), *span),
@@ -150,7 +150,7 @@ def leave_alone(scene: Scene, _holder: str) -> list[Window]:
 def replace_arbiter(scene: Scene, _holder: str) -> list[Window]:
     """End the arbiter as an upgrade of the agent does, and start the next one at once."""
     begin = time.monotonic()
-    running(scene.arbiter).terminate()
+    require(scene.arbiter).terminate()
     scene.arbiter = scene.stage.arbiter()
     time.sleep(scene.stage.seconds)
     return [Window("until after the next one began", begin, time.monotonic(), "nobody < 50")]
@@ -158,7 +158,7 @@ def replace_arbiter(scene: Scene, _holder: str) -> list[Window]:
 
 def kill_arbiter(scene: Scene, _holder: str) -> list[Window]:
     begin = time.monotonic()
-    running(scene.arbiter).kill()
+    require(scene.arbiter).kill()
     time.sleep(1.5 * scene.stage.seconds)
     gone = Window("without an arbiter", begin, time.monotonic(), "nobody < 200")
     scene.arbiter = scene.stage.arbiter()
@@ -166,7 +166,7 @@ def kill_arbiter(scene: Scene, _holder: str) -> list[Window]:
 
 
 def stop_arbiter(scene: Scene, _holder: str) -> list[Window]:
-    arbiter = running(scene.arbiter)
+    arbiter = require(scene.arbiter)
     arbiter.stop(signal.SIGSTOP)
     seconds = QUICK_STOPPED_SECONDS if scene.stage.quick else ARBITER_STOPPED_SECONDS
     stopped = pass_time("stopped", seconds, "nobody < 200")
@@ -205,7 +205,7 @@ def end_holder(scene: Scene, holder: str) -> list[Window]:
     return [pass_time(f"without {holder}", scene.stage.seconds, f"{OTHER[holder]} < 100")]
 
 
-def running(arbiter: Process | None) -> Process:
+def require(arbiter: Process | None) -> Process:
     assert arbiter is not None, "there is no arbiter in this build"
     return arbiter
 
