@@ -19,6 +19,7 @@ from types import FrameType
 from benchmarks.shim.nvml import NvmlFailed
 from benchmarks.shim.part import Part
 from benchmarks.shim.parts import (
+    beside,
     calls,
     change,
     foreign,
@@ -50,6 +51,7 @@ PARTS = [
     gaia.PART,
     stops.PART,
     foreign.PART,
+    beside.PART,
 ]
 # No part takes four minutes; one that hangs must not cost the others their turn.
 PART_SECONDS = 400
