@@ -32,6 +32,7 @@ from benchmarks.shim.parts import (
     share,
     share_torch,
     stops,
+    tail,
     tenants,
 )
 from benchmarks.shim.report import Report
@@ -52,6 +53,7 @@ PARTS = [
     stops.PART,
     foreign.PART,
     beside.PART,
+    tail.PART,
 ]
 # No part takes four minutes; one that hangs must not cost the others their turn.
 PART_SECONDS = 400

@@ -41,6 +41,7 @@ class Work:
     """One program's iteration. A batch of them, about a millisecond, is launched between two looks at the clock.
 
     ``sync``: the GPU is waited for after each batch. ``waits``: the step does that itself, in whatever way is its own.
+    ``begin`` is called before a run's first iteration; what ``finish`` returns after the last is told with ``ran``.
     """
 
     step: Callable[[], object]
@@ -48,6 +49,8 @@ class Work:
     sync: bool = False
     waits: bool = False
     warm_seconds: float = 1.0
+    begin: Callable[[], object] = lambda: None
+    finish: Callable[[], dict[str, float]] = dict
 
 
 class Program:
@@ -95,6 +98,7 @@ class Program:
         begin = last = time.monotonic()
         cpu_begin = time.process_time()
         launched = finished = 0
+        self._work.begin()
         while (now := time.monotonic()) < begin + seconds and not self._ended:
             for _ in range(self._work.batch):
                 self._work.step()
@@ -111,7 +115,8 @@ class Program:
         synchronize()
         self._running = False
         spent = time.process_time() - cpu_begin
-        return {"seconds": time.monotonic() - begin, "cpu_seconds": spent, "iterations": launched}
+        seconds_run = time.monotonic() - begin
+        return {"seconds": seconds_run, "cpu_seconds": spent, "iterations": launched, **self._work.finish()}
 
     def count(self, iterations: int) -> dict[str, float]:
         """Iterate so many times, without a look at the clock. Returns ``seconds`` and ``iterations``."""
