@@ -1,9 +1,11 @@
 """Measure libvcuda on this machine's GPU, beside bare runs.
 
-    python3 -m benchmarks.shim [PART …] --out DIRECTORY [--seconds N]
+    python3 -m benchmarks.shim [PART …] --out DIRECTORY [--seconds N] [--only NAME,…]
 
 Prints each table as it is measured, in markdown, and leaves in the directory PART.md, PART.json and PART-*.svg, and
 all parts together in results.md and results.json. Without a PART, all of them. libvcuda is built first.
+``--only`` chooses among the programs of ``foreign``, the cases and policies of ``beside``, and what ``tail`` measures
+(``training``, ``GEMM``, ``servers``).
 """
 
 import argparse

@@ -15,7 +15,7 @@ class Sampler:
 
     def __init__(self, claims: Mapping[str, Any]) -> None:
         self._claims = dict(claims)
-        self._times: list[float] = []
+        self.times: list[float] = []
         self._read: dict[str, list[int]] = {name: [] for name in claims}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -34,16 +34,16 @@ class Sampler:
             found = {name: claim.usage()["gpu_time_ns"] for name, claim in self._claims.items()}
             for name, value in found.items():
                 self._read[name].append(value)
-            self._times.append(time.monotonic())
-            due = max(due + SAMPLE_SECONDS, self._times[-1])
+            self.times.append(time.monotonic())
+            due = max(due + SAMPLE_SECONDS, self.times[-1])
             time.sleep(max(0.0, due - time.monotonic()))
 
     def gap_ms(self, names: Collection[str], begin: float, end: float) -> float:
         """Return the longest time in which the GPU time of none of them grew (see :func:`longest_ms`)."""
         marks = {
-            self._times[at]
+            self.times[at]
             for name in names
-            for at in range(1, len(self._times))
+            for at in range(1, len(self.times))
             if self._read[name][at] > self._read[name][at - 1]
         }
         return longest_ms(sorted(marks), begin, end)
@@ -51,8 +51,8 @@ class Sampler:
     def share(self, name: str, begin: float, end: float) -> float:
         """Return the percentage of GPU time charged to the claim in the window."""
         values = self._read[name]
-        first, last = (min(bisect.bisect_left(self._times, at), len(self._times) - 1) for at in (begin, end))
-        spent = self._times[last] - self._times[first]
+        first, last = (min(bisect.bisect_left(self.times, at), len(self.times) - 1) for at in (begin, end))
+        spent = self.times[last] - self.times[first]
         return (values[last] - values[first]) / spent / 1e7 if spent > 0 else 0.0
 
 

@@ -59,6 +59,12 @@ def test_a_part_that_does_not_exist_is_refused_by_its_name() -> None:
     assert "nonsense" in done.stderr
 
 
+def test_parts_that_need_pytorch_are_skipped_on_the_simulated_driver(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.shim", "foreign", "beside", "tail", "--simulated"]
+    done = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.count("skipped, it needs PyTorch") == 3
+
+
 @pytest.mark.alone
 def test_a_limit_that_is_moved_is_seen_to_be_in_force_soon_after(tmp_path: Path) -> None:
     moves, _, memory = measured(tmp_path, "change")["change"]["tables"]

@@ -81,7 +81,7 @@ def measure(stage: Stage, report: Report) -> None:
             except Exception as error:  # noqa: BLE001 - the other programs are measured all the same
                 report.failed(key, error)
         for process in list_modes(pair).values():
-            process.terminate()
+            process.kill()
     report_tables(report, rows, free)
 
 
@@ -99,7 +99,7 @@ def list_modes(pair: Pair) -> dict[str, Process]:
 
 
 def measure_program(stage: Stage, report: Report, pair: Pair, rows: list[Row], free: list[Row]) -> None:
-    """Measure one program: a row without the library, and one per limit.
+    """Measure one program: add a row without the library, and one per limit.
 
     Every rate comes before the first profile: a process that was profiled once may launch more slowly ever after.
     """
@@ -209,4 +209,4 @@ def report_tables(report: Report, rows: Sequence[Row], free: Sequence[Row]) -> N
 
 
 VERDICTS = (("page right", "yes"), ("limit held", "yes"))
-PART = Part("foreign", "programs that others wrote, limited", measure, seconds=1.0, torch=True)
+PART = Part("foreign", "programs that others wrote, limited", measure, seconds=0.8, torch=True)

@@ -112,7 +112,7 @@ def measure(stage: Stage, report: Report) -> None:
 
 
 def observe(scene: Scene, name: str, act: Act, holder: str) -> list[Row]:
-    """Carry out one event in the holder's turn; a row per window."""
+    """Carry out one event in the holder's turn; return a row per window."""
     scene.prepare()
     with Sampler(scene.claims) as sampler:
         time.sleep(2 * ROW_SECONDS)
@@ -137,7 +137,7 @@ def make_row(name: str, turn: str, window: Window, sampler: Sampler, scene: Scen
 
 
 def pass_time(name: str, seconds: float, wanted: str = "") -> Window:
-    """Sleep; the window that this was."""
+    """Sleep; return the window that this was."""
     begin = time.monotonic()
     time.sleep(seconds)
     return Window(name, begin, time.monotonic(), wanted)

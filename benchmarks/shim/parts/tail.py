@@ -191,7 +191,7 @@ def report_servers(scene: Scene) -> None:
             profiled = seen[name]
             rows.append({
                 "how": how, "guaranteed": SHARES[name] if how == "burst" else None, "tokens/s": one.tokens,
-                "% of alone": 100 * one.tokens / alone[name].tokens,
+                "% of alone": 100 * one.tokens / alone[name].tokens if alone[name].tokens else None,
                 "kernels, % of the time": profiled.kernel_ns * one.steps / 1e7 if profiled else None,
                 "page": one.page, "a step, ms: p50": one.p50, "p99": one.p99,
             })  # fmt: skip
