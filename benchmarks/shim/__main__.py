@@ -1,9 +1,11 @@
 """Measure libvcuda on this machine's GPU, beside bare runs.
 
-    python3 -m benchmarks.shim [PART …] --out DIRECTORY [--seconds N]
+    python3 -m benchmarks.shim [PART …] --out DIRECTORY [--seconds N] [--only NAME,…]
 
 Prints each table as it is measured, in markdown, and leaves in the directory PART.md, PART.json and PART-*.svg, and
 all parts together in results.md and results.json. Without a PART, all of them. libvcuda is built first.
+``--only`` chooses among the programs of ``foreign``, the cases and policies of ``beside``, and what ``tail`` measures
+(``training``, ``GEMM``, ``servers``).
 """
 
 import argparse
@@ -19,8 +21,10 @@ from types import FrameType
 from benchmarks.shim.nvml import NvmlFailed
 from benchmarks.shim.part import Part
 from benchmarks.shim.parts import (
+    beside,
     calls,
     change,
+    foreign,
     gaia,
     matrix,
     memory,
@@ -30,6 +34,8 @@ from benchmarks.shim.parts import (
     pytorch,
     share,
     share_torch,
+    stops,
+    tail,
     tenants,
 )
 from benchmarks.shim.report import Report
@@ -48,6 +54,10 @@ PARTS = [
     pytorch.PART,
     nccl.PART,
     gaia.PART,
+    stops.PART,
+    foreign.PART,
+    beside.PART,
+    tail.PART,
 ]
 # No part takes four minutes; one that hangs must not cost the others their turn.
 PART_SECONDS = 400
@@ -83,7 +93,7 @@ def run(part: Part, options: argparse.Namespace) -> bool:
     """Measure one part; whether all of it could be measured, or does not apply to this machine."""
     began = time.monotonic()
     seconds = options.seconds or part.seconds
-    with contextlib.closing(Stage(simulated=options.simulated, seconds=seconds, quick=options.quick)) as stage:
+    with contextlib.closing(make_stage(options, seconds)) as stage:
         version, count = (None if options.simulated else stage.torch()) or (None, len(stage.gpus))
         if part.torch and version is None:
             print(f"\n{part.name}: skipped, it needs PyTorch and a real GPU", flush=True)
@@ -105,6 +115,11 @@ def run(part: Part, options: argparse.Namespace) -> bool:
     return report.whole
 
 
+def make_stage(options: argparse.Namespace, seconds: float) -> Stage:
+    only = frozenset(options.only.split(",")) - {""}
+    return Stage(simulated=options.simulated, seconds=seconds, quick=options.quick, only=only)
+
+
 def give_up(_number: int, _frame: FrameType | None) -> None:
     raise TookTooLong(f"given up after {PART_SECONDS} s")
 
@@ -118,6 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="how long each measurement takes (each part has its own)")
     parser.add_argument("--simulated", action="store_true", help="on the simulated driver: the figures mean nothing")
     parser.add_argument("--quick", action="store_true", help="fewest repetitions: does it run at all?")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="of a part's programs or cases, these")
     parser.add_argument("--list", action="store_true", help="list the parts")
     options = parser.parse_args()
     unknown = set(options.parts) - {part.name for part in PARTS}

@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from benchmarks.shim.gaps import Sampler
 from benchmarks.shim.pages import Claim
-from benchmarks.shim.processes import Process
+from benchmarks.shim.processes import Process, ProcessFailed
 from benchmarks.shim.sampling import Course, Spread, rate, rates, watch
 
 # The first import of PyTorch from a cold disk, and several at once.
@@ -43,6 +44,25 @@ class Ran:
     cpu_seconds: float
 
 
+def warm_each(programs: Mapping[str, Process]) -> dict[str, Exception]:
+    """Import and warm all at the same time; return what failed, by name. The others can be used."""
+    failed: dict[str, Exception] = {}
+    for event, seconds in (("imported", IMPORT_SECONDS), ("ready", WARM_SECONDS)):
+        waiting = {name: program for name, program in programs.items() if name not in failed}
+        for name, program in waiting.items():
+            try:
+                if event == "ready":
+                    program.say("warm")
+            except ProcessFailed as error:
+                failed[name] = error
+        for name, program in waiting.items():
+            try:
+                program.wait(event, seconds)
+            except ProcessFailed as error:
+                failed[name] = error
+    return failed
+
+
 def run_alone(program: Process, seconds: float) -> float:
     """Iterations a second while nothing else runs, the last batches included."""
     return run_for(program, seconds).rate
@@ -58,6 +78,27 @@ def profile_alone(program: Process, seconds: float) -> float:
     """The share of time in which a kernel of it ran, in percent, by the profiler."""
     program.say(f"profile {seconds}")
     return float(program.wait("profiled", seconds + SPARE_SECONDS)["share_percent"])
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What the profiler saw of one program, and what its claim's page said of the same time."""
+
+    share: float
+    kernel_ns: float
+    """GPU time of an iteration; longer than without the profiler only where kernels wait for one another."""
+    page: float | None
+
+
+def profile_judged(program: Process, claim: Claim | None, seconds: float) -> Profiled | None:
+    """Profile the program; None where the profiler saw no kernel of it."""
+    with Sampler({"it": claim} if claim else {}) as sampler:
+        program.say(f"profile {seconds}")
+        seen = program.wait("profiled", seconds + SPARE_SECONDS)
+    if not seen["kernels"] or not seen["iterations"]:
+        return None
+    page = sampler.share("it", seen["window_begin"], seen["window_end"]) if claim else None
+    return Profiled(seen["share_percent"], seen["kernel_ns"] / seen["iterations"], page)
 
 
 @dataclass(frozen=True)
@@ -100,6 +141,6 @@ def run_together(
 
 
 def got(program: Process, course: Course | None, begin: float, end: float) -> Got:
-    rows = [row for row in program.answers() if "iterations" in row]
+    rows = [row for row in program.answers() if "iterations" in row and "at" in row]
     found = rates(rows, "iterations", begin, end)
     return Got(course, rate(rows, "iterations", begin, end), Spread.of(found))

@@ -7,8 +7,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+FLAG_BEST_EFFORT = 1
 POLICIES = ("burst", "fixed", "fair", "weighted", "average", "preempt", "native")
 NO_MEMORY_LIMIT = 2**64 - 1
+# `ends_ns` of a turn: closed, and no turns are given (vcuda_pages.h).
+TURN_CLOSED, TURN_FREE = 0, 2**64 - 1
 
 
 class PageRefused(Exception):
@@ -47,6 +50,10 @@ class Library:
     def empty(self, struct: str) -> ctypes.Array[ctypes.c_char]:
         return ctypes.create_string_buffer(self._structs[struct]["size"])
 
+    def place(self, struct: str, field: str) -> int:
+        """Return the field's offset in bytes."""
+        return int(self._structs[struct]["fields"][field][0])
+
     def unpack(self, struct: str, filled: ctypes.Array[ctypes.c_char]) -> dict[str, int]:
         fields = self._structs[struct]["fields"].items()
         return {name: int.from_bytes(filled.raw[at : at + size], "little") for name, (at, size) in fields}
@@ -72,7 +79,8 @@ class Claim:
         """Write the limits of one GPU (``GPU-…``); returns its index in the pages.
 
         ``memory`` in bytes, ``request`` percent (the same as the limit unless given), ``policy`` by name, ``weight``,
-        ``ceiling``, ``parts``. :class:`PageRefused` where the library finds them impossible.
+        ``ceiling``, ``parts``, ``best_effort`` (policy ``preempt``). :class:`PageRefused` where the library finds
+        them impossible.
         """
         self._generation += 1
         values: dict[str, int | bytes] = {
@@ -83,6 +91,7 @@ class Claim:
             "core_request": other.get("request", percent),
             "core_limit": percent,
             "policy": POLICIES.index(other.get("policy", "burst")),
+            "flags": FLAG_BEST_EFFORT if other.get("best_effort") else 0,
             **{name: other.get(name, 0) for name in ("weight", "ceiling", "parts")},
         }
         return self._library.call("vcuda_limits_set", self._limits, self._library.pack("vcuda_limit", values))
@@ -92,6 +101,14 @@ class Claim:
         totals = self._library.empty("vcuda_totals")
         self._library.call("vcuda_usage_totals", self._usage, ctypes.c_uint32(index), totals)
         return self._library.unpack("vcuda_totals", totals)
+
+    def turn(self, index: int = 0) -> dict[str, int]:
+        """Read ``struct vcuda_turn`` of one GPU as the arbiter last wrote it."""
+        turn = self._library.empty("vcuda_turn")
+        at, size = self._library.place("vcuda_turns", "turn"), len(turn)
+        with (self.directory / "turns").open("rb") as page:
+            turn.raw = os.pread(page.fileno(), size, at + index * size)
+        return self._library.unpack("vcuda_turn", turn)
 
     def close(self) -> None:
         for name, page in (("limits", self._limits), ("usage", self._usage), ("turns", self._turns)):

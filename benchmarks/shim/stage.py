@@ -6,10 +6,11 @@ import functools
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ TORCH_VERSION = "import torch; print(torch.__version__, torch.cuda.device_count(
 class Stage:
     """One part's surroundings. Closing it ends every process and removes every page."""
 
-    def __init__(self, *, simulated: bool, seconds: float, quick: bool = False) -> None:
-        self.simulated, self.seconds, self.quick = simulated, seconds, quick
+    def __init__(
+        self, *, simulated: bool, seconds: float, quick: bool = False, only: Collection[str] = frozenset()
+    ) -> None:
+        self.simulated, self.seconds, self.quick, self._only = simulated, seconds, quick, only
         self._directory = Path(tempfile.mkdtemp(prefix="bench-shim-"))
         self._environment = {name: value for name, value in os.environ.items() if name not in OURS}
         # Torch programs of several tenants would otherwise each start a thread per core.
@@ -59,11 +62,23 @@ class Stage:
     def clear(self) -> None:
         """End every process and forget every claim."""
         for process in self._processes:
+            if process.alive:
+                process.stop(signal.SIGTERM)
+        # All of them take their contexts down at the same time.
+        for process in self._processes:
             process.terminate()
         for claim in self._claims:
             claim.close()
             shutil.rmtree(claim.directory)
         self._processes, self._claims = [], []
+
+    def wants(self, name: str) -> bool:
+        """Return whether this program or case of a part is to be measured: all are unless ``--only`` names some."""
+        return not self._only or name in self._only
+
+    def names(self, name: str) -> bool:
+        """Return whether ``--only`` names it."""
+        return name in self._only
 
     @property
     def gpu(self) -> Gpu:

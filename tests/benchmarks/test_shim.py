@@ -61,6 +61,12 @@ def test_a_part_that_does_not_exist_is_refused_by_its_name() -> None:
     assert "nonsense" in done.stderr
 
 
+def test_parts_that_need_pytorch_are_skipped_on_the_simulated_driver(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.shim", "foreign", "beside", "tail", "--simulated"]
+    done = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.count("skipped, it needs PyTorch") == 3
+
+
 @pytest.mark.alone
 def test_a_limit_that_is_moved_is_seen_to_be_in_force_soon_after(tmp_path: Path) -> None:
     moves, _, memory = measured(tmp_path, "change")["change"]["tables"]
@@ -111,3 +117,18 @@ def test_a_program_of_the_matrix_is_measured_at_every_limit_after_a_bare_run(tmp
     assert row["bare share"] > 80
     assert row["broken"] == 0
     assert all(abs(cell["page"] - cell["share"]) < 6 for cell in raw["cells"])
+
+
+@pytest.mark.alone
+def test_a_stopped_or_ended_arbiter_or_tenant_is_a_row_that_says_how_long_each_waited(tmp_path: Path) -> None:
+    rows = measured(tmp_path, "stops")["stops"]["tables"][0]["rows"]
+    assert {row["event"].partition(" SIG")[0] for row in rows} == {
+        "none", "arbiter", "who holds the turn:", "who waits for it:",
+    }  # fmt: skip
+    undisturbed = rows[0]
+    assert undisturbed["A, share"] < undisturbed["B, share"]
+    assert undisturbed["nobody"] < undisturbed["A, page"] < 1000
+    killed = next(row for row in rows if row["event"] == "who holds the turn: SIGKILL")
+    # B was killed: its own gap lasts to the end of the window.
+    assert killed["B, page"] > 900
+    assert killed["A, share"] > 50

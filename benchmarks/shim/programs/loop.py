@@ -9,13 +9,16 @@ Without ``--seconds`` it takes commands on its standard input, one a line, and a
     quit         end (so does the end of the input, and SIGTERM)
 
 A row is {"at": CLOCK_MONOTONIC seconds, "iterations": finished since the command began}. It knows nothing of limits.
+With BENCH_DEVICE=cpu in the environment the programs that only need PyTorch run without a GPU, to see that they do.
 """
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,21 +27,30 @@ from types import FrameType
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+DEVICE = os.environ.get("BENCH_DEVICE", "cuda")
 # Batches that may be queued: enough that the GPU never waits for Python, few enough that counts are fresh.
 DEPTH = 4
 WARM_ITERATIONS = 3
 # The first and last part of a profile are left out: the profiler starts and ends in them.
 PROFILE_LEAD_SECONDS, PROFILE_TAIL_SECONDS = 0.3, 0.05
+CLOCKS_APART_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Work:
-    """One program's iteration. A batch of them, about a millisecond, is launched between two looks at the clock."""
+    """One program's iteration. A batch of them, about a millisecond, is launched between two looks at the clock.
+
+    ``sync``: the GPU is waited for after each batch. ``waits``: the step does that itself, in whatever way is its own.
+    ``begin`` is called before a run's first iteration; what ``finish`` returns after the last is told with ``ran``.
+    """
 
     step: Callable[[], object]
     batch: int = 1
     sync: bool = False
+    waits: bool = False
     warm_seconds: float = 1.0
+    begin: Callable[[], object] = lambda: None
+    finish: Callable[[], dict[str, float]] = dict
 
 
 class Program:
@@ -74,9 +86,9 @@ class Program:
         self._work = self._prepare()
         for _ in range(WARM_ITERATIONS):
             self._work.step()
-        torch.cuda.synchronize()
+        synchronize()
         self.run(self._work.warm_seconds, quiet=True)
-        say({"event": "ready", "reserved_bytes": torch.cuda.memory_reserved()})
+        say({"event": "ready", "reserved_bytes": torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0})
 
     def run(self, seconds: float, *, quiet: bool = False) -> dict[str, float]:
         """Iterate; a row an interval unless ``quiet``. Returns ``seconds``, ``cpu_seconds`` and ``iterations``."""
@@ -86,22 +98,25 @@ class Program:
         begin = last = time.monotonic()
         cpu_begin = time.process_time()
         launched = finished = 0
+        self._work.begin()
         while (now := time.monotonic()) < begin + seconds and not self._ended:
             for _ in range(self._work.batch):
                 self._work.step()
             launched += self._work.batch
-            if self._work.sync:
-                torch.cuda.synchronize()
+            if self._work.sync or self._work.waits or DEVICE == "cpu":
+                if not self._work.waits:
+                    synchronize()
                 finished = launched
             else:
                 finished = _mark(marks, launched) or finished
             if now - last >= self._interval and not quiet:
                 last = time.monotonic()
                 say({"at": round(last, 6), "iterations": finished})
-        torch.cuda.synchronize()
+        synchronize()
         self._running = False
         spent = time.process_time() - cpu_begin
-        return {"seconds": time.monotonic() - begin, "cpu_seconds": spent, "iterations": launched}
+        seconds_run = time.monotonic() - begin
+        return {"seconds": seconds_run, "cpu_seconds": spent, "iterations": launched, **self._work.finish()}
 
     def count(self, iterations: int) -> dict[str, float]:
         """Iterate so many times, without a look at the clock. Returns ``seconds`` and ``iterations``."""
@@ -109,26 +124,51 @@ class Program:
         begin = time.monotonic()
         for _ in range(iterations):
             self._work.step()
-        torch.cuda.synchronize()
+        synchronize()
         return {"seconds": time.monotonic() - begin, "iterations": iterations}
 
     def profile(self, seconds: float) -> dict[str, float]:
-        """The share of time in which something of this process ran on the GPU, by the times of its kernels."""
-        with profile(activities=[ProfilerActivity.CUDA]) as trace:
-            ran = self.run(PROFILE_LEAD_SECONDS + seconds + PROFILE_TAIL_SECONDS, quiet=True)
+        """Return the share of time in which a kernel of this process ran on the GPU, by the times of its kernels.
+
+        ``kernel_ns`` is their time over all the ``iterations``, lead and tail included; ``window_begin`` and
+        ``window_end`` (CLOCK_MONOTONIC seconds) are the time that ``share_percent`` and ``busy_ns`` are about.
+        """
+        ahead = time.time_ns() - time.monotonic_ns()
+        began = time.monotonic()
+        length = PROFILE_LEAD_SECONDS + seconds + PROFILE_TAIL_SECONDS
+        try:
+            with profile(activities=[ProfilerActivity.CUDA]) as trace:
+                ran = self.run(length, quiet=True)
+        except Exception:  # noqa: BLE001 - a profiler that cannot start must not cost the program's other figures
+            traceback.print_exc(limit=2)
+            return {"share_percent": 0.0, "kernels": 0, **self.run(length, quiet=True)}
         # Not trace.events(): that builds an object a kernel, many seconds for short ones.
         results = trace.profiler.kineto_results  # type: ignore[union-attr,unused-ignore]
         spans = [
             (event.start_ns(), event.start_ns() + event.duration_ns())
             for event in results.events()
-            if event.device_type().name == "CUDA"
+            # Copies are neither charged nor held up.
+            if event.device_type().name == "CUDA" and not event.name().startswith("Memcpy")
         ]
         if not spans:
             return {"share_percent": 0.0, "kernels": 0, **ran}
-        begin = min(start for start, _ in spans) + int(PROFILE_LEAD_SECONDS * 1e9)
-        end = max(end for _, end in spans) - int(PROFILE_TAIL_SECONDS * 1e9)
+        first, last = min(start for start, _ in spans), max(end for _, end in spans)
+        begin, end = first + int(PROFILE_LEAD_SECONDS * 1e9), last - int(PROFILE_TAIL_SECONDS * 1e9)
+        if not 0 <= (begin - ahead) / 1e9 - began < ran["seconds"] + CLOCKS_APART_SECONDS:
+            # The profiler's clock is not the one that it was taken for: the first kernel came when the run began.
+            ahead = first - int(began * 1e9)
         busy = union(spans, begin, end)
-        return {"share_percent": 100 * busy / max(1, end - begin), "kernels": len(spans), "busy_ns": busy, **ran}
+        return {
+            "share_percent": 100 * busy / max(1, end - begin), "kernels": len(spans), "busy_ns": busy,
+            "kernel_ns": union(spans, first, last), "window_begin": (begin - ahead) / 1e9,
+            "window_end": (end - ahead) / 1e9, **ran,
+        }  # fmt: skip
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where PyTorch has one in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def union(spans: Iterable[tuple[int, int]], begin: int, end: int) -> int:
