@@ -2,8 +2,9 @@
  *
  * cuEventElapsedTime tells the distance of two events as a float of milliseconds, which after eight seconds is no better
  * than a microsecond: so every context has an origin event that is renewed every four. The origin's own time is first taken
- * to be when it was recorded; no event can be seen before it happens, so the least lag ever seen between an event's computed
- * time and the moment of looking corrects it. Processes of one claim compare times, so they must agree on the clock.
+ * to be when it was recorded; but it may wait in its stream, and the GPU may be another process's just then. No event happens
+ * before it is recorded, nor is seen before it happens: both correct the origin, and where a program waits for its work they
+ * are microseconds apart. Processes of one claim compare times, so they must agree on the clock.
  *
  * Two events with nothing between them are still a microsecond or two apart on a real GPU. That is measured a few times;
  * duration.c takes it off.
@@ -18,6 +19,8 @@
 #define NOBODY ((CUcontext)(uintptr_t)-1)
 #define RENEW_NS 4000000000ull
 #define OVERHEAD_LOOKS 16
+/* An event may happen so long before the call that records it has returned. */
+#define RETURN_NS 3000.0
 
 static struct origin *origins[ORIGINS];
 
@@ -163,6 +166,11 @@ int origin_times(struct origin *o, const struct meter_burst *burst, CUevent star
     if (!start || !o->base || !elapsed(start, burst->end, length_ns) || !elapsed(o->base, burst->end, &end))
         return 0;
     end += o->base_ns;
+    double early = (double)burst->closed_ns - RETURN_NS - end;
+    if (early > 0) {
+        o->base_ns += early;
+        end += early;
+    }
     double lag = (double)shim_now() - end;
     if (lag < 0) {
         o->base_ns += lag;

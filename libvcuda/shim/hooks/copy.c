@@ -1,6 +1,6 @@
 /* Copies of rows of bytes within the memory of GPUs. They take the memory's bandwidth from everybody, and on many GPUs the
  * processors too, so they are charged to the current context's GPU and wait like launches. Copies between the host and a GPU
- * pass: copy engines make them beside whatever computes. */
+ * pass: copy engines make them beside whatever computes. Those that wait are waits as any other. */
 #include "copy.h"
 
 int copy_is_on_gpu(CUdeviceptr pointer)
@@ -16,7 +16,15 @@ uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
     return shim_mode() == SHIM_ACTIVE && copy_is_on_gpu(to) && copy_is_on_gpu(from) ? bytes : 0;
 }
 
+int copy_wait_begins(void)
+{
+    meter_before_wait_all();
+    return meter_wait_begins();
+}
+
 #define ROW LIST(to, from, bytes)
+COPIES(cuMemcpyHtoD_v2, 0, LIST(CUdeviceptr to, const void *from, size_t bytes), ROW)
+COPIES(cuMemcpyDtoH_v2, 0, LIST(void *to, CUdeviceptr from, size_t bytes), ROW)
 COPIES(cuMemcpyDtoD_v2, bytes, LIST(COPY_1D), ROW)
 COPIES_ASYNC(cuMemcpyDtoDAsync_v2, bytes, LIST(COPY_1D), ROW)
 #define PEER LIST(to, to_context, from, from_context, bytes)
@@ -33,12 +41,12 @@ COPIES(cuMemcpyAtoA_v2, bytes, LIST(CUarray to, size_t to_offset, CUarray from, 
 
 /* The first versions: their pointers have 32 bits, their arrays are those of today. */
 #define ROW_V1 CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned bytes
-COPY(cuMemcpyDtoD, 0, bytes, NULL, (ROW_V1), (ROW))
-COPY(cuMemcpyDtoDAsync, 0, bytes, stream, (ROW_V1, CUstream stream), (ROW, stream))
-COPY(cuMemcpyDtoA, 0, bytes, NULL, (CUarray to, unsigned to_offset, CUdeviceptr_v1 from, unsigned bytes), (TO_ARRAY))
-COPY(cuMemcpyAtoD, 0, bytes, NULL, (CUdeviceptr_v1 to, CUarray from, unsigned from_offset, unsigned bytes),
+COPY(cuMemcpyDtoD, 0, bytes, (ROW_V1), (ROW))
+COPY_ASYNC(cuMemcpyDtoDAsync, 0, bytes, (ROW_V1, CUstream stream), (ROW, stream))
+COPY(cuMemcpyDtoA, 0, bytes, (CUarray to, unsigned to_offset, CUdeviceptr_v1 from, unsigned bytes), (TO_ARRAY))
+COPY(cuMemcpyAtoD, 0, bytes, (CUdeviceptr_v1 to, CUarray from, unsigned from_offset, unsigned bytes),
      (FROM_ARRAY))
-COPY(cuMemcpyAtoA, 0, bytes, NULL, (CUarray to, unsigned to_offset, CUarray from, unsigned from_offset, unsigned bytes),
+COPY(cuMemcpyAtoA, 0, bytes, (CUarray to, unsigned to_offset, CUarray from, unsigned from_offset, unsigned bytes),
      (ARRAYS))
 
 /* Where to and from, only the pointers say. */

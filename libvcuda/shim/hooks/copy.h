@@ -4,16 +4,20 @@
 
 #include "meter.h"
 
-/* A copy of `bytes` is predicted by its entry and the size in MiB; 0 bytes: not one within the memory of GPUs, so it passes.
- * Entries without a stream use the default one, and do not wait for it either. */
-#define COPY(name, per_thread, size, on, params, call)                                                                 \
+/* A copy of `bytes` is predicted by its entry and the size in MiB. 0 bytes: not one within the memory of GPUs, so it passes;
+ * without a stream the program waits for it, and for what comes before it. */
+#define COPY_ON(name, per_thread, size, waits, on, params, call)                                                       \
     CUresult name params                                                                                               \
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         struct meter_ticket ticket;                                                                                    \
         uint64_t counted = size;                                                                                       \
-        if (!counted)                                                                                                  \
-            return real.name call;                                                                                     \
+        if (!counted) {                                                                                                \
+            int begun = (waits) ? copy_wait_begins() : 0;                                                              \
+            CUresult passed = real.name call;                                                                          \
+            meter_wait_ends(begun);                                                                                    \
+            return passed;                                                                                             \
+        }                                                                                                              \
         CUresult result = meter_begin(&ticket, on, per_thread, (const void *)&real.name, 1 + (counted >> 20));         \
         if (result)                                                                                                    \
             return result;                                                                                             \
@@ -22,18 +26,23 @@
         return result;                                                                                                 \
     }
 
+#define COPY(name, per_thread, size, params, call) COPY_ON(name, per_thread, size, 1, NULL, params, call)
+#define COPY_ASYNC(name, per_thread, size, params, call) COPY_ON(name, per_thread, size, 0, stream, params, call)
+
 /* An entry and its per-thread one: without a stream, and with one. */
 #define COPIES(name, size, params, call)                                                                               \
-    COPY(name, 0, size, NULL, (params), (call))                                                                        \
-    COPY(name##_ptds, 1, size, NULL, (params), (call))
+    COPY(name, 0, size, (params), (call))                                                                              \
+    COPY(name##_ptds, 1, size, (params), (call))
 #define COPIES_ASYNC(name, size, params, call)                                                                         \
-    COPY(name, 0, size, stream, (params, CUstream stream), (call, stream))                                             \
-    COPY(name##_ptsz, 1, size, stream, (params, CUstream stream), (call, stream))
+    COPY_ASYNC(name, 0, size, (params, CUstream stream), (call, stream))                                               \
+    COPY_ASYNC(name##_ptsz, 1, size, (params, CUstream stream), (call, stream))
 #define LIST(...) __VA_ARGS__
 
 /* Asked only where an entry does not say it: 1, the pointer is to memory of a GPU; managed memory counts as such. */
 int copy_is_on_gpu(CUdeviceptr pointer);
 /* `bytes` of a copy from pointer to pointer that is to be counted, else 0. */
 uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
+/* What has been launched is waited for; what is returned goes to meter_wait_ends. */
+int copy_wait_begins(void);
 
 #endif
