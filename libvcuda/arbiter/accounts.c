@@ -5,6 +5,7 @@
 #define CARRY_MOST_NS (1000 * (int64_t)MS)
 /* A debt is worked off, however long the kernel that made it; but not for ever. */
 #define DEBT_MOST_NS (10000 * (int64_t)MS)
+#define OUTSIDE_MOST_NS (2000 * (int64_t)MS)
 
 uint32_t seat_most(const struct round *r, const struct seat *s)
 {
@@ -21,6 +22,15 @@ void round_charge(struct round *r, struct seat *s, uint64_t until)
     s->used_ns += spent;
     r->used_ns += spent;
     r->frontier_ns += (uint64_t)spent;
+}
+
+/* What went outside its turns, because it would not wait: owed, but not for ever. */
+static void charge_outside(struct seat *s)
+{
+    uint64_t grown = s->reading.outside_ns > s->outside_ns ? s->reading.outside_ns - s->outside_ns : 0;
+    s->outside_ns = s->reading.outside_ns;
+    if (grown && s->carry_ns > -OUTSIDE_MOST_NS)
+        s->charged_ns += lesser((int64_t)(grown < OUTSIDE_MOST_NS ? grown : OUTSIDE_MOST_NS), s->carry_ns + OUTSIDE_MOST_NS);
 }
 
 static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)
@@ -72,6 +82,7 @@ void round_settle(struct round *r, uint64_t now)
     for (int i = 0; i < r->n; i++) {
         if (r->seat[i].stray)
             r->seat[i].charged_ns += (int64_t)lasted / sharing;
+        charge_outside(&r->seat[i]);
         settle_seat(r, &r->seat[i], lasted);
     }
     forget_common_credit(r);

@@ -12,6 +12,8 @@
 struct watched {
     uint64_t owner, start_time;
     int pidfd;     /* -1: none */
+    uint32_t pid;  /* here, on the node; 0: not known. Read by all threads, as the next two are */
+    uint32_t stopped; /* by a signal: what it has in flight ends, but it does not say so */
     uint64_t dead; /* the owner word of a process that is known to be dead; read by all threads */
 };
 
@@ -45,6 +47,8 @@ int processes_watch(struct claim *claims, int epoll_fd);
 void processes_unwatch(struct claim *claim);
 /* What epoll heard: `watched` belongs to a process that ended. */
 void process_ended(struct watched *watched);
+/* Look which of the claim's processes are stopped by a signal; whether any is. From any thread. */
+int processes_look_for_stopped(struct claim *claim);
 /* One slot's owner and start time, as the page says. 0: none, or no such slot. */
 int claim_slot(const struct claim *claim, uint32_t slot, uint64_t *owner, uint64_t *start_time);
 uint32_t claim_slots(const struct claim *claim);

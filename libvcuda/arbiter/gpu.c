@@ -16,6 +16,9 @@
 #define IDLE_NS 50000000ull
 /* Nobody is there to have a turn. Whoever comes needs as long for a context, and follows its own limit until it is seen. */
 #define DESERTED_NS 200000000ull
+/* A turn that is over, and whose work should have ended so long ago: has its holder been stopped? */
+#define STOPPED_LATE_NS 3000000ull
+#define LOOK_EVERY_NS 5000000ull
 
 struct place {
     struct claim *claim;
@@ -29,6 +32,7 @@ struct desk {
     uint32_t seen_gen;
     uint64_t ends_ns, starts_ns;
     uint32_t share;
+    int has_stopped; /* some process of the claim is stopped */
 };
 
 struct gpu {
@@ -42,6 +46,7 @@ struct gpu {
     int guests_n;
     uint32_t version; /* raised when the guests change */
     uint64_t alive_ns;
+    uint64_t looked_ns; /* for stopped processes */
     struct round round; /* the thread's own */
 };
 
@@ -64,6 +69,9 @@ static int among(const struct place *places, int n, const struct place *place)
 static void leave(struct round *r, int index)
 {
     struct desk *desk = r->seat[index].claim;
+    struct vcuda_turn *turn = &desk->at.claim->turns->turn[desk->at.index];
+    __atomic_store_n(&turn->contended, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&turn->depth_ns, 0, __ATOMIC_RELAXED);
     vcuda_turns_set(desk->at.claim->turns, desk->at.index, VCUDA_TURN_FREE, 0);
     claim_drop(desk->at.claim);
     free(desk);
@@ -130,12 +138,34 @@ static void read_all(struct round *r)
     }
 }
 
-static void publish(struct round *r)
+/* Whose work should have ended, but does not: and who was seen stopped before, as it may go on. */
+static void look_for_stopped(struct gpu *gpu, uint64_t now)
+{
+    struct round *r = &gpu->round;
+    int late = r->phase == ROUND_DRAINING && now > r->closed_ns + STOPPED_LATE_NS &&
+               now > r->drained_by_ns + STOPPED_LATE_NS;
+    if (now - gpu->looked_ns < LOOK_EVERY_NS)
+        return;
+    gpu->looked_ns = now;
+    for (int i = 0; i < r->n; i++) {
+        struct desk *desk = r->seat[i].claim;
+        if ((late && i == r->holder) || desk->has_stopped)
+            desk->has_stopped = processes_look_for_stopped(desk->at.claim);
+    }
+}
+
+static void publish(struct round *r, uint64_t now)
 {
     for (int i = 0; i < r->n; i++) {
         const struct seat *s = &r->seat[i];
         struct desk *desk = s->claim;
         struct vcuda_turn *turn = &desk->at.claim->turns->turn[desk->at.index];
+        uint32_t contended = (uint32_t)round_is_contended(r, i);
+        __atomic_store_n(&turn->heartbeat_ns, now, __ATOMIC_RELEASE);
+        if (__atomic_load_n(&turn->contended, __ATOMIC_RELAXED) != contended)
+            __atomic_store_n(&turn->contended, contended, __ATOMIC_RELAXED);
+        if (__atomic_load_n(&turn->depth_ns, __ATOMIC_RELAXED) != s->depth_ns)
+            __atomic_store_n(&turn->depth_ns, s->depth_ns, __ATOMIC_RELAXED);
         if (desk->share != s->share)
             __atomic_store_n(&turn->share, s->share, __ATOMIC_RELAXED);
         if (desk->ends_ns != VCUDA_TURN_FREE && s->ends_ns && s->ends_ns < desk->ends_ns)
@@ -178,9 +208,11 @@ static void *attend(void *argument)
         seen = version;
         if (r->n > 1 || (r->n == 1 && r->phase != ROUND_FREE)) {
             refresh_terms(r, now);
+            look_for_stopped(gpu, now);
             read_all(r);
-            next = round_step(r, pages_clock(CLOCK_MONOTONIC));
-            publish(r);
+            now = pages_clock(CLOCK_MONOTONIC);
+            next = round_step(r, now);
+            publish(r, now);
             if (deserted(r))
                 next = now + DESERTED_NS;
         }

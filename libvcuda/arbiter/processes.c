@@ -7,6 +7,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,8 @@
 
 static void forget(struct watched *w)
 {
+    __atomic_store_n(&w->pid, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&w->stopped, 0, __ATOMIC_RELEASE);
     if (w->pidfd >= 0)
         close(w->pidfd); /* which takes it out of the epoll set too */
     w->pidfd = -1;
@@ -48,7 +51,35 @@ static int watch(struct watched *w, uint32_t pid, int epoll_fd)
         return 0;
     }
     w->pidfd = fd;
+    __atomic_store_n(&w->pid, pid, __ATOMIC_RELEASE);
     return 1;
+}
+
+/* Stopped by SIGSTOP or a debugger: the third field of /proc/PID/stat, behind a name that may hold anything. */
+static int is_stopped(uint32_t pid)
+{
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    text[length > 0 ? length : 0] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && name_end[1] && (name_end[2] == 'T' || name_end[2] == 't');
+}
+
+int processes_look_for_stopped(struct claim *claim)
+{
+    int any = 0;
+    for (int i = 0; i < VCUDA_MAX_PROCESSES; i++) {
+        struct watched *w = &claim->watched[i];
+        uint32_t pid = __atomic_load_n(&w->pid, __ATOMIC_ACQUIRE);
+        int stopped = pid && is_stopped(pid);
+        __atomic_store_n(&w->stopped, (uint32_t)stopped, __ATOMIC_RELEASE);
+        any |= stopped;
+    }
+    return any;
 }
 
 static uint64_t pidns_of(const char *pid)

@@ -45,17 +45,19 @@ static uint64_t past(uint64_t time, uint64_t now)
     return time <= now ? time : 0;
 }
 
-static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t turn)
+static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t turn, int stopped)
 {
     uint64_t now = pages_clock(CLOCK_MONOTONIC);
     uint64_t end = past(use->last_end_ns, now), launch = past(use->last_launch_ns, now);
-    sum->inflight_ns += least(use->inflight_ns, READING_MOST_NS);
+    /* One that is stopped launches nothing, and does not see the end of what it has launched. */
+    sum->inflight_ns += stopped ? 0 : least(use->inflight_ns, READING_MOST_NS);
     sum->last_end_ns = end > sum->last_end_ns ? end : sum->last_end_ns;
     sum->last_launch_ns = launch > sum->last_launch_ns ? launch : sum->last_launch_ns;
     sum->gpu_time_ns += use->gpu_time_ns;
+    sum->outside_ns += use->outside_ns;
     sum->processes++;
-    sum->waiting += use->waiting != 0;
-    sum->syncing += use->syncing != 0;
+    sum->waiting += use->waiting != 0 && !stopped;
+    sum->syncing += use->syncing != 0 && !stopped;
     sum->yielded |= use->yielded == turn;
 }
 
@@ -72,6 +74,6 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
         if (!pages_is_process(process.owner) || !process.start_time)
             continue;
         if (__atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
-            add(out, &process.gpu[gpu_index], turn);
+            add(out, &process.gpu[gpu_index], turn, (int)__atomic_load_n(&claim->watched[i].stopped, __ATOMIC_ACQUIRE));
     }
 }

@@ -10,6 +10,7 @@ struct reading {
     uint64_t last_end_ns;    /* never later than the reading */
     uint64_t last_launch_ns; /* never later than the reading */
     uint64_t gpu_time_ns;    /* only its growth means something */
+    uint64_t outside_ns;     /* likewise: launched outside of turns, as predicted */
     uint32_t processes;      /* that live, as far as they say so */
     uint32_t waiting;        /* processes with threads that wait */
     uint32_t syncing;        /* processes with threads that wait for the GPU to be done */

@@ -18,15 +18,6 @@
  * for every kernel of 0.1 ms get 21 % each side by side, of the 92 that one gets alone. */
 #define CLASH 400u
 #define CLASH_USE 3000u
-/* Turns of which everyone leaves more than this idle for so long are no use to anybody. */
-#define DENSE_PERCENT 60
-#define DENSE_OVER_NS (250 * MS)
-#define DENSE_OVER_MOST_NS (1000 * MS) /* with kernels so long that none of them has ended yet */
-#define DENSE_LEAST_NS (20 * (int64_t)MS)
-#define NO_TURNS_LEAST_NS (2000 * MS)
-#define NO_TURNS_MOST_NS (16000 * (int64_t)MS)
-/* Unless the measured times of all together, stretched by one another, say that they have begun to fight for it. */
-#define CROWDED_USE 15000u
 #define LIGHT_FOR_NS (1000 * MS)
 #define ALONE_FOR_NS (500 * MS)
 /* Where everyone has used its turns to the end for so long, nobody gains from short rounds, and each switch costs. */
@@ -34,6 +25,11 @@
 #define STEADY_ROUNDS 2
 /* A program that waits for its kernels pauses for less. */
 #define STEADY_PAUSE_NS (1 * MS)
+/* While turns are given this is looked at every millisecond; whoever was away for so long knows nothing of who used what. */
+#define AWAY_NS (100 * MS)
+/* Best-effort work in flight, where somebody may come who goes before it. */
+#define DEPTH_BEST_EFFORT_NS (MS / 2)
+
 void round_init(struct round *r, uint64_t length_ns)
 {
     memset(r, 0, sizeof *r);
@@ -74,14 +70,34 @@ void round_leave(struct round *r, int index)
 
 int seat_wants(const struct seat *s)
 {
-    return !s->stray && !s->stopped && s->terms.limit && (s->reading.waiting || s->reading.inflight_ns);
+    return !s->stray && !s->stopped && !s->beside && s->terms.limit && (s->reading.waiting || s->reading.inflight_ns);
 }
 
-static int is_active(const struct seat *s, uint64_t now)
+int seat_is_active(const struct seat *s, uint64_t now)
 {
     const struct reading *u = &s->reading;
     return s->terms.limit &&
            (u->waiting || u->inflight_ns || (u->last_launch_ns && now - u->last_launch_ns < ACTIVE_NS));
+}
+
+int round_is_contended(const struct round *r, int index)
+{
+    uint64_t seen = r->stepped_ns;
+    for (int i = 0; i < r->n; i++)
+        if (i != index && seat_is_active(&r->seat[i], seen) &&
+            (r->phase == ROUND_FREE || r->seat[i].beside || r->seat[index].beside || r->seat[i].stray))
+            return 1;
+    return 0;
+}
+
+int round_is_watchful(const struct round *r)
+{
+    int first = 0, best_effort = 0;
+    for (int i = 0; i < r->n; i++) {
+        first |= r->seat[i].terms.tier == 0 && r->seat[i].terms.limit && r->seat[i].reading.processes;
+        best_effort |= r->seat[i].terms.tier == 1 && seat_is_active(&r->seat[i], r->stepped_ns);
+    }
+    return first && best_effort;
 }
 
 int seat_arrived(const struct seat *s)
@@ -115,64 +131,13 @@ static void free_seat(const struct round *r, struct seat *s)
     s->share = seat_most(r, s);
 }
 
-/* What runs is measured when it ends, and what is not waited for takes from the turns of others. */
-static int can_judge(const struct round *r, uint64_t now)
-{
-    uint64_t lasted = now - r->dense_since_ns;
-    for (int i = 0; i < r->n && lasted < DENSE_OVER_MOST_NS; i++) {
-        const struct seat *s = &r->seat[i];
-        if (s->stray || (s->used_ns && s->reading.last_end_ns <= r->dense_since_ns))
-            return 0;
-    }
-    return lasted >= DENSE_OVER_NS;
-}
-
-void round_judge_anew(struct round *r, uint64_t now)
-{
-    r->dense_since_ns = now;
-    for (int i = 0; i < r->n; i++)
-        r->seat[i].dense_used_ns = r->seat[i].dense_gpu_ns = 0;
-}
-
-/* Programs that launch more slowly than the GPU works leave it idle in their own turns, and do better side by side. Whether
- * that is so is only seen in turns, where the measured times are not stretched by others; so it is tried again now and then.
- * One that uses its turns well is enough for turns to go on: who understates its own use changes nothing for it. */
-static int are_turns_idle(struct round *r, uint64_t now)
-{
-    int sparse = 0, dense = 0, judged = can_judge(r, now);
-    for (int i = 0; i < r->n; i++) {
-        struct seat *s = &r->seat[i];
-        uint64_t time = s->reading.gpu_time_ns;
-        uint64_t grown = time > s->turns_gpu_time_ns ? time - s->turns_gpu_time_ns : 0;
-        s->dense_gpu_ns += (int64_t)(grown < DENSE_OVER_MOST_NS ? grown : DENSE_OVER_MOST_NS); /* more is a lie */
-        s->turns_gpu_time_ns = time;
-        s->dense_used_ns += s->used_ns;
-        if (!judged)
-            continue;
-        int well = s->dense_gpu_ns * 100 >= s->dense_used_ns * DENSE_PERCENT;
-        dense += s->dense_used_ns > DENSE_LEAST_NS && well;
-        sparse += s->dense_used_ns > DENSE_LEAST_NS && !well;
-    }
-    if (!judged)
-        return 0;
-    round_judge_anew(r, now);
-    if (dense || sparse < 2) {
-        r->no_turns_for_ns = NO_TURNS_LEAST_NS;
-        return 0;
-    }
-    r->no_turns_until_ns = now + r->no_turns_for_ns;
-    r->no_turns_for_ns = (uint64_t)lesser((int64_t)r->no_turns_for_ns * 2, NO_TURNS_MOST_NS);
-    r->no_turns_active = r->n;
-    return 1;
-}
-
 static void give_no_turns(struct round *r)
 {
     r->phase = ROUND_FREE;
     r->holder = r->first = NOBODY;
     r->window_ns = 0;
     for (int i = 0; i < r->n; i++) {
-        r->seat[i].stray = 0;
+        r->seat[i].stray = r->seat[i].beside = 0;
         free_seat(r, &r->seat[i]);
     }
 }
@@ -212,17 +177,18 @@ void round_begin(struct round *r, uint64_t now)
 {
     struct share_terms terms[ROUND_SEATS];
     uint32_t shares[ROUND_SEATS];
-    int idle = r->began_ns && are_turns_idle(r, now);
+    int idle = r->began_ns && beside_judge(r, now);
     uint64_t length = r->length_ns * (is_steady(r, now) ? STEADY_ROUNDS : 1);
     if (r->began_ns)
         round_settle(r, now);
-    if (idle || now - r->crowded_ns > ALONE_FOR_NS ||
-        (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS)) {
+    int needless = now - r->crowded_ns > ALONE_FOR_NS ||
+                   (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS);
+    if (idle || (needless && !round_is_watchful(r))) {
         give_no_turns(r);
         return;
     }
     for (int i = 0; i < r->n; i++) {
-        r->seat[i].in_round = is_active(&r->seat[i], now);
+        r->seat[i].in_round = seat_is_active(&r->seat[i], now) && !r->seat[i].beside;
         terms[i] = r->seat[i].terms;
         terms[i].demand = r->seat[i].in_round ? SHARE_WHOLE : 0;
     }
@@ -235,6 +201,9 @@ void round_begin(struct round *r, uint64_t now)
         s->budget_ns = share_of(r->span_ns, s->share) + lesser(s->carry_ns, (int64_t)r->length_ns / 2);
         s->charged_ns = s->used_ns = s->bonus_ns = 0;
         s->idled = s->stopped = 0;
+        s->depth_ns = s->terms.tier && round_is_watchful(r) ? DEPTH_BEST_EFFORT_NS : 0;
+        if (s->beside)
+            free_seat(r, s);
     }
     r->used_ns = 0;
     r->is_cut = 0;
@@ -261,10 +230,13 @@ static void measure(struct round *r, uint64_t now)
 
 static int observe(struct round *r, uint64_t now)
 {
-    int active = 0;
+    int active = 0, takers = 0;
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
-        active += is_active(s, now);
+        active += seat_is_active(s, now);
+        s->looks++;
+        s->syncs += s->reading.syncing != 0;
+        takers += seat_is_active(s, now) && !s->beside;
         if (!s->reading.inflight_ns)
             s->stray = 0;
         if (!seat_wants(s)) {
@@ -277,7 +249,7 @@ static int observe(struct round *r, uint64_t now)
             turn_learn_pause(s);
         }
     }
-    if (active > 1)
+    if (takers > 1)
         r->crowded_ns = now;
     measure(r, now);
     return active;
@@ -289,15 +261,17 @@ static void start(struct round *r, uint64_t now)
     r->began_ns = 0;
     r->turn_began_ns = r->frontier_ns = now;
     r->used_ns = r->debt_ns = 0;
-    r->crowded_ns = r->hungry_ns = r->heavy_ns = r->dense_since_ns = r->steady_since_ns = now;
-    r->no_turns_for_ns = r->no_turns_for_ns ? r->no_turns_for_ns : NO_TURNS_LEAST_NS;
+    r->crowded_ns = r->hungry_ns = r->heavy_ns = r->steady_since_ns = now;
+    r->harm_since_ns = r->no_turns_until_ns = 0;
+    round_judge_anew(r, now);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         s->ends_ns = s->starts_ns = 0;
         s->carry_ns = s->debt_ns = s->budget_ns = s->charged_ns = s->used_ns = s->bonus_ns = 0;
-        s->dense_used_ns = s->dense_gpu_ns = 0;
+        s->let_go = 0;
         s->turns_gpu_time_ns = s->reading.gpu_time_ns;
-        s->in_round = s->stray = 0;
+        s->in_round = s->stray = s->beside = 0;
+        s->outside_ns = s->reading.outside_ns;
         s->paused_ns = 0;
     }
 }
@@ -314,9 +288,11 @@ static uint64_t stay_free(struct round *r, int active, uint64_t now)
     r->waits = waiting ? r->waits + 1 : 0;
     r->clash = r->clash - r->clash / 8 + (busy > 1 ? 125 : 0);
     int clashing = r->clash >= CLASH && r->use >= CLASH_USE;
-    if (now < r->no_turns_until_ns && r->n <= r->no_turns_active && r->use < CROWDED_USE)
+    int harm = beside_watch(r, now);
+    if (now < r->no_turns_until_ns && r->n <= r->free_active && !harm)
         return now + FREE_POLL_NS;
-    if (!r->native && active > 1 && (r->waits > 1 || r->use >= HEAVY_USE || clashing)) {
+    int fight = active > 1 && (harm || r->waits > 1 || r->use >= HEAVY_USE || clashing);
+    if (!r->native && (fight || round_is_watchful(r))) {
         r->clash = 0;
         start(r, now);
         return now + MS / 5;
@@ -340,9 +316,13 @@ static uint64_t drain_all(struct round *r, uint64_t now)
 
 uint64_t round_step(struct round *r, uint64_t now)
 {
+    int away = r->stepped_ns && now - r->stepped_ns > AWAY_NS;
+    r->stepped_ns = now;
     int active = observe(r, now);
     if (r->native && r->phase != ROUND_FREE)
         give_no_turns(r);
+    if (r->phase != ROUND_FREE && (away || beside_watch(r, now)))
+        start(r, now);
     switch (r->phase) {
     case ROUND_FREE:
         return stay_free(r, active, now);

@@ -35,10 +35,12 @@ struct seat {
     /* For the driver to write to the claim's page. */
     uint64_t ends_ns, starts_ns;
     uint32_t share;
+    uint64_t depth_ns;
     uint32_t usual_share; /* when it was last active */
     /* The rest is round.c's and turn.c's. */
     int in_round; /* was active when the round began */
     int stray;    /* did not drain in time: stays closed until it did, and nobody waits for it */
+    int beside;   /* follows its own limit while others take turns: see beside.c */
     int idled;    /* gave its turn back: what it did not use is not owed to it */
     int stops;    /* turns in a row in which it waited, but launched nothing */
     int stopped;  /* too many of them: no more of this round for it */
@@ -52,6 +54,15 @@ struct seat {
     uint64_t seen_gpu_time_ns;
     uint64_t turns_gpu_time_ns;          /* when the round began */
     int64_t dense_used_ns, dense_gpu_ns; /* since dense_since_ns: of its turns, and what it used of them */
+    uint32_t in_turns;                   /* the share of the GPU that it got in turns, when they were last judged */
+    uint32_t due;                        /* its share then */
+    uint32_t looks, syncs;               /* since dense_since_ns: how often it was looked at, and waited for the GPU */
+    int light;                           /* needs less than its share: may be let go */
+    int let_go;                          /* beside others, or without turns as all are */
+    uint64_t beside_until_ns, not_beside_until_ns, not_beside_for_ns;
+    uint64_t harm_gpu_time_ns; /* at harm_since_ns */
+    int rested, harmed;        /* did not want the GPU at some time since; windows in a row in which it got too little */
+    uint64_t outside_ns;       /* of its reading, as charged */
 };
 
 struct round {
@@ -80,7 +91,9 @@ struct round {
     uint64_t crowded_ns, hungry_ns, heavy_ns;
     uint64_t dense_since_ns; /* begin of the time over which the use of turns is looked at */
     uint64_t no_turns_until_ns, no_turns_for_ns;
-    int no_turns_active;      /* how many were active then */
+    int free_active;          /* how many there were then */
+    uint64_t harm_since_ns;   /* begin of the time over which harm is looked for; 0: it is not */
+    uint64_t stepped_ns;      /* when this was last looked at */
     int is_cut;               /* ends before everyone had its turn, as somebody's terms changed */
     uint64_t steady_since_ns; /* nobody came, left or paused, and no terms changed since */
     struct seat seat[ROUND_SEATS];
@@ -108,13 +121,26 @@ static inline int64_t share_of(uint64_t ns, uint32_t share)
 /* Shorter turns are all switching; who is owed less is given it with what the next rounds add. */
 #define TURN_LEAST_NS (2 * MS)
 
-int seat_wants(const struct seat *s);
+int seat_is_active(const struct seat *s, uint64_t now); /* has work, or had some a moment ago */
+int seat_wants(const struct seat *s);                   /* a turn */
 int64_t seat_main_left(const struct seat *s);
 int seat_arrived(const struct seat *s); /* wants the GPU, but has no share in this round */
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now);
 void round_begin(struct round *r, uint64_t now);
+/* Others may have the GPU in between what this seat launches now. */
+int round_is_contended(const struct round *r, int index);
+/* Best-effort work runs, and a claim that comes before it may want the GPU at any moment. */
+int round_is_watchful(const struct round *r);
+
+/* ---- beside.c ---- */
 /* How well turns are used is looked at from now on. */
 void round_judge_anew(struct round *r, uint64_t now);
+/* At a round's begin: let claims go that are better off beside the others. 1: nobody needs turns now. */
+int beside_judge(struct round *r, uint64_t now);
+/* While some run beside others: 1 where that is to end. */
+int beside_watch(struct round *r, uint64_t now);
+
+/* ---- */
 int round_over(const struct round *r, uint64_t now);
 uint32_t seat_most(const struct round *r, const struct seat *s); /* by its limit and the ceiling */
 void round_charge(struct round *r, struct seat *s, uint64_t until);

@@ -123,7 +123,8 @@ static void announce(struct round *r)
 static uint64_t hold_until(const struct round *r, uint64_t now)
 {
     uint64_t ends = r->seat[r->holder].ends_ns;
-    if (r->busy_ns < now && now + WAKE_EARLY_NS < ends)
+    int watchful = r->seat[r->holder].terms.tier && round_is_watchful(r);
+    if ((watchful || r->busy_ns < now) && now + WAKE_EARLY_NS < ends)
         return now + IDLE_POLL_NS;
     if (now + WAKE_EARLY_NS >= ends)
         return now + DRAIN_POLL_NS;
@@ -202,10 +203,12 @@ static uint64_t close_turn(struct round *r, uint64_t now)
 static int displaces(const struct round *r, const struct seat *s, const struct seat *holder, uint64_t now)
 {
     int arrived = seat_arrived(s);
-    if (s == holder || s->terms.tier > holder->terms.tier || !(arrived || may_have_main(s)))
+    if (s == holder || s->terms.tier > holder->terms.tier)
         return 0;
     if (s->terms.tier < holder->terms.tier)
-        return 1;
+        return arrived || may_have_main(s) || may_have_bonus(r, s, now);
+    if (!(arrived || may_have_main(s)))
+        return 0;
     if (now - r->turn_began_ns < HELD_LEAST_NS)
         return 0;
     return arrived || s->paused_ns >= BOOST_PAUSE_NS;

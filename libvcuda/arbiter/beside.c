@@ -1,0 +1,192 @@
+/* Claims that run beside the turns of others. See round.h.
+ *
+ * A program that launches more slowly than the GPU works leaves most of a turn idle, and waits for nothing in all other turns:
+ * with 30 % of the time it gets 30 % of what it reaches alone, though it needs no more than 22 % of the GPU. The driver's own
+ * time slices serve it better: its kernels queue up while another has the GPU, and run without gaps in its slice. So:
+ *
+ * 1. How well each claim uses its turns is looked at for a quarter of a second (the measured times of turns are nobody else's).
+ * 2. One that uses less of the GPU than its share, even with all of it to itself, is let go: it follows its own limit, and
+ *    only the others take turns. Where none or one of these is left, no turns are given at all.
+ * 3. From then on everyone is watched. Who gets less than in turns, though that is less than its share, is harmed (a program
+ *    that waits for each kernel waits for a whole slice of another's each time): turns begin again, and the next try comes
+ *    later. So they do where one that was let go takes more than its share.
+ *
+ * Who understates its use is let go and gets what the driver's equal slices give; the agent's audit compares with NVML.
+ */
+#include "round.h"
+
+/* Who uses less of its turns than this is not kept busy by the GPU. */
+#define DENSE_PERCENT 60
+#define DENSE_OVER_NS (250 * MS)
+#define DENSE_OVER_MOST_NS (1000 * MS) /* with kernels so long that none of them has ended yet */
+#define DENSE_LEAST_NS (20 * (int64_t)MS)
+/* Who waits for the GPU more often than this, of the times that it is looked at. */
+#define SYNC_PERCENT 30
+/* How long everyone goes without turns before they are tried again, doubled each time. */
+#define NO_TURNS_LEAST_NS (2000 * MS)
+#define NO_TURNS_MOST_NS (16000 * (int64_t)MS)
+/* The same for claims beside others: harm would be noticed. */
+#define BESIDE_LEAST_NS (8000 * MS)
+#define BESIDE_MOST_NS (64000 * (int64_t)MS)
+/* Harm is looked for over so long; so many windows in a row, as programs pause. */
+#define HARM_OVER_NS (250 * MS)
+#define HARM_PERCENT 85
+#define GREED_PERCENT 120
+#define GREED_MORE (SHARE_WHOLE / 10)
+#define HARM_WINDOWS 2
+
+/* What runs is measured when it ends, and what is not waited for takes from the turns of others. */
+static int can_judge(const struct round *r, uint64_t now)
+{
+    uint64_t lasted = now - r->dense_since_ns;
+    for (int i = 0; i < r->n && lasted < DENSE_OVER_MOST_NS; i++) {
+        const struct seat *s = &r->seat[i];
+        if (s->stray || (s->used_ns && s->reading.last_end_ns <= r->dense_since_ns))
+            return 0;
+    }
+    return lasted >= DENSE_OVER_NS;
+}
+
+void round_judge_anew(struct round *r, uint64_t now)
+{
+    r->dense_since_ns = now;
+    for (int i = 0; i < r->n; i++) {
+        r->seat[i].dense_used_ns = r->seat[i].dense_gpu_ns = 0;
+        r->seat[i].looks = r->seat[i].syncs = 0;
+    }
+}
+
+static uint32_t part(int64_t of, uint64_t whole)
+{
+    uint64_t found = of > 0 && whole ? (uint64_t)of * SHARE_WHOLE / whole : 0;
+    return found < SHARE_WHOLE ? (uint32_t)found : SHARE_WHOLE;
+}
+
+/* 0: a process of the claim has ended, and took its times along. */
+static int count_turns(struct seat *s)
+{
+    uint64_t time = s->reading.gpu_time_ns;
+    int whole = time >= s->turns_gpu_time_ns;
+    uint64_t grown = time > s->turns_gpu_time_ns ? time - s->turns_gpu_time_ns : 0;
+    s->dense_gpu_ns += (int64_t)(grown < DENSE_OVER_MOST_NS ? grown : DENSE_OVER_MOST_NS); /* more is a lie */
+    s->turns_gpu_time_ns = time;
+    s->dense_used_ns += s->used_ns;
+    return whole;
+}
+
+/* It needs less than its share, even with the GPU to itself, and is not kept waiting by it: beside others it would wait for
+ * a whole slice of theirs each time. And it was not harmed by being let go a moment ago. */
+static int is_light(const struct seat *s, uint32_t density, uint64_t now)
+{
+    return density && density * 100 < DENSE_PERCENT * SHARE_WHOLE && density <= s->share && s->syncs * 100 <= s->looks * SYNC_PERCENT &&
+           now >= s->not_beside_until_ns;
+}
+
+static void watch_from(struct round *r, uint64_t now)
+{
+    r->harm_since_ns = now;
+    for (int i = 0; i < r->n; i++) {
+        r->seat[i].harm_gpu_time_ns = r->seat[i].reading.gpu_time_ns;
+        r->seat[i].harmed = 0;
+        r->seat[i].rested = !seat_is_active(&r->seat[i], now);
+    }
+}
+
+int beside_judge(struct round *r, uint64_t now)
+{
+    int takers = 0, sparse = 0, light = 0, whole = 1;
+    uint64_t lasted = now - r->dense_since_ns;
+    for (int i = 0; i < r->n; i++)
+        whole &= count_turns(&r->seat[i]);
+    if (!whole)
+        round_judge_anew(r, now);
+    int judged = can_judge(r, now);
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        if (!judged || s->beside || s->dense_used_ns <= DENSE_LEAST_NS)
+            continue;
+        uint32_t density = part(s->dense_gpu_ns, (uint64_t)s->dense_used_ns);
+        s->in_turns = part(s->dense_gpu_ns, lasted);
+        s->due = s->share;
+        s->light = is_light(s, density, now);
+        takers++;
+        light += s->light;
+        sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE;
+    }
+    if (!judged)
+        return 0;
+    round_judge_anew(r, now);
+    int all_sparse = sparse == takers && sparse > 1;
+    if (!all_sparse && !light)
+        r->no_turns_for_ns = NO_TURNS_LEAST_NS;
+    if (!all_sparse && (!light || takers < 2))
+        return 0;
+    watch_from(r, now);
+    r->free_active = r->n;
+    for (int i = 0; i < r->n; i++)
+        r->seat[i].let_go = all_sparse || r->seat[i].light;
+    if (all_sparse || takers - light < 2) {
+        uint64_t most = all_sparse ? NO_TURNS_MOST_NS : BESIDE_MOST_NS;
+        uint64_t least = all_sparse ? NO_TURNS_LEAST_NS : BESIDE_LEAST_NS;
+        r->no_turns_for_ns = r->no_turns_for_ns > least ? r->no_turns_for_ns : least;
+        r->no_turns_until_ns = now + r->no_turns_for_ns;
+        r->no_turns_for_ns = (uint64_t)lesser((int64_t)r->no_turns_for_ns * 2, (int64_t)most);
+        return 1;
+    }
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        if (s->beside || !s->light)
+            continue;
+        s->beside = 1;
+        s->beside_until_ns = now + BESIDE_MOST_NS;
+    }
+    return 0;
+}
+
+static int is_harmed(const struct seat *s, uint32_t got)
+{
+    uint32_t due = s->due < s->in_turns ? s->due : s->in_turns;
+    return !s->rested && got * 100 < due * HARM_PERCENT;
+}
+
+/* One that was let go, and now wants more than it is due. */
+static int is_greedy(const struct seat *s, uint32_t got)
+{
+    return s->let_go && s->due && got * 100 > s->due * GREED_PERCENT + 100 * GREED_MORE;
+}
+
+static void take_back(struct seat *s, uint64_t now)
+{
+    s->beside = s->light = s->let_go = 0;
+    s->not_beside_for_ns = s->not_beside_for_ns ? (uint64_t)lesser((int64_t)s->not_beside_for_ns * 2, BESIDE_MOST_NS)
+                                                : BESIDE_LEAST_NS;
+    s->not_beside_until_ns = now + s->not_beside_for_ns;
+}
+
+int beside_watch(struct round *r, uint64_t now)
+{
+    int ended = 0;
+    for (int i = 0; i < r->n; i++)
+        r->seat[i].rested |= !seat_is_active(&r->seat[i], now);
+    uint64_t lasted = now - r->harm_since_ns;
+    if (!r->harm_since_ns || lasted < HARM_OVER_NS)
+        return 0;
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        uint64_t time = s->reading.gpu_time_ns;
+        uint32_t got = part(time > s->harm_gpu_time_ns ? (int64_t)(time - s->harm_gpu_time_ns) : 0, lasted);
+        int wrong = time >= s->harm_gpu_time_ns && (is_harmed(s, got) || is_greedy(s, got));
+        s->harmed = wrong ? s->harmed + 1 : 0;
+        s->harm_gpu_time_ns = time;
+        s->rested = !seat_is_active(s, now);
+        if (s->harmed < HARM_WINDOWS && !(s->beside && now >= s->beside_until_ns))
+            continue;
+        ended = 1;
+        s->harmed = 0;
+        for (int k = 0; k < r->n; k++)
+            if (r->seat[k].light && (k == i || !s->light))
+                take_back(&r->seat[k], now);
+    }
+    r->harm_since_ns = now;
+    return ended;
+}
