@@ -113,15 +113,13 @@ static void find_number(const struct line *line, void *context)
 uint64_t descriptors_watch(int fd)
 {
     int saved = errno;
-    uint64_t key = generation;
+    struct line same = {fd, 0};
+    uint64_t key = 0;
     if (find_set()) {
         key = generation << 48 | next_key++;
         struct epoll_event event = {.data.u64 = key};
-        struct line same = {fd, 0};
         if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event))
             key = errno == EEXIST && read_list(find_number, &same) ? same.key : 0;
-    } else {
-        key = 0;
     }
     errno = saved;
     return key;

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define LOOK_NS 50000000ull
-/* After this time, no other importer that found no owner can still be about to become it. */
+/* After so long, no other importer that found no owner is still about to become it. */
 #define ADOPTED_NS 50000000ull
 
 struct watch {
@@ -345,8 +345,10 @@ struct memory *shares_import(uint64_t bytes, int slot, int fd)
         count_imported(m, 1);
     }
     pthread_mutex_unlock(&objects_mutex);
-    if (is_others)
+    if (is_others) {
+        shares_tick(0); /* known to be paid for, where others' imports are not */
         return m;
+    }
     if (!account_take(slot, bytes)) {
         descriptors_let_go(m->kept);
         free(m);
