@@ -18,7 +18,7 @@
 
 static struct tenant tenant;
 static CUhandle handles[MOST];
-static size_t sizes[MOST];
+static size_t sizes[MOST], mapped[MOST], described[MOST]; /* of handles, mappings, descriptors */
 static CUdeviceptr mappings[MOST], block;
 static int descriptors[MOST], letters = -1;
 static pid_t child;
@@ -30,16 +30,29 @@ static CUresult make(int i, size_t bytes)
     return cuda.cuMemCreate(&handles[i], bytes, &prop, 0);
 }
 
+static CUresult export_to(int i, int j)
+{
+    described[j] = sizes[i];
+    return cuda.cuMemExportToShareableHandle(&descriptors[j], handles[i], CU_HANDLE_TYPE_FD, 0);
+}
+
+static CUresult import_from(int i, int j)
+{
+    sizes[i] = described[j];
+    return cuda.cuMemImportFromShareableHandle(&handles[i], (void *)(intptr_t)descriptors[j], CU_HANDLE_TYPE_FD);
+}
+
 static CUresult map(int i)
 {
+    mapped[i] = sizes[i];
     CUresult error = cuda.cuMemAddressReserve(&mappings[i], sizes[i], 0, 0, 0);
     return error ? error : cuda.cuMemMap(mappings[i], sizes[i], 0, handles[i], 0);
 }
 
 static CUresult unmap(int i)
 {
-    CUresult error = cuda.cuMemUnmap(mappings[i], sizes[i]);
-    return error ? error : cuda.cuMemAddressFree(mappings[i], sizes[i]);
+    CUresult error = cuda.cuMemUnmap(mappings[i], mapped[i]);
+    return error ? error : cuda.cuMemAddressFree(mappings[i], mapped[i]);
 }
 
 static struct sockaddr_un address_of(const char *name)
@@ -184,9 +197,9 @@ static int obey_memory(const char *what, int i, int j)
     if (!strcmp(what, "make"))
         return make(i, (size_t)j * MIB);
     if (!strcmp(what, "export"))
-        return cuda.cuMemExportToShareableHandle(&descriptors[j], handles[i], CU_HANDLE_TYPE_FD, 0);
+        return export_to(i, j);
     if (!strcmp(what, "import"))
-        return cuda.cuMemImportFromShareableHandle(&handles[i], (void *)(intptr_t)descriptors[j], CU_HANDLE_TYPE_FD);
+        return import_from(i, j);
     if (!strcmp(what, "map"))
         return map(i);
     if (!strcmp(what, "unmap"))
@@ -207,9 +220,9 @@ static int obey(const char *what, int i, int j, const char *name)
     if (!strcmp(what, "listen"))
         return listen_as(name);
     if (!strcmp(what, "send"))
-        return send_to(name, descriptors[i], sizes[i]);
+        return send_to(name, descriptors[i], described[i]);
     if (!strcmp(what, "receive"))
-        return receive(&descriptors[i], &sizes[i]);
+        return receive(&descriptors[i], &described[i]);
     if (!strcmp(what, "close"))
         return i >= 0 ? close(descriptors[i]) : 0;
     if (!strcmp(what, "dup"))

@@ -32,4 +32,6 @@ double circle_real(const struct circle *circle);
 int circle_becomes(const struct circle *circle, double mib, double *charged, double *real);
 void circle_end(struct circle *circle);
 
+void test_exports_dice(void); /* test_exports_dice.c: a part of the chapter */
+
 #endif

@@ -214,5 +214,11 @@ void test_exports(void)
     test_limit("A exit");
     test_over();
     test_closed_all();
+    test_exports_dice();
+    if (!on_real_gpu) {
+        setenv("GPUCLOUD_SIM_KERNEL_SHORT", "1", 1);
+        test_two_processes();
+        unsetenv("GPUCLOUD_SIM_KERNEL_SHORT");
+    }
     simulated_kernel = before;
 }

@@ -27,6 +27,7 @@
 /* Where kept descriptors may lie: not among the lowest, which programs expect to get, and not the last quarter. */
 #define LOW 1000
 #define MOST_KEPT 65536
+#define NAMESAKES 64
 
 /* All but `kept` is guarded by the caller's lock. */
 static int set = -1;
@@ -103,23 +104,53 @@ static int find_set(void)
     return witness >= 0 && !epoll_ctl(set, EPOLL_CTL_ADD, witness, &event) && read_list(ignore, NULL);
 }
 
-static void find_number(const struct line *line, void *context)
+/* The keys under which the set lists a number: of the file that it means now, and of files that it meant before, which others
+ * have open still. */
+struct namesakes {
+    int fd, count;
+    uint64_t key[NAMESAKES];
+};
+
+static void find_namesake(const struct line *line, void *context)
 {
-    struct line *wanted = context;
-    if (line->fd == wanted->fd)
-        wanted->key = line->key;
+    struct namesakes *all = context;
+    if (line->fd == all->fd && all->count < NAMESAKES)
+        all->key[all->count++] = line->key;
+}
+
+static int is_among(const struct namesakes *all, uint64_t key)
+{
+    for (int i = 0; i < all->count; i++)
+        if (all->key[i] == key)
+            return 1;
+    return 0;
+}
+
+/* The key of a file that is watched by this number already: the one that goes from the list when the file gets another. */
+static uint64_t find_key(int fd, uint64_t other)
+{
+    struct namesakes before = {.fd = fd}, after = {.fd = fd};
+    struct epoll_event event = {.data.u64 = other};
+    if (!read_list(find_namesake, &before) || epoll_ctl(set, EPOLL_CTL_MOD, fd, &event))
+        return 0;
+    read_list(find_namesake, &after);
+    for (int i = 0; i < before.count; i++) {
+        event.data.u64 = before.key[i];
+        if (!is_among(&after, before.key[i]) && !epoll_ctl(set, EPOLL_CTL_MOD, fd, &event))
+            return before.key[i];
+    }
+    return 0;
 }
 
 uint64_t descriptors_watch(int fd)
 {
     int saved = errno;
-    struct line same = {fd, 0};
     uint64_t key = 0;
     if (find_set()) {
         key = generation << 48 | next_key++;
         struct epoll_event event = {.data.u64 = key};
         if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event))
-            key = errno == EEXIST && read_list(find_number, &same) ? same.key : 0;
+            key = errno == EEXIST ? find_key(fd, key) : 0;
     }
     errno = saved;
     return key;
