@@ -10,7 +10,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A real GPU's own figure moves a little with whatever else it keeps. */
 #define REAL_SLACK_MIB 24
 
 void circle_begin(struct circle *circle, struct claim *claim)
@@ -114,13 +113,18 @@ double circle_real(const struct circle *circle)
     return (double)bytes / MIB;
 }
 
-int circle_becomes(const struct circle *circle, double mib, double *charged, double *real)
+int circle_is(double mib, double expected)
 {
     double slack = on_real_gpu ? REAL_SLACK_MIB : 0;
+    return mib >= expected - slack && mib <= expected + slack;
+}
+
+int circle_becomes(const struct circle *circle, double mib, double *charged, double *real)
+{
     for (double end = now_s() + 2;; pause_s(0.005)) {
         *charged = circle_charged(circle, circle->claim[0]);
         *real = circle_real(circle);
-        if ((*charged == mib && *real >= mib - slack && *real <= mib + slack) || now_s() > end)
+        if ((circle_is(*charged, mib) && circle_is(*real, mib)) || now_s() > end)
             return now_s() <= end;
     }
 }

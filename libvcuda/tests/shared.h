@@ -28,6 +28,8 @@ int circle_do(struct circle *circle, const char *line);
 /* MiB beyond what the processes took to begin: charged to a claim, and in use of the GPU. */
 double circle_charged(const struct circle *circle, const struct claim *claim);
 double circle_real(const struct circle *circle);
+/* The two are the same; on a real GPU nearly, as it takes page tables and what else it keeps. */
+int circle_is(double mib, double expected);
 /* Both become `mib` within two seconds; they are left in the last two. */
 int circle_becomes(const struct circle *circle, double mib, double *charged, double *real);
 void circle_end(struct circle *circle);

@@ -153,7 +153,7 @@ static void test_limit(const char *end)
     circle_do(&circle, end);
     int error = circle_do(&circle, "C fill");
     double got = said(&circle.party[2].steps.player, "got"), real = circle_real(&circle);
-    expect(error == 2 && got >= 320 && real <= 900 && got <= 384,
+    expect(error == 2 && got >= 320 && (real <= 900 || circle_is(real, 900)) && got <= 384,
            "after '%s' its importer's 512 MiB count: another gets %.0f of 384, %.0f of 900 used", end, got, real);
     circle_end(&circle);
     claim_end(&claim);
@@ -178,7 +178,7 @@ static void test_over(void)
     circle_do(&circle, "B receive 1");
     int first = circle_do(&circle, "B import 0 0"), second = circle_do(&circle, "B import 1 1");
     double charged = circle_charged(&circle, &importer);
-    expect(first == 0 && second == 2 && charged == 258,
+    expect(first == 0 && second == 2 && circle_is(charged, 258),
            "another claim's memory is the importer's to pay, too, and refused over the limit: error %d, %.0f MiB",
            second, charged);
     circle_do(&circle, "A kill");
@@ -187,7 +187,8 @@ static void test_over(void)
     circle_do(&circle, "B close 1");
     pause_s(0.3);
     charged = circle_charged(&circle, &importer);
-    expect(charged == 2 && circle_charged(&circle, &maker) == 0, "and both claims end with nothing: %.0f MiB", charged);
+    expect(circle_is(charged, 2) && circle_is(circle_charged(&circle, &maker), 0),
+           "and both claims end with nothing: %.0f MiB", charged);
     circle_end(&circle);
     claim_end(&maker);
     claim_end(&importer);
@@ -213,9 +214,9 @@ void test_exports(void)
     test_limit("A kill");
     test_limit("A exit");
     test_over();
-    test_closed_all();
     test_exports_dice();
-    if (!on_real_gpu) {
+    if (!on_real_gpu) { /* a real driver's own descriptors are not to be closed */
+        test_closed_all();
         setenv("GPUCLOUD_SIM_KERNEL_SHORT", "1", 1);
         test_two_processes();
         unsetenv("GPUCLOUD_SIM_KERNEL_SHORT");

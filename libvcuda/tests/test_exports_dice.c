@@ -8,7 +8,7 @@
 
 #define PLACES 4
 #define PIECES 512
-#define PIECE_MIB 32.0
+#define PIECE_MIB 64.0
 
 enum { HANDLE, MAPPING, DESCRIPTOR, KINDS };
 
@@ -118,11 +118,13 @@ static int throw_once(struct circle *circle, unsigned *seed)
 /* The account has two seconds to follow: a descriptor's end is found by a look. */
 static int agrees(const struct circle *circle)
 {
-    double real, least, slack = on_real_gpu ? 24 : 0;
+    double real, least;
     expect_sums(&real, &least);
     for (double end = now_s() + 2; now_s() < end; pause_s(0.005)) {
         double charged = circle_charged(circle, circle->claim[0]), used = circle_real(circle);
-        if (charged >= least && charged <= real && used >= real - slack && used <= real + slack)
+        int enough = charged >= least || circle_is(charged, least),
+            not_more = charged <= real || circle_is(charged, real);
+        if (enough && not_more && circle_is(used, real))
             return 1;
     }
     return 0;

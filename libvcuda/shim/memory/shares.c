@@ -90,15 +90,19 @@ static int slot_of_process(pid_t pid)
     return -1;
 }
 
-/* Who pays, by the open file; 0: nobody of this claim. */
+/* Who pays, by the open file; 0: nobody of this claim. A payer that replaced itself by another program (exec) is the same
+ * process in another slot, and holds nothing any more. */
 static int find_payer(struct memory *m)
 {
-    int slot = m->kept < 0 ? -1 : slot_of_process(descriptors_payer(m->kept));
-    if (slot < 0)
+    pid_t pid = m->kept < 0 ? 0 : descriptors_payer(m->kept);
+    int slot = slot_of_process(pid);
+    uint64_t attached = slot < 0 ? 0 : load(&shim.usage->process[slot].attached_ns);
+    if (slot < 0 || (pid == m->payer_pid && attached != m->payer_attached_ns) || !is_payer(slot, attached))
         return 0;
     m->payer = slot;
-    m->payer_attached_ns = load(&shim.usage->process[slot].attached_ns);
-    return is_payer(slot, m->payer_attached_ns);
+    m->payer_attached_ns = attached;
+    m->payer_pid = pid;
+    return 1;
 }
 
 static void watch(struct memory *m, int fd, uint32_t index)

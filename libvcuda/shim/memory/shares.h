@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 struct watch;
 
@@ -17,8 +18,9 @@ struct memory {
     int is_listed;
     struct watch *watches; /* open files that hold it */
     int kept;              /* our descriptor of the open file that it came from, or -1 */
-    int payer;             /* a slot of the usage page, and when it was taken */
+    int payer;             /* a slot of the usage page, when it was taken, and by whom */
     uint64_t payer_attached_ns, adopted_ns;
+    pid_t payer_pid;
     struct memory *next, **link;
 };
 
