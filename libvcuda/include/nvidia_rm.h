@@ -1,9 +1,15 @@
 /* The part of the NVIDIA kernel driver's interface through which device memory is taken and given back: the resource
  * manager's ioctls on /dev/nvidiactl, as the open kernel modules document them (nvos.h, nv_escape.h, cl0080.h, cl2080.h,
- * ctrl0000unix.h, ctrl2080gpu.h). libcuda enters the kernel through libc's `ioctl`, so a preloaded library sees these calls.
+ * ctrl0000unix.h, ctrl0041.h, ctrl2080gpu.h). libcuda enters the kernel through libc's `ioctl`, so a preloaded library sees
+ * these calls.
  *
  * Every object has a handle, unique within its client (the root), and a parent; freeing an object frees what is below it.
  * A failure is told in `status`, while the ioctl itself returns 0.
+ *
+ * Memory lives until its last handle is freed, in whichever process. Exporting it to a file descriptor (of a file that the
+ * exporter opened for that) makes one more handle, the kernel's own, which goes when the last descriptor of that open file
+ * is closed: by close, by the end of a process, in any process that got it by fork, dup or a socket. Importing makes a handle
+ * in the importer. NVML shows the memory at the process whose handle is the oldest; where that is the kernel's, at none.
  */
 #ifndef NVIDIA_RM_H
 #define NVIDIA_RM_H
@@ -18,6 +24,7 @@ enum { RM_CLASS_MEMORY_LOCAL = 0x40, RM_CLASS_ROOT = 0x41, RM_CLASS_DEVICE = 0x8
 enum {
     RM_OK = 0,
     RM_INSUFFICIENT_RESOURCES = 0x1a,
+    RM_INVALID_ARGUMENT = 0x1f,
     RM_INVALID_CLIENT = 0x23,
     RM_INVALID_OBJECT = 0x33,
     RM_NO_MEMORY = 0x51,
@@ -28,7 +35,8 @@ enum {
     RM_IMPORT_OBJECT = 0x3d06,
     RM_EXPORT_OBJECTS = 0x3d0b, /* struct rm_export_many */
     RM_IMPORT_OBJECTS = 0x3d0c,
-    RM_GET_GID = 0x2080014a, /* of a subdevice: struct rm_gid */
+    RM_GET_GID = 0x2080014a,        /* of a subdevice: struct rm_gid */
+    RM_GET_SURFACE_INFO = 0x410110, /* of memory: struct rm_surface_query */
 };
 
 struct rm_alloc {
@@ -89,6 +97,30 @@ struct rm_export_many {
     uint32_t objects[512];
     uint16_t count, index;
 };
+/* The kernel chooses handles that are 0, and writes them here. */
+struct rm_import {
+    int32_t fd;
+    uint32_t type, device, parent, object;
+};
+#define RM_IMPORT_MOST 128
+struct rm_import_many {
+    int32_t fd;
+    uint32_t parent;
+    uint32_t objects[RM_IMPORT_MOST];
+    uint8_t types[RM_IMPORT_MOST]; /* RM_IMPORTED_NONE: there was nothing at this index */
+    uint16_t count, index;
+};
+enum { RM_IMPORTED_NONE = 0, RM_IMPORTED_VIDEO = 1 };
+
+struct rm_surface_info {
+    uint32_t index, data;
+};
+struct rm_surface_query {
+    uint32_t count;
+    uint64_t infos; /* struct rm_surface_info, of which `index` is given */
+};
+enum { RM_SURFACE_SIZE_LOW = 2, RM_SURFACE_SIZE_HIGH = 3, RM_SURFACE_SPACE = 9 };
+enum { RM_SPACE_HOST = 1, RM_SPACE_VIDEO = 2 };
 
 _Static_assert(sizeof(struct rm_alloc) == 48 && offsetof(struct rm_alloc, status) == 40, "kernel ABI");
 _Static_assert(sizeof(struct rm_alloc_short) == 32 && offsetof(struct rm_alloc_short, status) == 28, "kernel ABI");
@@ -97,5 +129,7 @@ _Static_assert(sizeof(struct rm_dup) == 28 && sizeof(struct rm_transfer) == 16, 
 _Static_assert(sizeof(struct rm_memory) == 128 && offsetof(struct rm_memory, attributes) == 24, "kernel ABI");
 _Static_assert(offsetof(struct rm_memory, size) == 64 && offsetof(struct rm_gid, data) == 12, "kernel ABI");
 _Static_assert(sizeof(struct rm_export) == 24 && offsetof(struct rm_export_many, objects) == 76, "kernel ABI");
+_Static_assert(sizeof(struct rm_import) == 20 && sizeof(struct rm_import_many) == 652, "kernel ABI");
+_Static_assert(sizeof(struct rm_surface_query) == 16, "kernel ABI");
 
 #endif

@@ -19,6 +19,8 @@
  * Usage: memory is accounted by reserve-then-sum. Each process adds to its own slot, then sums every live slot, and takes
  * its addition back where the sum passes the limit; the adds are sequentially consistent, so the last successful racer has
  * seen all the others. There is no lock to be held by a killed process, and its death leaves nothing but its own slot.
+ * Memory that several processes of a claim hold is charged once, to its maker; where that one's slot is cleared, to those
+ * who imported it.
  * Slots never move. A slot belongs to whoever stands in `owner`; it is live once `start_time` is not zero.
  *
  * All integers are little-endian and naturally aligned; sizes are bytes, times nanoseconds, shares percent of one GPU.
@@ -154,7 +156,7 @@ struct vcuda_gpu_usage {
     uint32_t syncing;        /* threads that wait in the driver for the GPU */
     uint32_t reserved0;
     uint64_t outside_ns; /* GPU time, as predicted, of launches that would not wait for their turn; grows */
-    uint8_t reserved[8];
+    uint64_t imported_bytes; /* held here and charged to other processes of the claim: see `imports_seen` */
 };
 
 struct vcuda_process {
@@ -165,7 +167,10 @@ struct vcuda_process {
     uint32_t observed_gen; /* limits.gen last acted on */
     uint32_t reserved0;
     uint64_t attached_ns; /* CLOCK_BOOTTIME */
-    uint8_t reserved1[96];
+    /* `clearings` when this process last found who pays for what it imported. While it is another, some of them may be gone,
+     * and `imported_bytes` count as if nobody paid. */
+    uint64_t imports_seen;
+    uint8_t reserved1[88];
     struct vcuda_gpu_usage gpu[VCUDA_MAX_GPUS];
 };
 
@@ -184,7 +189,8 @@ struct vcuda_usage {
     uint32_t size;
     uint32_t slots_used; /* one past the highest slot ever taken: sums need not look further */
     uint32_t echo;       /* futex word; raised when any process stores an observed_generation */
-    uint8_t reserved0[40];
+    uint64_t clearings;  /* raised while a slot is being cleared, before its memory is no longer counted */
+    uint8_t reserved0[32];
     struct vcuda_bucket bucket[VCUDA_MAX_GPUS];
     /* The counters of cleared slots, so that totals never fall; their *_bytes, generation and inflight stay zero. */
     struct vcuda_gpu_usage retired[VCUDA_MAX_GPUS];
@@ -206,6 +212,9 @@ _Static_assert(sizeof(struct vcuda_gpu_usage) == 128, "two cache lines");
 _Static_assert(sizeof(struct vcuda_bucket) == 64, "one cache line");
 _Static_assert(sizeof(struct vcuda_process) == 2176, "process slot size");
 _Static_assert(offsetof(struct vcuda_process, gpu) == 128, "process slot layout");
+_Static_assert(offsetof(struct vcuda_process, imports_seen) == 32, "process slot layout");
+_Static_assert(offsetof(struct vcuda_gpu_usage, imported_bytes) == 112, "GPU usage layout");
+_Static_assert(offsetof(struct vcuda_usage, clearings) == 24, "usage layout");
 _Static_assert(offsetof(struct vcuda_usage, process) == 4096, "usage layout");
 _Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage page size");
 

@@ -119,6 +119,7 @@ int pages_slot_take(struct vcuda_usage *page)
         raise_slots_used(page, i + 1);
         p->attached_ns = pages_clock(CLOCK_BOOTTIME);
         p->observed_gen = 0;
+        p->imports_seen = __atomic_load_n(&page->clearings, __ATOMIC_SEQ_CST);
         memset(p->gpu, 0, sizeof p->gpu);
         __atomic_store_n(&p->start_time, begun == PAGES_NOT_KNOWN ? 0 : begun, __ATOMIC_SEQ_CST);
         return (int)i;
@@ -224,6 +225,8 @@ static int clear_slot(struct vcuda_usage *page, struct vcuda_process *p, uint64_
     uint64_t clearer = pages_pidns() << 32 | VCUDA_OWNER_CLEARER | (uint32_t)getpid();
     if (!__atomic_compare_exchange_n(&p->owner, &owner, clearer, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 0;
+    /* Before its memory goes: those who imported some of it count it from now on. */
+    __atomic_fetch_add(&page->clearings, 1, __ATOMIC_SEQ_CST);
     __atomic_store_n(&p->start_time, 0, __ATOMIC_SEQ_CST);
     retire(page, p);
     memset(p->gpu, 0, sizeof p->gpu);

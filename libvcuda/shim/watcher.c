@@ -5,6 +5,7 @@
  * without waiting for a launch. Launches that wait for credit sleep on the same word and wake by themselves.
  */
 #include "meter.h"
+#include "shares.h"
 
 #include <linux/futex.h>
 #include <limits.h>
@@ -73,6 +74,7 @@ static void look_around(struct rounds *r, uint64_t now)
     if (meter_retire() > 0 || pokes != r->seen_pokes)
         r->active = now;
     r->seen_pokes = pokes;
+    shares_tick(now);
     meter_sweep(turns_given() ? SWEEP_TURN_NS : is_limited() ? BUSY_NS : BUSY_UNLIMITED_NS);
     if (now - r->looked > FIND_TURNS_NS) {
         r->looked = now;

@@ -3,6 +3,7 @@
  */
 #include "simkernel.h"
 #include "nvidia_rm.h"
+#include "physical.h"
 #include "process.h"
 
 #include <dlfcn.h>
@@ -145,15 +146,72 @@ static int charge_kernel(struct sim_device *device, int64_t bytes)
     return taken;
 }
 
-CUresult sim_charge(struct sim_device *device, int64_t bytes)
+static int has_client(struct sim_device *device)
 {
     if (!device->client) {
         sim_lock(device->gpu);
         device->client = sim_client_take(device->gpu);
         sim_unlock(device->gpu);
     }
-    if (!device->client)
+    return device->client != NULL;
+}
+
+CUresult sim_charge(struct sim_device *device, int64_t bytes)
+{
+    if (!has_client(device))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int taken = has_kernel() ? charge_kernel(device, bytes) : sim_memory_take(device->gpu, bytes);
     return taken ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* ---- Physical memory: an object of its own, as a descriptor is of one ---- */
+
+CUresult sim_physical_take(struct physical *p)
+{
+    struct rm_memory params = {.owner = client, .size = p->bytes};
+    if (!has_kernel())
+        return sim_charge(p->device, (int64_t)p->bytes);
+    if (!has_client(p->device))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&mutex);
+    uint32_t handle = next_handle++;
+    uint32_t status =
+        allocate(DEVICE_HANDLE + p->device->index, &handle, RM_CLASS_MEMORY_LOCAL, &params, sizeof params);
+    pthread_mutex_unlock(&mutex);
+    p->object = status ? 0 : handle;
+    return status ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult sim_physical_free(const struct physical *p)
+{
+    struct rm_free request = {client, DEVICE_HANDLE + p->device->index, p->object, 0};
+    if (!p->object)
+        return sim_charge(p->device, -(int64_t)p->bytes);
+    return call(RM_FREE, sizeof request, &request) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+static uint32_t control(uint32_t command, void *params, uint32_t size)
+{
+    struct rm_control c = {client, client, command, 0, (uint64_t)(uintptr_t)params, size, 0};
+    return call(RM_CONTROL, sizeof c, &c) ? RM_NOT_SUPPORTED : c.status;
+}
+
+uint32_t sim_physical_export(const struct physical *p, int fd)
+{
+    uint32_t device = DEVICE_HANDLE + p->device->index;
+    struct rm_export one = {1, device, device, p->object, fd, 0};
+    struct rm_export_many many = {.fd = fd, .device = device, .max_objects = 1, .objects = {p->object}, .count = 1};
+    return is_short() ? control(RM_EXPORT_OBJECT, &one, sizeof one) : control(RM_EXPORT_OBJECTS, &many, sizeof many);
+}
+
+uint32_t sim_physical_import(struct physical *p, int fd)
+{
+    uint32_t device = DEVICE_HANDLE + p->device->index;
+    struct rm_import one = {fd, 1, device, device, 0};
+    struct rm_import_many many = {.fd = fd, .parent = device, .count = 1};
+    uint32_t status = !has_kernel() || !has_client(p->device) ? RM_NOT_SUPPORTED
+                      : is_short()                            ? control(RM_IMPORT_OBJECT, &one, sizeof one)
+                                                              : control(RM_IMPORT_OBJECTS, &many, sizeof many);
+    p->object = is_short() ? one.object : many.objects[0];
+    return status;
 }

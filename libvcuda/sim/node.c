@@ -105,6 +105,7 @@ void sim_clear_dead(struct sim_gpu *gpu)
             continue;
         memset(c, 0, sizeof *c);
     }
+    sim_share_collect(gpu);
     gpu->checked_ns = sim_now();
 }
 
@@ -116,8 +117,7 @@ static struct sim_client *find_client(struct sim_gpu *gpu, uint32_t pid, uint64_
     return NULL;
 }
 
-/* Who calls, asked of /proc once in a process's life. */
-static void find_self(uint32_t *pid, uint64_t *pidns, uint64_t *start_time)
+void sim_find_self(uint32_t *pid, uint64_t *pidns, uint64_t *start_time)
 {
     static _Thread_local uint32_t known;
     static _Thread_local uint64_t known_pidns, known_start_time;
@@ -135,7 +135,7 @@ struct sim_client *sim_client_take(struct sim_gpu *gpu)
 {
     uint32_t pid;
     uint64_t pidns, start_time;
-    find_self(&pid, &pidns, &start_time);
+    sim_find_self(&pid, &pidns, &start_time);
     struct sim_client *mine = find_client(gpu, pid, pidns);
     if (mine && mine->start_time == start_time)
         return mine;
@@ -154,6 +154,8 @@ uint64_t sim_memory_used(const struct sim_gpu *gpu)
     uint64_t used = 0;
     for (int i = 0; i < SIM_MAX_CLIENTS; i++)
         used += gpu->client[i].pid ? gpu->client[i].memory_bytes : 0;
+    for (int i = 0; i < SIM_SHARES; i++)
+        used += gpu->share[i].bytes;
     return used;
 }
 

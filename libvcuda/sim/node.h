@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 3
+#define SIM_VERSION 4
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_STRETCHES 256
@@ -59,6 +59,29 @@ struct sim_client {
     uint32_t reserved;
 };
 
+/* Memory that was exported: it lives until the last process that holds it and the last descriptor are gone (share.c). */
+#define SIM_SHARES 64
+#define SIM_HOLDERS 8
+#define SIM_DESCRIPTORS 128
+
+struct sim_holder {
+    uint32_t pid, reserved;
+    uint64_t start_time, pidns;
+};
+
+struct sim_share {
+    uint64_t bytes;   /* 0: free */
+    uint32_t holders; /* of which the first is the oldest */
+    uint32_t passed;  /* its maker holds it no more */
+    struct sim_holder holder[SIM_HOLDERS];
+};
+
+/* An open file that holds a share. The file is a named pipe beside the node's, locked by whoever has it open. */
+struct sim_descriptor {
+    uint64_t inode; /* 0: free */
+    uint32_t pid, number, share, reserved;
+};
+
 /* What `simnode fault` makes a GPU suffer from. */
 struct sim_faults {
     uint32_t lost;     /* it has fallen off the bus */
@@ -86,6 +109,8 @@ struct sim_gpu {
     struct sim_faults faults;
     struct sim_sample sample[SIM_SAMPLES];
     struct sim_client client[SIM_MAX_CLIENTS];
+    struct sim_share share[SIM_SHARES];
+    struct sim_descriptor descriptor[SIM_DESCRIPTORS];
 };
 
 struct sim_node {
@@ -123,10 +148,23 @@ uint64_t sim_memory_used(const struct sim_gpu *gpu); /* locked */
 /* Take memory for the calling process, or give it back; 0: there is not so much. Not locked. */
 int sim_memory_take(struct sim_gpu *gpu, int64_t bytes);
 void sim_clear_dead(struct sim_gpu *gpu); /* locked */
+
+/* ---- share.c: memory that several processes hold. Indices are of `share`; all but the first locked. ---- */
+int sim_descriptor_open(void); /* as a program opens the control device: -1 or the descriptor */
+int sim_share_make(struct sim_gpu *gpu, uint64_t bytes);      /* of the caller's own memory; -1: no more of them */
+int sim_share_export(struct sim_gpu *gpu, int share, int fd); /* 0: no such descriptor, or no room */
+int sim_share_of(const struct sim_gpu *gpu, int fd);          /* what the descriptor holds; -1: nothing */
+int sim_share_join(struct sim_gpu *gpu, int share);           /* 0: too many hold it */
+void sim_share_leave(struct sim_gpu *gpu, int share);
+uint64_t sim_share_bytes(const struct sim_gpu *gpu, uint32_t pid, uint64_t pidns); /* as NVML shows it of a process */
+void sim_share_collect(struct sim_gpu *gpu);
+
 /* Percent of the last half second; index of a client, or -1 for the whole GPU. Locked. */
 unsigned sim_utilisation(const struct sim_gpu *gpu, int client);
 void sim_take_samples(struct sim_gpu *gpu, uint64_t now); /* locked */
 int sim_is_mig(void);
+/* Who calls, asked of /proc once in a thread's life. */
+void sim_find_self(uint32_t *pid, uint64_t *pidns, uint64_t *start_time);
 void sim_uuid_text(const uint8_t uuid[16], char text[48]); /* "GPU-...", or "MIG-..." */
 
 #endif

@@ -24,9 +24,10 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size
     sim_clear_dead(device);
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
         const struct sim_client *c = &device->client[i];
-        if (!c->pid || c->pidns != pidns || !c->memory_bytes)
+        uint64_t bytes = c->pid ? granules(c->memory_bytes) + sim_share_bytes(device, c->pid, c->pidns) : 0;
+        if (!c->pid || c->pidns != pidns || !bytes)
             continue;
-        nvmlProcessInfo_t info = {c->pid, granules(c->memory_bytes), 0xffffffffu, 0xffffffffu};
+        nvmlProcessInfo_t info = {c->pid, bytes, 0xffffffffu, 0xffffffffu};
         if (found < room)
             memcpy((char *)infos + found * size, &info, size < sizeof info ? size : sizeof info);
         found++;

@@ -1,8 +1,7 @@
 /* See simkernel.h. Objects form a tree, as handles of a client; memory is charged to its GPU until its last handle goes. */
 #include "simkernel.h"
 
-#include "node.h"
-#include "nvidia_rm.h"
+#include "simobjects.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -11,19 +10,6 @@
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-struct memory {
-    struct sim_gpu *gpu;
-    uint64_t bytes;
-    unsigned holders;
-};
-
-struct object {
-    uint32_t client, handle, parent;
-    struct sim_gpu *gpu; /* NULL: a client */
-    struct memory *memory;
-    struct object *next;
-};
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct object *objects;
@@ -39,7 +25,7 @@ static uint64_t number_of(const char *name)
     return text ? strtoull(text, NULL, 10) : 0;
 }
 
-static struct object *find(uint32_t client, uint32_t handle)
+struct object *objects_find(uint32_t client, uint32_t handle)
 {
     struct object *o = objects;
     while (o && (o->client != client || o->handle != handle))
@@ -47,7 +33,7 @@ static struct object *find(uint32_t client, uint32_t handle)
     return o;
 }
 
-static struct object *add(uint32_t client, uint32_t handle, uint32_t parent, struct sim_gpu *gpu)
+struct object *objects_add(uint32_t client, uint32_t handle, uint32_t parent, struct sim_gpu *gpu)
 {
     struct object *o = calloc(1, sizeof *o);
     if (o) {
@@ -73,7 +59,7 @@ static uint32_t take_memory(struct rm_alloc *a, struct sim_gpu *gpu)
     if (unit)
         params->size = (params->size + unit - 1) / unit * unit;
     struct memory *memory = malloc(sizeof *memory);
-    struct object *o = memory ? add(a->client, a->handle, a->parent, gpu) : NULL;
+    struct object *o = memory ? objects_add(a->client, a->handle, a->parent, gpu) : NULL;
     if (!o || !sim_memory_take(gpu, (int64_t)params->size)) {
         if (o)
             objects = o->next;
@@ -81,7 +67,7 @@ static uint32_t take_memory(struct rm_alloc *a, struct sim_gpu *gpu)
         free(memory);
         return RM_NO_MEMORY;
     }
-    *memory = (struct memory){gpu, params->size, 1};
+    *memory = (struct memory){gpu, params->size, 1, -1};
     o->memory = memory;
     return RM_OK;
 }
@@ -89,28 +75,34 @@ static uint32_t take_memory(struct rm_alloc *a, struct sim_gpu *gpu)
 static uint32_t allocate(struct rm_alloc *a)
 {
     struct sim_node *node = sim_node_open(NULL);
-    struct object *parent = find(a->client, a->parent);
+    struct object *parent = objects_find(a->client, a->parent);
     const uint32_t *params = (const void *)(uintptr_t)a->params;
     if (a->class == RM_CLASS_ROOT) {
         a->handle = a->handle ? a->handle : next_client++;
-        return add(a->handle, a->handle, 0, NULL) ? RM_OK : RM_NO_MEMORY;
+        return objects_add(a->handle, a->handle, 0, NULL) ? RM_OK : RM_NO_MEMORY;
     }
     if (!parent || !node)
         return RM_INVALID_CLIENT;
     if (a->class == RM_CLASS_DEVICE && params && *params < node->gpus)
-        return add(a->client, a->handle, a->parent, &node->gpu[*params]) ? RM_OK : RM_NO_MEMORY;
+        return objects_add(a->client, a->handle, a->parent, &node->gpu[*params]) ? RM_OK : RM_NO_MEMORY;
     if (!parent->gpu)
         return RM_INVALID_OBJECT;
     if (a->class == RM_CLASS_SUBDEVICE)
-        return add(a->client, a->handle, a->parent, parent->gpu) ? RM_OK : RM_NO_MEMORY;
+        return objects_add(a->client, a->handle, a->parent, parent->gpu) ? RM_OK : RM_NO_MEMORY;
     return a->class == RM_CLASS_MEMORY_LOCAL ? take_memory(a, parent->gpu) : RM_NOT_SUPPORTED;
 }
 
 static void let_go(struct object *o)
 {
-    if (o->memory && --o->memory->holders == 0) {
-        sim_memory_take(o->memory->gpu, -(int64_t)o->memory->bytes);
-        free(o->memory);
+    struct memory *m = o->memory;
+    if (m && --m->holders == 0) {
+        sim_lock(m->gpu);
+        if (m->share >= 0)
+            sim_share_leave(m->gpu, m->share);
+        sim_unlock(m->gpu);
+        if (m->share < 0)
+            sim_memory_take(m->gpu, -(int64_t)m->bytes);
+        free(m);
     }
     free(o);
 }
@@ -140,18 +132,14 @@ static uint32_t release(uint32_t client, uint32_t handle)
 
 static uint32_t control(const struct rm_control *c)
 {
-    struct object *o = find(c->client, c->object);
+    struct object *o = objects_find(c->client, c->object);
     const char *mode = getenv("GPUCLOUD_SIM_KERNEL_GID");
     struct rm_gid *gid = (void *)(uintptr_t)c->params;
     if (!o)
         return RM_INVALID_OBJECT;
-    if (c->command == RM_EXPORT_OBJECT) {
-        struct object *exported = find(c->client, ((const struct rm_export *)(const void *)gid)->object);
-        if (exported && exported->memory)
-            exported->memory->holders++; /* the descriptor: it is never closed here */
-        return exported ? RM_OK : RM_INVALID_OBJECT;
-    }
-    if (c->command != RM_GET_GID || !o->gpu || (mode && !strcmp(mode, "none")))
+    if (c->command != RM_GET_GID)
+        return export_control(c);
+    if (!o->gpu || (mode && !strcmp(mode, "none")))
         return RM_NOT_SUPPORTED;
     gid->length = 16;
     memcpy(gid->data, o->gpu->uuid, 16);
@@ -161,8 +149,8 @@ static uint32_t control(const struct rm_control *c)
 
 static uint32_t duplicate(const struct rm_dup *d)
 {
-    struct object *of = find(d->source_client, d->source), *parent = find(d->client, d->parent);
-    struct object *o = of && parent ? add(d->client, d->handle, d->parent, of->gpu) : NULL;
+    struct object *of = objects_find(d->source_client, d->source), *parent = objects_find(d->client, d->parent);
+    struct object *o = of && parent ? objects_add(d->client, d->handle, d->parent, of->gpu) : NULL;
     if (!o)
         return RM_INVALID_OBJECT;
     o->memory = of->memory;

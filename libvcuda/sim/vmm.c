@@ -1,13 +1,9 @@
-/* Virtual memory management and arrays: physical memory is charged until neither a handle nor a mapping holds it. */
+/* Virtual memory management and arrays: physical memory is charged until neither a handle nor a mapping holds it, and where it
+ * was exported (export.c) neither a descriptor nor another process. */
 #include "memory.h"
+#include "physical.h"
 
 #include <stdlib.h>
-
-struct physical {
-    struct sim_device *device;
-    uint64_t bytes;
-    unsigned references;
-};
 
 static struct mapping {
     CUdeviceptr pointer;
@@ -24,7 +20,7 @@ static CUresult drop(struct physical *p)
 {
     if (__atomic_sub_fetch(&p->references, 1, __ATOMIC_ACQ_REL))
         return CUDA_SUCCESS;
-    CUresult result = sim_charge(p->device, -(int64_t)p->bytes);
+    CUresult result = sim_physical_free(p);
     free(p);
     return result;
 }
@@ -35,11 +31,15 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
     struct sim_device *device = prop ? sim_device(prop->location.id) : NULL;
     if (!device || !handle || !bytes || bytes % SIM_GRANULE)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = sim_charge(device, (int64_t)bytes);
-    struct physical *p = result ? NULL : malloc(sizeof *p);
+    struct physical *p = malloc(sizeof *p);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *p = (struct physical){device, bytes, 1};
+    *p = (struct physical){device, bytes, 1, 0};
+    CUresult result = sim_physical_take(p);
+    if (result) {
+        free(p);
+        return result;
+    }
     *handle = (CUhandle)(uintptr_t)p;
     return CUDA_SUCCESS;
 }

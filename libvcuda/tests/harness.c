@@ -138,6 +138,7 @@ void play(struct player *player, const struct claim *claim, int preloaded, const
 
 static __typeof__(nvmlDeviceGetHandleByIndex_v2) *by_index;
 static __typeof__(nvmlDeviceGetComputeRunningProcesses_v3) *running;
+static __typeof__(nvmlDeviceGetMemoryInfo) *memory_info;
 
 /* NVML as it is: the suite itself has no library of ours before it. */
 static int find_nvml(void)
@@ -149,7 +150,8 @@ static int find_nvml(void)
     void *library = dlopen(path, RTLD_NOW);
     __typeof__(nvmlInit_v2) *init = library ? dlsym(library, "nvmlInit_v2") : NULL;
     by_index = library ? dlsym(library, "nvmlDeviceGetHandleByIndex_v2") : NULL;
-    if (init && by_index && !init())
+    memory_info = library ? dlsym(library, "nvmlDeviceGetMemoryInfo") : NULL;
+    if (init && by_index && memory_info && !init())
         running = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
     return running != NULL;
 }
@@ -170,6 +172,13 @@ uint64_t gpu_memory_of(unsigned index, pid_t pid)
 uint64_t gpu_memory_used(void)
 {
     return gpu_memory_of(0, 0);
+}
+
+uint64_t gpu_memory_real(unsigned index)
+{
+    nvmlDevice_t device;
+    nvmlMemory_t memory;
+    return find_nvml() && !by_index(index, &device) && !memory_info(device, &memory) ? memory.used : 0;
 }
 
 static int read_more(struct player *player)

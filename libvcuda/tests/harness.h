@@ -57,6 +57,7 @@ double said(const struct player *player, const char *name); /* -1e9: never said 
  * as they could; why was not found out (freed memory that counts until it is cleared, perhaps). */
 uint64_t gpu_memory_used(void);
 uint64_t gpu_memory_of(unsigned index, pid_t pid); /* one process (0: all), one GPU */
+uint64_t gpu_memory_real(unsigned index);          /* of the GPU itself: also what no process is shown with */
 /* VCUDA_TEST_COUNT, or this; the seed of this run's dice, VCUDA_TEST_SEED or a new one. */
 unsigned long test_count(unsigned long usual);
 unsigned test_seed(void);
@@ -77,6 +78,7 @@ int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
 int role_namespaces(int argc, char **argv);
 int role_copies(int argc, char **argv);
+int role_shared(int argc, char **argv); /* -1: not one of its roles */
 int role_legacy(int argc, char **argv); /* -1: not one of its roles */
 int role_views(int argc, char **argv);  /* -1: not one of its roles */
 int role_mix(int argc, char **argv);    /* -1: not one of its roles */
@@ -94,6 +96,8 @@ void test_life(void);
 void test_bugs(void);
 void test_kernel(void);
 void test_calls(void);
+void test_exports(void);
+void test_ioctls(void);
 void test_drift(void);
 void test_syscalls(void);
 void test_sweep(void);

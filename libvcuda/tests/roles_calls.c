@@ -136,11 +136,16 @@ static void refusals(void)
     }
     waitpid(child, NULL, 0);
     say("child_freed", own());
-    struct rm_export e = {1, DEVICE, DEVICE, 1, 5, 0};
+    int (*open_kernel)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, SIM_KERNEL_OPEN);
+    struct rm_export e = {1, DEVICE, DEVICE, 1, open_kernel(), 0};
     struct rm_control c = {client, client, RM_EXPORT_OBJECT, 0, (uint64_t)(uintptr_t)&e, sizeof e, 99};
     CALL(RM_CONTROL, c);
     release(1);
     say("exported", own());
+    close(e.fd);
+    /* It fits only once the library has looked. */
+    if (!memory(DEVICE, 2, 4090, 0) && !release(2))
+        say("closed", own());
 }
 
 /* Memory of `mib`: the status, and what is charged then. */

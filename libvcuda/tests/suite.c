@@ -25,8 +25,10 @@ static const struct chapter {
     {"legacy", test_legacy, TIMED, "old and rare entries: first versions, contexts for graphics, stacks, old launches"},
     {"views", test_views, SHORT, "what CUDA and NVML show"},
     {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
+    {"exports", test_exports, SHORT, "memory that several processes hold: exports, imports, deaths"},
     {"compat", test_compat, TIMED, "limits by other programs' environment variables; a page that is required"},
     {"drift", test_drift, LONG, "NVML's figure beside the kernel's: a look every ten seconds"},
+    {"ioctls", test_ioctls, LONG, "no test: the driver's calls around exports and imports, written down"},
     {"compute", test_compute, TIMED, "shares, sharing within a claim, graphs and captures"},
     {"copies", test_copies, TIMED, "copies within the GPU's memory: each entry is charged, a flood is held"},
     {"life", test_life, SHORT, "forks, missing and damaged pages"},
@@ -98,9 +100,9 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel,   role_kill,       role_fork,   role_faults,
-                                                 role_syscalls, role_lookup,     role_views,  role_legacy,
-                                                 role_arbiter,  role_namespaces, role_copies, role_mix};
+    static int (*const roles[])(int, char **) = {role_kernel,   role_kill,       role_fork,   role_faults, role_syscalls,
+                                                 role_lookup,   role_views,      role_legacy, role_shared, role_arbiter,
+                                                 role_namespaces, role_copies,   role_mix};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

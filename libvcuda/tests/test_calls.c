@@ -28,7 +28,8 @@ static void test_forms(void)
         {"client_gone", 0, "or with its client"},
         {"after_over", 0, "what is refused costs nothing"},
         {"child_freed", 16, "a forked child that frees a handle refunds nothing"},
-        {"exported", 16, "what a descriptor may hold stays charged"},
+        {"exported", 16, "what a descriptor holds stays charged"},
+        {"closed", 0, "until it is closed"},
     };
     struct claim claim;
     struct player p;

@@ -18,7 +18,8 @@
     X(cuStreamEndCapture) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                \
     X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchKernel_ptsz)    \
     X(cuLaunchCooperativeKernel) X(cuGraphLaunch) X(cuGraphInstantiateWithFlags) X(cuGraphExecDestroy)          \
-    X(cuGraphDestroy) X(cuStreamQuery) X(cuMemcpyDtoH_v2)
+    X(cuGraphDestroy) X(cuStreamQuery) X(cuMemcpyDtoH_v2) X(cuMemExportToShareableHandle)                       \
+    X(cuMemImportFromShareableHandle)
 /* clang-format on */
 
 #define CUDA_MEMBER(name) __typeof__(name) *name;

@@ -118,7 +118,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
         return real.cuMemCreate(handle, bytes, prop, flags);
     int slot = shim_slot_of_device(prop->location.id);
     shim_refresh();
-    if (slot < 0 || !shim_attach() || shim.gpu[slot].state != VCUDA_SLOT_OPEN)
+    if (slot < 0 || !shim_attach() || __atomic_load_n(&shim.gpu[slot].state, __ATOMIC_RELAXED) != VCUDA_SLOT_OPEN)
         return CUDA_ERROR_NOT_PERMITTED;
     if (account_by_kernel())
         return real.cuMemCreate(handle, bytes, prop, flags);

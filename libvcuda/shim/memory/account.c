@@ -5,32 +5,84 @@
  * good. What a hook had reserved for a context meanwhile is given back when the kernel's calls become the account: they
  * reserve the same memory piece by piece. */
 #include "kernel.h"
+#include "shares.h"
 #include "shim.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #define GRANULE (2ull << 20)
 /* The driver serves blocks of at most this size from granules that they share. */
 #define SMALL (1ull << 20)
 #define NEAR (128ull << 20)
+/* How long an allocation that does not fit waits for importers to look who pays. Their watchers take less than one pause. */
+#define PAUSE_NS 1000000l
+#define MOST_PAUSES 20
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
 }
 
-uint64_t account_used(int slot)
+struct sum {
+    uint64_t bytes;
+    uint64_t imported, unsure; /* imported memory, and what of it may have lost its payer */
+    int clearing;              /* a slot is being cleared: all of it may */
+};
+
+static struct sum sum_slots(int slot, uint64_t clearings)
 {
-    uint64_t sum = 0;
+    struct sum sum = {0};
     uint32_t n = __atomic_load_n(&shim.usage->slots_used, __ATOMIC_SEQ_CST);
     for (uint32_t i = 0; i < n && i < VCUDA_MAX_PROCESSES; i++) {
         const struct vcuda_process *p = &shim.usage->process[i];
-        if (!pages_is_process(__atomic_load_n(&p->owner, __ATOMIC_SEQ_CST)))
+        uint64_t owner = __atomic_load_n(&p->owner, __ATOMIC_SEQ_CST);
+        sum.clearing |= owner != VCUDA_OWNER_FREE && !pages_is_process(owner);
+        if (!pages_is_process(owner))
             continue;
-        sum += __atomic_load_n(&p->gpu[slot].memory_bytes, __ATOMIC_SEQ_CST);
-        sum += __atomic_load_n(&p->gpu[slot].context_bytes, __ATOMIC_SEQ_CST);
+        sum.bytes += __atomic_load_n(&p->gpu[slot].memory_bytes, __ATOMIC_SEQ_CST);
+        sum.bytes += __atomic_load_n(&p->gpu[slot].context_bytes, __ATOMIC_SEQ_CST);
+        uint64_t imported = __atomic_load_n(&p->gpu[slot].imported_bytes, __ATOMIC_SEQ_CST);
+        sum.imported += imported;
+        sum.unsure += __atomic_load_n(&p->imports_seen, __ATOMIC_SEQ_CST) == clearings ? 0 : imported;
     }
     return sum;
+}
+
+/* What may have lost its payer since its holder looked counts: too much for a moment is safe, too little is not. */
+static uint64_t unsure_bytes(int slot, uint64_t *bytes)
+{
+    uint64_t before = __atomic_load_n(&shim.usage->clearings, __ATOMIC_SEQ_CST);
+    struct sum sum = sum_slots(slot, before);
+    int moved = __atomic_load_n(&shim.usage->clearings, __ATOMIC_SEQ_CST) != before;
+    *bytes = sum.bytes;
+    return sum.clearing || moved ? sum.imported : sum.unsure;
+}
+
+uint64_t account_used(int slot)
+{
+    uint64_t bytes, unsure = unsure_bytes(slot, &bytes);
+    return bytes + unsure;
+}
+
+/* Before refusing: wake those whose imports count because they have not looked, and give them a moment. */
+static void ask_importers(int slot)
+{
+    uint64_t bytes;
+    shares_look();
+    for (int i = 0; i < MOST_PAUSES && unsure_bytes(slot, &bytes); i++) {
+        struct timespec pause = {0, PAUSE_NS};
+        int saved = errno;
+        if (!i)
+            syscall(SYS_futex, &shim.limits->gen, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        nanosleep(&pause, NULL);
+        errno = saved;
+    }
 }
 
 static uint64_t limit_of(int slot, uint32_t *state)
@@ -95,6 +147,7 @@ CUresult account_reserve(int slot, uint64_t bytes)
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
         /* Before refusing: give back what dead processes left, and what pools have returned since. */
         vcuda_usage_reap_dead(shim.usage);
+        ask_importers(slot);
         account_refresh_pools(slot);
         if (try_reserve(slot, bytes))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
@@ -110,6 +163,7 @@ int account_take(int slot, uint64_t bytes)
         if (try_reserve(slot, bytes))
             return 1;
         vcuda_usage_reap_dead(shim.usage);
+        ask_importers(slot);
         if (try_reserve(slot, bytes))
             return 1;
     }

@@ -24,8 +24,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-typedef int ioctl_function(int fd, unsigned long request, ...);
-
 int ioctl(int fd, unsigned long request, ...);
 
 static int by_syscall(int fd, unsigned long request, ...)
@@ -102,10 +100,10 @@ static int only_slot(void)
     return used == 1 ? only : OBJECTS_UNKNOWN;
 }
 
-/* Which slot pays. OBJECTS_UNKNOWN: nobody, it passes. Once the kernel's calls are the account, nothing passes unpaid. */
-static int slot_of(const struct allocation *a)
+/* Once the kernel's calls are the account, nothing passes unpaid. */
+int kernel_slot_of(uint32_t client, uint32_t parent)
 {
-    int slot = objects_slot(a->client, a->parent);
+    int slot = objects_slot(client, parent);
     if (slot != OBJECTS_UNKNOWN || !account_by_kernel())
         return slot;
     slot = only_slot();
@@ -155,7 +153,7 @@ static int allocate_memory(struct call *c, const struct allocation *a)
     unsigned location = RM_LOCATION(memory->attributes);
     if (location != RM_LOCATION_VIDEO && location != RM_LOCATION_ANY)
         return forward(c);
-    int slot = slot_of(a);
+    int slot = kernel_slot_of(a->client, a->parent);
     if (slot == OBJECTS_UNKNOWN)
         return forward(c);
     if (slot < 0 || !shim_attach())
@@ -203,12 +201,6 @@ static int release(struct call *c)
     return result;
 }
 
-static void exported_many(uint32_t client, const struct rm_export_many *e)
-{
-    for (unsigned i = 0; i < e->count && i < sizeof e->objects / sizeof *e->objects; i++)
-        objects_export_memory(client, e->objects[i]);
-}
-
 static int control(struct call *c)
 {
     struct rm_control *r = c->body;
@@ -219,16 +211,13 @@ static int control(struct call *c)
     const struct rm_gid *gid = params;
     if (r->command == RM_GET_GID && RM_GID_FORMAT(gid->flags) == RM_GID_BINARY && gid->length == 16)
         objects_set_uuid(r->client, r->object, gid->data);
-    else if (r->command == RM_EXPORT_OBJECT && r->params_size >= sizeof(struct rm_export))
-        objects_export_memory(r->client, ((const struct rm_export *)params)->object);
-    else if (r->command == RM_EXPORT_OBJECTS && r->params_size >= sizeof(struct rm_export_many))
-        exported_many(r->client, params);
-    else if (r->command == RM_IMPORT_OBJECT || r->command == RM_IMPORT_OBJECTS)
-        __atomic_store_n(&shim.imported, 1, __ATOMIC_RELAXED);
+    else
+        exports_follow(c->fd, next_ioctl(), r);
     return result;
 }
 
-/* Within the process the memory lives until its last handle goes; what came from another process, its maker pays. */
+/* Within the process the memory lives until its last handle goes; what came from another process without a descriptor, its
+ * maker pays. */
 static int duplicate(struct call *c)
 {
     struct rm_dup *d = c->body;

@@ -8,6 +8,14 @@
 int kernel_watches(int slot);
 /* In a forked child: the parent's objects are the parent's. */
 void kernel_forget(void);
+/* Which slot pays for memory below `parent`: OBJECTS_UNKNOWN: nobody, it passes. */
+int kernel_slot_of(uint32_t client, uint32_t parent);
+
+/* ---- kernel_exports.c: what commands do beyond themselves that export to descriptors or import from them ---- */
+struct rm_control;
+typedef int ioctl_function(int fd, unsigned long request, ...);
+/* A command has succeeded; where what it imported does not fit, it has failed. */
+void exports_follow(int fd, ioctl_function *kernel, struct rm_control *control);
 
 /* ---- kernel_objects.c: the objects of the kernel's tree that lead from an allocation to its GPU, and back to its cost.
  * No function here calls the driver, NVML or the kernel. ---- */
@@ -25,8 +33,11 @@ int objects_slot(uint32_t client, uint32_t parent);
 void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, uint64_t bytes, int slot);
 /* A second handle of the same memory. 0: the source is not ours: whoever made it pays. */
 int objects_dup_memory(uint32_t client, uint32_t handle, uint32_t parent, uint32_t source_client, uint32_t source);
-/* Memory that a file descriptor holds may outlive its handles, unseen: its charge stays for the process's life. */
-void objects_export_memory(uint32_t client, uint32_t handle);
+/* Memory that the open file behind `fd` holds from now on, as the one of its objects with this index; handle 0: it holds
+ * nothing there any more. */
+void objects_export_memory(uint32_t client, uint32_t handle, int fd, uint32_t index);
+/* A handle of what `fd` holds, charged to whoever pays for it. 0: it does not fit. */
+int objects_import_memory(uint32_t client, uint32_t handle, uint32_t parent, uint64_t bytes, int slot, int fd);
 
 /* Take out the object and all below it, before the kernel frees them: afterwards others may get the same handles. Then
  * either refund what nobody else holds, or put them back. */

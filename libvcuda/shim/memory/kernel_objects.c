@@ -5,6 +5,7 @@
  */
 #include "kernel.h"
 
+#include "shares.h"
 #include "shim.h"
 
 #include <pthread.h>
@@ -13,14 +14,6 @@
 
 #define DEVICE_IDS 64
 
-/* What several handles may hold. */
-struct memory {
-    uint64_t bytes;
-    int slot;
-    unsigned handles;
-    int exported;
-};
-
 struct object {
     uint32_t client, handle, parent, device; /* `device`: the handle of the device above it, or its own */
     uint32_t device_id;                      /* devices only */
@@ -28,7 +21,7 @@ struct object {
     struct object *next;
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t objects_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct object **buckets;
 static size_t capacity, count; /* capacity: a power of two */
 
@@ -78,16 +71,6 @@ static void link_in(struct object *o)
     count++;
 }
 
-/* Locked. One handle less; the last takes the charge with it. */
-static void drop(struct memory *memory)
-{
-    if (!memory || --memory->handles)
-        return;
-    if (!memory->exported)
-        account_refund(memory->slot, memory->bytes);
-    free(memory);
-}
-
 /* Locked. An older object of the same handle is gone unseen (its client's file was closed, say): it is replaced. */
 static struct object *add(uint32_t client, uint32_t handle, uint32_t parent, uint32_t device)
 {
@@ -98,7 +81,7 @@ static struct object *add(uint32_t client, uint32_t handle, uint32_t parent, uin
         link_in(o);
     }
     if (o) {
-        drop(o->memory);
+        shares_drop(o->memory);
         o->memory = NULL;
         o->parent = parent;
         o->device = device;
@@ -115,29 +98,29 @@ static uint32_t device_above(uint32_t client, uint32_t parent)
 
 void objects_add_device(uint32_t client, uint32_t handle, uint32_t device_id)
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     struct object *o = add(client, handle, client, handle);
     if (o)
         o->device_id = device_id;
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
 }
 
 void objects_add_subdevice(uint32_t client, uint32_t handle, uint32_t device)
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     add(client, handle, device, device);
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
 }
 
 void objects_set_uuid(uint32_t client, uint32_t subdevice, const uint8_t uuid[16])
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     struct object *device = find(client, device_above(client, subdevice));
     if (device && device->device_id < DEVICE_IDS) {
         memcpy(gpus[device->device_id].uuid, uuid, 16);
         gpus[device->device_id].known = 1;
     }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
 }
 
 /* Locked. */
@@ -151,19 +134,19 @@ static int is_known(const uint8_t uuid[16])
 
 int objects_know_uuid(const uint8_t uuid[16])
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     int known = is_known(uuid);
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
     return known;
 }
 
 int objects_know_any(void)
 {
     int any = 0;
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     for (int i = 0; i < DEVICE_IDS; i++)
         any |= gpus[i].known;
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
     return any;
 }
 
@@ -187,11 +170,11 @@ static int slot_of_uuid(const uint8_t uuid[16])
 int objects_slot(uint32_t client, uint32_t parent)
 {
     int slot = OBJECTS_UNKNOWN;
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     struct object *device = find(client, device_above(client, parent));
     if (device && device->device_id < DEVICE_IDS && gpus[device->device_id].known)
         slot = slot_of_uuid(gpus[device->device_id].uuid);
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
     return slot;
 }
 
@@ -200,19 +183,19 @@ void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, uint6
     struct memory *memory = malloc(sizeof *memory);
     if (!memory)
         return;
-    *memory = (struct memory){bytes, slot, 1, 0};
-    pthread_mutex_lock(&mutex);
+    *memory = (struct memory){.bytes = bytes, .slot = slot, .handles = 1, .is_paid = 1, .kept = -1};
+    pthread_mutex_lock(&objects_mutex);
     struct object *o = add(client, handle, parent, device_above(client, parent));
     if (o)
         o->memory = memory;
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
     if (!o)
         free(memory);
 }
 
 int objects_dup_memory(uint32_t client, uint32_t handle, uint32_t parent, uint32_t source_client, uint32_t source)
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     struct object *of = find(source_client, source);
     struct memory *memory = of ? of->memory : NULL;
     if (memory) {
@@ -221,17 +204,31 @@ int objects_dup_memory(uint32_t client, uint32_t handle, uint32_t parent, uint32
         if (o)
             o->memory = memory;
     }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
     return memory != NULL;
 }
 
-void objects_export_memory(uint32_t client, uint32_t handle)
+void objects_export_memory(uint32_t client, uint32_t handle, int fd, uint32_t index)
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     struct object *o = find(client, handle);
+    shares_unexport(fd, index);
     if (o && o->memory)
-        o->memory->exported = 1;
-    pthread_mutex_unlock(&mutex);
+        shares_export(o->memory, fd, index);
+    pthread_mutex_unlock(&objects_mutex);
+}
+
+int objects_import_memory(uint32_t client, uint32_t handle, uint32_t parent, uint64_t bytes, int slot, int fd)
+{
+    struct memory *memory = shares_import(bytes, slot, fd);
+    if (!memory)
+        return 0;
+    pthread_mutex_lock(&objects_mutex);
+    struct object *o = add(client, handle, parent, device_above(client, parent));
+    if (o)
+        o->memory = memory;
+    pthread_mutex_unlock(&objects_mutex);
+    return 1; /* also where it could not be remembered: the charge stays */
 }
 
 static int is_below(const struct object *o, uint32_t client, uint32_t handle)
@@ -243,7 +240,7 @@ static int is_below(const struct object *o, uint32_t client, uint32_t handle)
 struct object *objects_take(uint32_t client, uint32_t handle)
 {
     struct object *taken = NULL;
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     struct object *o = find(client, handle);
     /* Memory has nothing below it; only a device or a whole client is worth a walk through all. */
     size_t first = o && o->memory ? bucket_of(client, handle, capacity) : 0;
@@ -260,35 +257,39 @@ struct object *objects_take(uint32_t client, uint32_t handle)
             taken = o;
             count--;
         }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
     return taken;
 }
 
 void objects_put_back(struct object *taken)
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&objects_mutex);
     for (struct object *next; taken; taken = next) {
         next = taken->next;
         link_in(taken);
     }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
 }
 
 void objects_refund(struct object *taken)
 {
-    pthread_mutex_lock(&mutex);
+    int may_linger = 0;
+    pthread_mutex_lock(&objects_mutex);
     for (struct object *next; taken; taken = next) {
         next = taken->next;
-        drop(taken->memory);
+        may_linger |= shares_drop(taken->memory);
         free(taken);
     }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&objects_mutex);
+    if (may_linger)
+        shares_look();
 }
 
 /* In a forked child: another thread of the parent may have held the mutex, and the table may be half-changed: abandoned. */
 void objects_forget(void)
 {
-    pthread_mutex_init(&mutex, NULL);
+    pthread_mutex_init(&objects_mutex, NULL);
     buckets = NULL;
     capacity = count = 0;
+    shares_forget();
 }

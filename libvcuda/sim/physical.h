@@ -1,0 +1,21 @@
+/* Physical memory of the simulated driver. */
+#ifndef SIM_PHYSICAL_H
+#define SIM_PHYSICAL_H
+
+#include "process.h"
+
+struct physical {
+    struct sim_device *device;
+    uint64_t bytes;
+    unsigned references;
+    uint32_t object; /* the kernel's handle of it; 0: no kernel */
+};
+
+/* Charge, and make the kernel's object where there is a kernel (charge.c). */
+CUresult sim_physical_take(struct physical *physical);
+CUresult sim_physical_free(const struct physical *physical);
+/* The kernel's calls for a descriptor of it; 0, or the kernel's status. */
+uint32_t sim_physical_export(const struct physical *physical, int fd);
+uint32_t sim_physical_import(struct physical *physical, int fd);
+
+#endif
