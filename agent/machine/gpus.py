@@ -25,6 +25,13 @@ NOT_OF_ONE = (
     nvml.NVMLError_FunctionNotFound,
 )
 
+# Said of a call that this driver or device does not know in that version.
+NO_SECOND_VERSION = (
+    nvml.NVMLError_FunctionNotFound,
+    nvml.NVMLError_NotSupported,
+    nvml.NVMLError_ArgumentVersionMismatch,
+)
+
 
 class Inventory(NamedTuple):
     """What the machine has."""
@@ -47,12 +54,20 @@ class Listed(NamedTuple):
     memory_bytes: int | None
 
 
+class Memory(NamedTuple):
+    """A GPU's device memory: what programs can have of it, and what they have, in bytes."""
+
+    usable_bytes: int
+    used_bytes: int
+
+
 class _Found(NamedTuple):
     """A GPU that answers."""
 
     number: int
     handle: Any
     model: str
+    # Without what the card keeps for itself.
     memory_bytes: int
 
 
@@ -180,8 +195,8 @@ class Nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                model, memory = _text(nvml.nvmlDeviceGetName(handle)), nvml.nvmlDeviceGetMemoryInfo(handle)
-                found[_text(nvml.nvmlDeviceGetUUID(handle))] = _Found(index, handle, model, int(memory.total))
+                model, memory = _text(nvml.nvmlDeviceGetName(handle)), read_memory(handle)
+                found[_text(nvml.nvmlDeviceGetUUID(handle))] = _Found(index, handle, model, memory.usable_bytes)
             except NOT_OF_ONE:
                 raise
             except nvml.NVMLError as error:
@@ -206,8 +221,23 @@ class Nvml:
         )
 
 
+def read_memory(handle: Any) -> Memory:
+    """Read a GPU's memory. Raises NVMLError.
+
+    NVML's total counts what the card keeps for itself: on an H200 615 of 143,771 MiB (driver 580), which no program can
+    have; the rest is what CUDA calls the total. Where the call has no second version (before driver 510), NVML does not
+    tell the two apart.
+    """
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        return Memory(int(memory.total) - int(memory.reserved), int(memory.used))
+    except NO_SECOND_VERSION:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return Memory(int(memory.total), int(memory.used))
+
+
 def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    memory = read_memory(handle)
     milliwatts = optional(nvml.nvmlDeviceGetPowerUsage, handle)
     temperature = optional(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     utilisation = optional(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -216,7 +246,7 @@ def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
     return wire.GpuUsage(
         uuid=uuid,
         core_percent=float(utilisation.gpu) if utilisation is not None else 0.0,
-        memory_bytes=int(memory.used),
+        memory_bytes=memory.used_bytes,
         power_watts=milliwatts / 1000 if milliwatts is not None else None,
         temperature_celsius=float(temperature) if temperature is not None else None,
         sm_clock_mhz=int(sm_clock) if sm_clock is not None else None,

@@ -42,6 +42,7 @@ static void make_gpu(struct sim_gpu *gpu, uint32_t index, const struct sim_shape
     make_uuid(gpu->uuid, shape->name, index);
     snprintf(gpu->name, sizeof gpu->name, "%s", shape->model);
     gpu->memory_bytes = shape->memory_bytes;
+    gpu->reserved_bytes = shape->reserved_bytes;
     gpu->switch_ns = shape->switch_ns;
     gpu->advanced_ns = sim_now();
 }
@@ -55,6 +56,7 @@ int sim_node_create(const char *path, const struct sim_shape *shape)
     node->version = SIM_VERSION;
     node->gpus = shape->gpus;
     snprintf(node->name, sizeof node->name, "%s", shape->name);
+    snprintf(node->driver, sizeof node->driver, "%s", shape->driver);
     for (uint32_t i = 0; i < shape->gpus; i++)
         make_gpu(&node->gpu[i], i, shape);
     int error = page_file_make(path, node, sizeof *node, 0600);

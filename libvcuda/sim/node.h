@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 3
+#define SIM_VERSION 4
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_STRETCHES 256
@@ -31,6 +31,8 @@
 #define SIM_SAMPLE_NS 50000000ull
 #define SIM_TOLD_NS 200000000ull
 #define SIM_GRANULE (2ull << 20)
+/* What an H200 keeps for itself of its 143,771 MiB, by NVML (driver 580). */
+#define SIM_RESERVED_BYTES (615ull << 20)
 /* XID errors of a GPU that are kept for those who wait for them. */
 #define SIM_XIDS 64
 
@@ -72,7 +74,8 @@ struct sim_faults {
 struct sim_gpu {
     uint8_t uuid[16];
     char name[64];
-    uint64_t memory_bytes;
+    uint64_t memory_bytes;   /* what programs can have */
+    uint64_t reserved_bytes; /* what the card keeps for itself, beside that */
     pthread_mutex_t mutex;
     uint64_t advanced_ns; /* CLOCK_MONOTONIC up to which the state below is true */
     uint64_t slice_left_ns;
@@ -100,7 +103,8 @@ struct sim_node {
 struct sim_shape {
     const char *name, *model;
     uint32_t gpus;
-    uint64_t memory_bytes, switch_ns;
+    uint64_t memory_bytes, reserved_bytes, switch_ns;
+    const char *driver; /* empty: the usual one */
 };
 
 /* Make a node's file; 0 or -errno. */
