@@ -230,7 +230,9 @@ def read_memory(handle: Any) -> Memory:
     """
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        return Memory(int(memory.total) - int(memory.reserved), int(memory.used))
+        usable = int(memory.total) - int(memory.reserved)
+        # Not its `used`: NVIDIA's reference counts what is reserved in it, driver 580 does not.
+        return Memory(usable, usable - int(memory.free))
     except NO_SECOND_VERSION:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return Memory(int(memory.total), int(memory.used))

@@ -144,6 +144,7 @@ struct sim_client *sim_client_take(struct sim_gpu *gpu)
     sim_clear_dead(gpu);
     mine = find_client(gpu, 0, 0);
     if (mine) {
+        sim_find_groups(mine->group);
         mine->start_time = start_time;
         mine->pidns = pidns;
         mine->pid = pid;
@@ -159,16 +160,19 @@ uint64_t sim_memory_used(const struct sim_gpu *gpu)
     return used;
 }
 
+static int has_room(const struct sim_gpu *gpu, const struct sim_client *client, uint64_t bytes)
+{
+    uint64_t total;
+    return bytes <= gpu->memory_bytes - sim_memory_used(gpu) && bytes <= sim_group_room(gpu, client, &total);
+}
+
 int sim_memory_take(struct sim_gpu *gpu, int64_t bytes)
 {
     sim_lock(gpu);
     struct sim_client *client = sim_client_take(gpu);
-    uint64_t room = gpu->memory_bytes - sim_memory_used(gpu);
-    if (bytes > 0 && (uint64_t)bytes > room) {
+    if (bytes > 0 && client && !has_room(gpu, client, (uint64_t)bytes))
         sim_clear_dead(gpu);
-        room = gpu->memory_bytes - sim_memory_used(gpu);
-    }
-    int taken = client && (bytes <= 0 || (uint64_t)bytes <= room);
+    int taken = client && (bytes <= 0 || has_room(gpu, client, (uint64_t)bytes));
     if (taken)
         client->memory_bytes += (uint64_t)bytes;
     sim_unlock(gpu);

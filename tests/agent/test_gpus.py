@@ -45,7 +45,7 @@ class Driver:
         kept = 615 * MIB
         if version is None:
             return SimpleNamespace(total=143_771 * MIB, used=kept + 7 * MIB)
-        return SimpleNamespace(total=143_771 * MIB, reserved=kept, used=7 * MIB)
+        return SimpleNamespace(total=143_771 * MIB, reserved=kept, free=(143_771 - 615 - 7) * MIB)
 
     def _asked(self, name: str, answer: Callable[[int], object]) -> Callable[[int], object]:
         def ask(handle: int) -> object:
