@@ -4,6 +4,7 @@
 <run dir>/arbiter.lock          held by the arbiter
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
 <run dir>/processes.json        which processes were registered under which claim
+<run dir>/kernel-limits.json    which control groups have a memory limit in the kernel
 <run dir>/claims/<claim uid>/   the claim's pages and its `env` file; mounted into its containers
 <run dir>/container/            small files that every container of a claim gets
 <run dir>/cdi/                  CDI specs, where they are not in /var/run/cdi
@@ -42,6 +43,7 @@ class RunDir:
         self.claims = self.root / "claims"
         self.socket = self.root / "agent.sock"
         self.processes = self.root / "processes.json"
+        self.kernel_limits = self.root / "kernel-limits.json"
         self.container = self.root / "container"
         self._lock: int | None = None
 

@@ -159,6 +159,16 @@ def place_for(claim_uid: str, process: Process, hierarchy: Hierarchy) -> Path | 
     return path / f"{PREFIX}{claim_uid}"
 
 
+def container_of(process: Process, hierarchy: Hierarchy) -> Path | None:
+    """Return the group that a container's runtime made for the process's container; None outside of containers."""
+    path = hierarchy.path_of(process.pid)
+    if path is None:
+        return None
+    above = [path, *path.parents]
+    # Of containers in one another, the outer.
+    return next((group for group in reversed(above) if processes.CONTAINER_ID.search(group.name)), None)
+
+
 def named(hierarchy: Hierarchy) -> dict[str, set[Path]]:
     """The groups that agents have made, by claim; one walk through the tree."""
     found: dict[str, set[Path]] = {}

@@ -13,6 +13,7 @@ import pynvml as nvml
 import structlog
 
 from agent import wire
+from agent.machine import memory_limits
 
 log = structlog.get_logger()
 
@@ -42,6 +43,8 @@ class Inventory(NamedTuple):
     problem: str | None = None
     # The number of /dev/nvidia<number>, by uuid; left out where the driver has none (a simulated one).
     minors: dict[str, int] = {}
+    # Whether the driver can limit control groups' memory (memory_limits.py).
+    limits_memory: bool = False
 
 
 class Listed(NamedTuple):
@@ -89,6 +92,8 @@ class Nvml:
         # The time of the last sample of processes' shares, by uuid, as NVML counts.
         self._shared_at: dict[str, int] = {}
         self._looks = 0
+        # The last inventory that NVML answered.
+        self.latest = Inventory()
 
     @property
     def handles(self) -> dict[str, Any]:
@@ -118,7 +123,12 @@ class Nvml:
             gpus = tuple(sorted(self._known.values(), key=lambda gpu: gpu.index))
             minors = {uuid: optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in self._handles.items()}
             there = {uuid: minor for uuid, minor in minors.items() if minor is not None}
-            inventory = Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()), minors=there)
+            # Of GPUs that do not answer it is not known anew.
+            known = (memory_limits.is_known(handle) for handle in self._handles.values())
+            limits_memory = any(known) if self._handles else self.latest.limits_memory
+            version = _text(nvml.nvmlSystemGetDriverVersion())
+            inventory = Inventory(gpus, version, minors=there, limits_memory=limits_memory)
+            self.latest = inventory
             if silent and not found:
                 # All at once: it may be this opening of NVML that no longer holds.
                 self._close()

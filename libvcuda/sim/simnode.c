@@ -65,6 +65,9 @@ static int show(const char *path)
             if (gpu->client[c].pid)
                 printf("  pid %u %llu MiB %u%%\n", gpu->client[c].pid,
                        (unsigned long long)gpu->client[c].memory_bytes >> 20, sim_utilisation(gpu, c));
+        for (int l = 0; l < SIM_MAX_LIMITS; l++)
+            if (gpu->limit[l].group && gpu->limit[l].hard_bytes != SIM_NO_LIMIT)
+                printf("  limit %llu MiB %s\n", (unsigned long long)gpu->limit[l].hard_bytes >> 20, gpu->limit[l].path);
         sim_unlock(gpu);
     }
     return 0;
