@@ -90,9 +90,7 @@ class Daemon:
             report=partial(self._tell, "ways-not-written"),
         )
         self._kubelet = kubelet.made(settings, self._node, self._ways, self._checkup.health, lambda: self._inventory)
-        self._kernel_limits = KernelLimits(
-            self._node, self._nvml, run_dir.kernel_limits, in_nvml_thread=self._in_nvml_thread, report=self._tell
-        )
+        self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._troubles = Troubles(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""

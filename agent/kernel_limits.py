@@ -38,14 +38,13 @@ class KernelLimits:
         self,
         node: Node,
         nvml: Nvml,
-        record: Path,
-        *,
+        run_dir: Path,
         in_nvml_thread: Callable[[Callable[[], None]], Awaitable[None]],
         report: Callable[[str, str], None],
     ) -> None:
         self._node = node
         self._nvml = nvml
-        self._groups = LimitedGroups(record)
+        self._groups = LimitedGroups(run_dir / "kernel-limits.json")
         self._in_nvml_thread = in_nvml_thread
         self._report = report
         self._limiter = Limiter(MOST_REPORTS)
@@ -75,7 +74,8 @@ class KernelLimits:
     def is_available(self) -> bool:
         """Whether the driver has such limits, and this machine groups that they can be set on."""
         hierarchy = self._node.hierarchy
-        return self._nvml.latest.limits_memory and hierarchy is not None and hierarchy.version == 2
+        has_groups = hierarchy is not None and hierarchy.version == 2 and cgroups.sees_all()
+        return has_groups and self._nvml.latest.limits_memory
 
     def verdicts(self) -> list[Verdict]:
         """Whether every claim's limit is set; nothing where there are none to be set."""

@@ -43,7 +43,6 @@ class RunDir:
         self.claims = self.root / "claims"
         self.socket = self.root / "agent.sock"
         self.processes = self.root / "processes.json"
-        self.kernel_limits = self.root / "kernel-limits.json"
         self.container = self.root / "container"
         self._lock: int | None = None
 

@@ -205,18 +205,19 @@ def test_calls_that_the_driver_or_the_package_lacks_are_not_known(
 def test_the_check_says_who_limits_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 0)
     old, new = Inventory(driver_version="580.159.04"), Inventory(driver_version="615.71", limits_memory=True)
-    found = checked(old, cgroups=True)
+    found = checked(old)
     assert (found.state, found.detail[:60]) == ("ok", "not available: driver 580.159.04, r615 or newer needed; libv")
-    assert "version 2" in checked(new, cgroups=True, root=tmp_path).detail
+    assert "version 2" in checked(new, root=tmp_path).detail
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
-    assert checked(new, cgroups=True, root=tmp_path).detail.startswith("enforced by the driver, which keeps account")
+    assert checked(new, root=tmp_path).detail.startswith("enforced by the driver, which keeps account")
     (tmp_path / "cgroup.controllers").write_text("cpu memory dmem\n")
-    off = checked(new, cgroups=True, root=tmp_path)
+    off = checked(new, root=tmp_path)
     assert (off.state, off.detail) == ("warning", "available, but the dmem controller is off")
     assert f"echo +dmem > {tmp_path}/cgroup.subtree_control" in (off.cure or "")
     (tmp_path / "cgroup.subtree_control").write_text("cpu dmem\n")
-    assert checked(new, cgroups=True, root=tmp_path).detail == "enforced by the driver, by the kernel's dmem controller"
-    assert checked(new, cgroups=False, root=tmp_path).state == "warning"
+    assert checked(new, root=tmp_path).detail == "enforced by the driver, by the kernel's dmem controller"
+    assert "GPUCLOUD_CGROUPS" in checked(new, has_groups=False, root=tmp_path).detail
+    assert "namespace" in checked(new, sees_all=False, root=tmp_path).detail
     monkeypatch.setattr("os.getuid", lambda: 1000)
-    assert checked(new, cgroups=True, root=tmp_path).cure == "Run the agent as root."
+    assert checked(new, root=tmp_path).cure == "Run the agent as root."
