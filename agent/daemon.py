@@ -28,6 +28,7 @@ from agent.drift import Drifts
 from agent.holding.abi import PagesLibrary
 from agent.holding.registry import Registry
 from agent.holding.troubles import Troubles, named
+from agent.kernel_limits import KernelLimits
 from agent.kubelet import part as kubelet
 from agent.machine import audit, auditor, cgroups, checkup
 from agent.machine.arbiter import Arbiter
@@ -35,7 +36,7 @@ from agent.machine.checkup import Around
 from agent.machine.deaths import Deaths
 from agent.machine.gpus import Inventory, Nvml
 from agent.machine.meter import Meter
-from agent.machine.sampling import Schedule
+from agent.machine.sampling import Schedule, pause
 from agent.metrics import Exporter, Facts
 from agent.node import Node
 from agent.rundir import RunDir
@@ -89,6 +90,7 @@ class Daemon:
             report=partial(self._tell, "ways-not-written"),
         )
         self._kubelet = kubelet.made(settings, self._node, self._ways, self._checkup.health, lambda: self._inventory)
+        self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._troubles = Troubles(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
@@ -120,6 +122,7 @@ class Daemon:
             self._samples(),
             self._look_for_nvml(),
             self._arbiter.run(),
+            self._kernel_limits.run(),
             self._checkup.run(self._around, self._outbox),
         ]
         if self._settings.audit != "off":
@@ -169,6 +172,7 @@ class Daemon:
         if self._node.apply(desired, now=now):
             self._schedule.changed(now=now)
             self._sample_now.set()
+            self._kernel_limits.look_now.set()
         if self._drifts.found:
             # Somebody may have just said that it is to be put right.
             self._mend()
@@ -293,7 +297,7 @@ class Daemon:
 
     async def _watch(self) -> None:
         while True:
-            await _pause(self._look_now, self._node.pause_seconds(now=time.monotonic()))
+            await pause(self._look_now, self._node.pause_seconds(now=time.monotonic()))
             now = time.monotonic()
             if not self._node.is_fresh(now=now):
                 self._node.step(now=now)
@@ -305,7 +309,7 @@ class Daemon:
         self._node.step(now=time.monotonic())
         self._meter.read(self._node.holdings, now=time.monotonic())
         while True:
-            await _pause(self._sample_now, self._schedule.next - time.monotonic())
+            await pause(self._sample_now, self._schedule.next - time.monotonic())
             now = time.monotonic()
             if now < self._schedule.next:
                 continue
@@ -320,6 +324,7 @@ class Daemon:
     def _around(self) -> Around:
         claims_run = any(holding.members.living() for holding in self._node.holdings.values())
         more = [self._auditor.verdict()] if self._auditor.mode != "off" else []
+        more += self._kernel_limits.verdicts()
         return Around(inventory=self._inventory, arbiter=self._arbiter.status, claims_run=claims_run, more=more)
 
     async def _audits(self) -> None:
@@ -343,6 +348,8 @@ class Daemon:
         asked = {"claim_uid": request.claim, "secret": request.secret}
         if request.ask == "page":
             return admission.give_page(self._node, self._settings.library, **asked, caller=caller, user=request.user)
+        # Its control group is new.
+        self._kernel_limits.look_now.set()
         return admission.admit(self._node, self._settings.library, **asked, caller=caller)
 
     def _show_metrics(self) -> None:
@@ -387,13 +394,3 @@ class Daemon:
             audit=report.audited(self._auditor.audit, self._auditor.mode),
             assignments=report.held(self._node),
         )
-
-
-async def _pause(early: asyncio.Event, seconds: float) -> None:
-    """Wait for the time to pass or for the event, which is taken back."""
-    try:
-        async with asyncio.timeout(max(seconds, 0)):
-            await early.wait()
-    except TimeoutError:
-        pass
-    early.clear()

@@ -19,6 +19,7 @@ from agent.holding.pages import LimitSlot
 from agent.holding.registry import Registry
 from agent.machine import cgroups, kin
 from agent.machine.cgroups import Hierarchy
+from agent.machine.processes import Process
 
 log = structlog.get_logger()
 
@@ -160,14 +161,23 @@ class Node:
                 self._finish(holding)
         return killed
 
-    def _look_for_kin(self, ending: list[Holding], now: float) -> None:
-        divided = kin.divide(
-            kin.take(),
+    @property
+    def hierarchy(self) -> Hierarchy | None:
+        """The tree in which claims get control groups; None where they get none."""
+        return self._hierarchy
+
+    def attribute(self, seen: list[kin.Seen]) -> dict[str, set[Process]]:
+        """Find the processes of each claim among those of the machine."""
+        return kin.divide(
+            seen,
             {uid: one.members.living() for uid, one in self.holdings.items()},
             {str(one.directory): uid for uid, one in self.holdings.items()},
             may_hold=lambda uid, process: self.holdings[uid].may_hold(process),
             me=os.getpid(),
         )
+
+    def _look_for_kin(self, ending: list[Holding], now: float) -> None:
+        divided = self.attribute(kin.take())
         for holding in ending:
             holding.members.know_kin(divided.get(holding.claim_uid, set()))
             holding.kin_known_at = now

@@ -4,6 +4,7 @@
 <run dir>/arbiter.lock          held by the arbiter
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
 <run dir>/processes.json        which processes were registered under which claim
+<run dir>/kernel-limits.json    which control groups have a memory limit in the kernel
 <run dir>/claims/<claim uid>/   the claim's pages and its `env` file; mounted into its containers
 <run dir>/container/            small files that every container of a claim gets
 <run dir>/cdi/                  CDI specs, where they are not in /var/run/cdi

@@ -218,6 +218,7 @@ class ConditionType(StrEnum):
     DISK_SPACE = "DiskSpace"
     LIBRARY_PRESENT = "LibraryPresent"
     PROCESSES_LIMITED = "ProcessesLimited"
+    KERNEL_LIMITS_SET = "KernelLimitsSet"
     # Of a GPU.
     REACHABLE = "Reachable"
     NO_XID_ERRORS = "NoXidErrors"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from agent.check import devices, kernel, library, places, server
 from agent.check.finding import warning
+from agent.check.memory_limits import memory_limits
+from agent.machine import cgroups
 from agent.machine.gpus import Inventory, Nvml
 from agent.settings import Settings
 from agent.wire import Check
@@ -28,6 +30,10 @@ def of_machine(settings: Settings, inventory: Inventory) -> list[Check]:
         ("state-dir", lambda: places.state_dir(settings.state_dir)),
         ("disk", lambda: places.disk(settings.state_dir)),
         ("cgroup", kernel.cgroup),
+        (
+            "kernel-memory-limits",
+            lambda: memory_limits(inventory, has_groups=settings.cgroups, sees_all=cgroups.sees_all()),
+        ),
         ("processes", lambda: kernel.visibility(pids_are_ours=simulated)),
         ("other-sharing", devices.others),
     ]

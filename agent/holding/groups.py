@@ -40,6 +40,11 @@ class Groups:
             return
         self._groups[str(path)] = group
 
+    @property
+    def paths(self) -> set[Path]:
+        """Where they are."""
+        return {group.path for group in self._groups.values()}
+
     def members(self) -> set[Process]:
         """The living processes in them."""
         return set[Process]().union(*(group.members() for group in self._groups.values()))

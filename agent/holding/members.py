@@ -61,6 +61,11 @@ class Members:
         """Take over the control groups that an earlier agent made for it."""
         self._groups.adopt(made)
 
+    @property
+    def group_paths(self) -> set[Path]:
+        """The control groups that agents made for it."""
+        return self._groups.paths
+
     def living(self) -> list[Process]:
         """Every process of the claim that lives."""
         attached = {process for process in self._proven.values() if processes.alive(process)}

@@ -18,6 +18,9 @@ from agent.machine import mounts, processes
 from agent.machine.processes import Process
 
 PREFIX = "gpucloud-"
+# The first cgroup namespace's inode is fixed (PROC_CGROUP_INIT_INO in the kernel); in another one, groups above its
+# root have other names or none.
+_FIRST_NAMESPACE = 0xEFFFFFFB
 
 
 class Hierarchy(NamedTuple):
@@ -157,6 +160,25 @@ def place_for(claim_uid: str, process: Process, hierarchy: Hierarchy) -> Path | 
     while path.name.startswith(PREFIX) and path != hierarchy.mount:
         path = path.parent
     return path / f"{PREFIX}{claim_uid}"
+
+
+def sees_all() -> bool:
+    """Return whether every group of the machine has its name here: not in a container with a namespace of its own."""
+    try:
+        return Path("/proc/self/ns/cgroup").stat().st_ino & 0xFFFFFFFF == _FIRST_NAMESPACE
+    except OSError:
+        # A kernel without such namespaces.
+        return True
+
+
+def container_of(process: Process, hierarchy: Hierarchy) -> Path | None:
+    """Return the group that a container's runtime made for the process's container; None outside of containers."""
+    path = hierarchy.path_of(process.pid)
+    if path is None:
+        return None
+    above = [path, *path.parents]
+    # Of containers in one another, the outer.
+    return next((group for group in reversed(above) if processes.CONTAINER_ID.search(group.name)), None)
 
 
 def named(hierarchy: Hierarchy) -> dict[str, set[Path]]:

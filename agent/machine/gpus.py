@@ -13,6 +13,7 @@ import pynvml as nvml
 import structlog
 
 from agent import wire
+from agent.machine import memory_limits
 
 log = structlog.get_logger()
 
@@ -25,6 +26,13 @@ NOT_OF_ONE = (
     nvml.NVMLError_FunctionNotFound,
 )
 
+# Said of a call that this driver or device does not know in that version.
+NO_SECOND_VERSION = (
+    nvml.NVMLError_FunctionNotFound,
+    nvml.NVMLError_NotSupported,
+    nvml.NVMLError_ArgumentVersionMismatch,
+)
+
 
 class Inventory(NamedTuple):
     """What the machine has."""
@@ -35,6 +43,8 @@ class Inventory(NamedTuple):
     problem: str | None = None
     # The number of /dev/nvidia<number>, by uuid; left out where the driver has none (a simulated one).
     minors: dict[str, int] = {}
+    # Whether the driver can limit control groups' memory (memory_limits.py).
+    limits_memory: bool = False
 
 
 class Listed(NamedTuple):
@@ -47,12 +57,20 @@ class Listed(NamedTuple):
     memory_bytes: int | None
 
 
+class Memory(NamedTuple):
+    """A GPU's device memory: what programs can have of it, and what they have, in bytes."""
+
+    usable_bytes: int
+    used_bytes: int
+
+
 class _Found(NamedTuple):
     """A GPU that answers."""
 
     number: int
     handle: Any
     model: str
+    # Without what the card keeps for itself.
     memory_bytes: int
 
 
@@ -74,6 +92,8 @@ class Nvml:
         # The time of the last sample of processes' shares, by uuid, as NVML counts.
         self._shared_at: dict[str, int] = {}
         self._looks = 0
+        # The last inventory that NVML answered.
+        self.latest = Inventory()
 
     @property
     def handles(self) -> dict[str, Any]:
@@ -103,7 +123,12 @@ class Nvml:
             gpus = tuple(sorted(self._known.values(), key=lambda gpu: gpu.index))
             minors = {uuid: optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in self._handles.items()}
             there = {uuid: minor for uuid, minor in minors.items() if minor is not None}
-            inventory = Inventory(gpus, _text(nvml.nvmlSystemGetDriverVersion()), minors=there)
+            # Of GPUs that do not answer it is not known anew.
+            known = (memory_limits.is_known(handle) for handle in self._handles.values())
+            limits_memory = any(known) if self._handles else self.latest.limits_memory
+            version = _text(nvml.nvmlSystemGetDriverVersion())
+            inventory = Inventory(gpus, version, minors=there, limits_memory=limits_memory)
+            self.latest = inventory
             if silent and not found:
                 # All at once: it may be this opening of NVML that no longer holds.
                 self._close()
@@ -180,8 +205,8 @@ class Nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                model, memory = _text(nvml.nvmlDeviceGetName(handle)), nvml.nvmlDeviceGetMemoryInfo(handle)
-                found[_text(nvml.nvmlDeviceGetUUID(handle))] = _Found(index, handle, model, int(memory.total))
+                model, memory = _text(nvml.nvmlDeviceGetName(handle)), read_memory(handle)
+                found[_text(nvml.nvmlDeviceGetUUID(handle))] = _Found(index, handle, model, memory.usable_bytes)
             except NOT_OF_ONE:
                 raise
             except nvml.NVMLError as error:
@@ -206,8 +231,25 @@ class Nvml:
         )
 
 
+def read_memory(handle: Any) -> Memory:
+    """Read a GPU's memory. Raises NVMLError.
+
+    NVML's total counts what the card keeps for itself: on an H200 615 of 143,771 MiB (driver 580), which no program can
+    have; the rest is what CUDA calls the total. Where the call has no second version (before driver 510), NVML does not
+    tell the two apart.
+    """
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        usable = int(memory.total) - int(memory.reserved)
+        # Not its `used`: NVIDIA's reference counts what is reserved in it, driver 580 does not.
+        return Memory(usable, usable - int(memory.free))
+    except NO_SECOND_VERSION:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return Memory(int(memory.total), int(memory.used))
+
+
 def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    memory = read_memory(handle)
     milliwatts = optional(nvml.nvmlDeviceGetPowerUsage, handle)
     temperature = optional(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     utilisation = optional(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -216,7 +258,7 @@ def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
     return wire.GpuUsage(
         uuid=uuid,
         core_percent=float(utilisation.gpu) if utilisation is not None else 0.0,
-        memory_bytes=int(memory.used),
+        memory_bytes=memory.used_bytes,
         power_watts=milliwatts / 1000 if milliwatts is not None else None,
         temperature_celsius=float(temperature) if temperature is not None else None,
         sm_clock_mhz=int(sm_clock) if sm_clock is not None else None,

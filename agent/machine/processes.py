@@ -14,7 +14,7 @@ _THREADS = 17
 _START = 19
 _DEAD = frozenset("ZXx")
 # Docker, containerd, CRI-O and Podman all name a container's cgroup after its id.
-_CONTAINER = re.compile(r"[0-9a-f]{64}")
+CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 # Of a path in words.
 MOST_CHARACTERS = 300
 # The first pid namespace's inode is fixed (PROC_PID_INIT_INO in the kernel); from there every process is visible.
@@ -173,7 +173,7 @@ def container(process: Process) -> str | None:
     except OSError:
         return None
     for line in cgroups:
-        if found := _CONTAINER.search(line):
+        if found := CONTAINER_ID.search(line):
             return line[: found.end()]
     return f"{namespace} {cgroups}" if namespace != own_namespace() else None
 

@@ -1,5 +1,6 @@
 """When the agent measures: once a second, and twice soon after a change, so that a resize shows on a chart at once."""
 
+import asyncio
 from collections.abc import Iterable
 
 TICK_SECONDS = 1.0
@@ -32,6 +33,18 @@ class Schedule:
         self._extra = [moment for moment in self._extra if moment > now]
         while self._tick <= now:
             self._tick += TICK_SECONDS
+
+
+async def pause(early: asyncio.Event, seconds: float) -> bool:
+    """Wait for the time to pass or for the event, which is taken back; True where it was the event."""
+    try:
+        async with asyncio.timeout(max(seconds, 0)):
+            await early.wait()
+    except TimeoutError:
+        pass
+    came = early.is_set()
+    early.clear()
+    return came
 
 
 def _near(moment: float, others: Iterable[float]) -> bool:

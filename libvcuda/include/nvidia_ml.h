@@ -12,13 +12,17 @@ enum {
     NVML_ERROR_UNINITIALIZED = 1,
     NVML_ERROR_INVALID_ARGUMENT = 2,
     NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_NO_PERMISSION = 4,
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
     NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_FUNCTION_NOT_FOUND = 13,
     NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_OPERATING_SYSTEM = 17,
     NVML_ERROR_MEMORY = 20,
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+    NVML_ERROR_UNKNOWN = 999,
 };
 
 typedef struct {
@@ -65,6 +69,18 @@ typedef struct {
     unsigned long long since_us;
     nvmlProcessUtilizationInfo_t *processes;
 } nvmlProcessesUtilizationInfo_t;
+/* Limits of a control group, from driver r615 on, as nvml.h of nvidia_nvml_dev 13.5.37 has them. `name_space` is the path of
+ * the group's directory; without limits `soft` is 0 and `hard` is all ones. */
+#define NVML_DEVICE_MEMORY_LIMIT_MAX (~0ull)
+typedef struct {
+    const char *name_space;
+    unsigned long long soft, hard;
+} nvmlSetMemoryLimits_v1_t;
+typedef struct {
+    const char *name_space;
+    unsigned long long soft, hard, used;
+} nvmlGetMemoryLimits_v1_t;
+_Static_assert(sizeof(nvmlSetMemoryLimits_v1_t) == 24 && sizeof(nvmlGetMemoryLimits_v1_t) == 32, "NVML ABI");
 /* What stands in `version` of a structure's first version. */
 #define NVML_FIRST_VERSION(type) ((unsigned)sizeof(type) | 1u << 24)
 typedef struct {
@@ -109,6 +125,8 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length);
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits);
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits);
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates);
 #define NVML_PROCESS_LISTS(X)                                                                                          \
     X(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)                                                      \

@@ -155,8 +155,8 @@ struct vcuda_gpu_usage {
     uint64_t yielded;        /* number of the turn whose rest it has no use for */
     uint32_t syncing;        /* threads that wait in the driver for the GPU */
     uint32_t reserved0;
-    uint64_t outside_ns; /* GPU time, as predicted, of launches that would not wait for their turn; grows */
     uint64_t imported_bytes; /* held here and charged to other processes of the claim: see `imports_seen` */
+    uint64_t outside_ns;     /* GPU time, as predicted, of launches that would not wait for their turn; grows */
 };
 
 struct vcuda_process {

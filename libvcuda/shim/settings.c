@@ -6,6 +6,9 @@
  *   CUDA_DEVICE_SM_LIMIT[_i]      CUDA_CORE_LIMIT[_i]  percent; 0: none
  *   CUDA_CORE_SOFT_LIMIT[_i]      percent that may be used while nobody else wants the GPU
  *   GPU_CORE_UTILIZATION_POLICY   DISABLE: no limit by CUDA_DEVICE_SM_LIMIT
+ *   CUDA_OVERSUBSCRIBE            not read: HAMi-core then serves in host memory what passes the card
+ *
+ * Memory beyond the card is not given by any of them (docs/shim.md says why): a limit above the card's size is the card's.
  *
  * A value that cannot be read is not taken for none: a typing error would remove the limit unnoticed.
  */

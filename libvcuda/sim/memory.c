@@ -152,6 +152,13 @@ static void memory_of(struct sim_device *device, size_t *free_bytes, size_t *tot
     sim_lock(device->gpu);
     *total = device->gpu->memory_bytes;
     *free_bytes = *total - sim_memory_used(device->gpu);
+    /* A limited control group is shown its limit and what is left of it. */
+    struct sim_client *client = sim_client_take(device->gpu);
+    uint64_t limit, room = client ? sim_group_room(device->gpu, client, &limit) : UINT64_MAX;
+    if (room < *free_bytes)
+        *free_bytes = room;
+    if (client && limit < *total)
+        *total = limit;
     sim_unlock(device->gpu);
 }
 

@@ -42,6 +42,7 @@ static void make_gpu(struct sim_gpu *gpu, uint32_t index, const struct sim_shape
     make_uuid(gpu->uuid, shape->name, index);
     snprintf(gpu->name, sizeof gpu->name, "%s", shape->model);
     gpu->memory_bytes = shape->memory_bytes;
+    gpu->reserved_bytes = shape->reserved_bytes;
     gpu->switch_ns = shape->switch_ns;
     gpu->advanced_ns = sim_now();
 }
@@ -55,6 +56,7 @@ int sim_node_create(const char *path, const struct sim_shape *shape)
     node->version = SIM_VERSION;
     node->gpus = shape->gpus;
     snprintf(node->name, sizeof node->name, "%s", shape->name);
+    snprintf(node->driver, sizeof node->driver, "%s", shape->driver);
     for (uint32_t i = 0; i < shape->gpus; i++)
         make_gpu(&node->gpu[i], i, shape);
     int error = page_file_make(path, node, sizeof *node, 0600);
@@ -142,6 +144,7 @@ struct sim_client *sim_client_take(struct sim_gpu *gpu)
     sim_clear_dead(gpu);
     mine = find_client(gpu, 0, 0);
     if (mine) {
+        sim_find_groups(mine->group);
         mine->start_time = start_time;
         mine->pidns = pidns;
         mine->pid = pid;
@@ -159,16 +162,19 @@ uint64_t sim_memory_used(const struct sim_gpu *gpu)
     return used;
 }
 
+static int has_room(const struct sim_gpu *gpu, const struct sim_client *client, uint64_t bytes)
+{
+    uint64_t total;
+    return bytes <= gpu->memory_bytes - sim_memory_used(gpu) && bytes <= sim_group_room(gpu, client, &total);
+}
+
 int sim_memory_take(struct sim_gpu *gpu, int64_t bytes)
 {
     sim_lock(gpu);
     struct sim_client *client = sim_client_take(gpu);
-    uint64_t room = gpu->memory_bytes - sim_memory_used(gpu);
-    if (bytes > 0 && (uint64_t)bytes > room) {
+    if (bytes > 0 && client && !has_room(gpu, client, (uint64_t)bytes))
         sim_clear_dead(gpu);
-        room = gpu->memory_bytes - sim_memory_used(gpu);
-    }
-    int taken = client && (bytes <= 0 || (uint64_t)bytes <= room);
+    int taken = client && (bytes <= 0 || has_room(gpu, client, (uint64_t)bytes));
     if (taken)
         client->memory_bytes += (uint64_t)bytes;
     sim_unlock(gpu);

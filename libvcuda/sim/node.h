@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 4
+#define SIM_VERSION 5
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_STRETCHES 256
@@ -31,6 +31,12 @@
 #define SIM_SAMPLE_NS 50000000ull
 #define SIM_TOLD_NS 200000000ull
 #define SIM_GRANULE (2ull << 20)
+/* What an H200 keeps for itself of its 143,771 MiB, by NVML (driver 580). */
+#define SIM_RESERVED_BYTES (615ull << 20)
+/* Control groups whose memory is limited on one GPU, and how many above one another. */
+#define SIM_MAX_LIMITS 64
+#define SIM_DEPTH 12
+#define SIM_NO_LIMIT UINT64_MAX
 /* XID errors of a GPU that are kept for those who wait for them. */
 #define SIM_XIDS 64
 
@@ -49,6 +55,7 @@ struct sim_client {
     uint64_t start_time;
     uint64_t pidns; /* inode of its pid namespace */
     uint64_t memory_bytes;
+    uint64_t group[SIM_DEPTH]; /* inodes of its control groups, its own first; 0 where there is none */
     uint64_t service_ns; /* GPU time given so far */
     uint64_t demand_ns;  /* the service clock's value at which all launched work is done */
     uint64_t stretches;  /* how many were ever noted; the last SIM_STRETCHES are kept */
@@ -82,6 +89,13 @@ struct sim_descriptor {
     uint32_t pid, number, share, reserved;
 };
 
+/* What NVML lets a control group take of a GPU (limits.c). */
+struct sim_limit {
+    uint64_t group; /* inode of its directory; 0: this place is free */
+    uint64_t soft_bytes, hard_bytes;
+    char path[256];
+};
+
 /* What `simnode fault` makes a GPU suffer from. */
 struct sim_faults {
     uint32_t lost;     /* it has fallen off the bus */
@@ -95,7 +109,8 @@ struct sim_faults {
 struct sim_gpu {
     uint8_t uuid[16];
     char name[64];
-    uint64_t memory_bytes;
+    uint64_t memory_bytes;   /* what programs can have */
+    uint64_t reserved_bytes; /* what the card keeps for itself, beside that */
     pthread_mutex_t mutex;
     uint64_t advanced_ns; /* CLOCK_MONOTONIC up to which the state below is true */
     uint64_t slice_left_ns;
@@ -107,6 +122,7 @@ struct sim_gpu {
     uint64_t busy_ns;
     uint64_t checked_ns; /* when clients were last looked for dead ones */
     struct sim_faults faults;
+    struct sim_limit limit[SIM_MAX_LIMITS];
     struct sim_sample sample[SIM_SAMPLES];
     struct sim_client client[SIM_MAX_CLIENTS];
     struct sim_share share[SIM_SHARES];
@@ -125,7 +141,8 @@ struct sim_node {
 struct sim_shape {
     const char *name, *model;
     uint32_t gpus;
-    uint64_t memory_bytes, switch_ns;
+    uint64_t memory_bytes, reserved_bytes, switch_ns;
+    const char *driver; /* empty: the usual one */
 };
 
 /* Make a node's file; 0 or -errno. */
@@ -159,6 +176,13 @@ void sim_share_leave(struct sim_gpu *gpu, int share);
 uint64_t sim_share_bytes(const struct sim_gpu *gpu, uint32_t pid, uint64_t pidns); /* as NVML shows it of a process */
 void sim_share_collect(struct sim_gpu *gpu);
 
+/* The calling process's control groups. */
+void sim_find_groups(uint64_t group[SIM_DEPTH]);
+/* What is left to this client by the limits of its groups, and the least of these; all ones where there is none. Locked. */
+uint64_t sim_group_room(const struct sim_gpu *gpu, const struct sim_client *client, uint64_t *total);
+uint64_t sim_group_used(const struct sim_gpu *gpu, uint64_t group); /* locked */
+/* The group's limit; with a path made where there is none. NULL: none, or no room for it. Locked. */
+struct sim_limit *sim_limit_of(struct sim_gpu *gpu, uint64_t group, const char *path);
 /* Percent of the last half second; index of a client, or -1 for the whole GPU. Locked. */
 unsigned sim_utilisation(const struct sim_gpu *gpu, int client);
 void sim_take_samples(struct sim_gpu *gpu, uint64_t now); /* locked */

@@ -13,7 +13,9 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     sim_clear_dead(device);
     uint64_t used = sim_memory_used(device);
     sim_unlock(device);
-    *memory = (nvmlMemory_t){device->memory_bytes, device->memory_bytes - used, used};
+    /* As on a real card, the first version counts what the card keeps for itself as used. */
+    *memory = (nvmlMemory_t){device->memory_bytes + device->reserved_bytes, device->memory_bytes - used,
+                             device->reserved_bytes + used};
     return NVML_SUCCESS;
 }
 
@@ -23,10 +25,12 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     nvmlReturn_t result = nvmlDeviceGetMemoryInfo(device, &plain);
     if (result)
         return result;
+    if (memory->version != (sizeof *memory | 2u << 24))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     memory->total = plain.total;
-    memory->reserved = 0;
+    memory->reserved = device->reserved_bytes;
     memory->free = plain.free;
-    memory->used = plain.used;
+    memory->used = plain.used - device->reserved_bytes;
     return NVML_SUCCESS;
 }
 

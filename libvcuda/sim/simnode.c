@@ -8,7 +8,8 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--model MODEL] [--switch-us N]\n"
+    "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--reserved SIZE] [--model MODEL]\n"
+    "                           [--switch-us N] [--driver VERSION]\n"
     "       simnode show PATH\n"
     "       simnode fault PATH GPU NAME=NUMBER...\n"
     "       simnode driver PATH VERSION\n\n"
@@ -16,6 +17,8 @@ static const char usage[] =
     "LD_LIBRARY_PATH=.../build/sim and GPUCLOUD_SIM_NODE=PATH. The GPUs' UUIDs follow from the name.\n"
     "  --name NAME     sim-1      --gpus N      4 (at most 16)\n"
     "  --memory SIZE   24GiB      --model MODEL 'NVIDIA SIM-24'\n"
+    "  --reserved SIZE 615MiB: what the card keeps for itself, beside --memory; NVML's total is both\n"
+    "  --driver VERSION, see below: from 615 on, NVML can limit the memory of control groups\n"
     "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n"
     "Faults, as NVML shows them: xid=79 (an error that is told once), lost=1, ecc=2 (uncorrected errors so far),\n"
     "  slowdown=64 (reasons, by NVML's bits), remap-pending=1, remap-failed=1, pages-pending=1; 0 ends them.\n";
@@ -62,6 +65,9 @@ static int show(const char *path)
             if (gpu->client[c].pid)
                 printf("  pid %u %llu MiB %u%%\n", gpu->client[c].pid,
                        (unsigned long long)gpu->client[c].memory_bytes >> 20, sim_utilisation(gpu, c));
+        for (int l = 0; l < SIM_MAX_LIMITS; l++)
+            if (gpu->limit[l].group && gpu->limit[l].hard_bytes != SIM_NO_LIMIT)
+                printf("  limit %llu MiB %s\n", (unsigned long long)gpu->limit[l].hard_bytes >> 20, gpu->limit[l].path);
         sim_unlock(gpu);
     }
     return 0;
@@ -127,8 +133,9 @@ static int create(const char *path, int argc, char **argv)
 {
     static const struct option options[] = {{"name", 1, NULL, 'n'},      {"gpus", 1, NULL, 'g'},
                                             {"memory", 1, NULL, 'm'},    {"model", 1, NULL, 'o'},
-                                            {"switch-us", 1, NULL, 's'}, {NULL, 0, NULL, 0}};
-    struct sim_shape shape = {"sim-1", "NVIDIA SIM-24", 4, 24ull << 30, SIM_SWITCH_NS};
+                                            {"switch-us", 1, NULL, 's'}, {"reserved", 1, NULL, 'r'},
+                                            {"driver", 1, NULL, 'd'},    {NULL, 0, NULL, 0}};
+    struct sim_shape shape = {"sim-1", "NVIDIA SIM-24", 4, 24ull << 30, SIM_RESERVED_BYTES, SIM_SWITCH_NS, ""};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {
         case 'n':
@@ -139,6 +146,12 @@ static int create(const char *path, int argc, char **argv)
             break;
         case 'm':
             shape.memory_bytes = parse_size(optarg);
+            break;
+        case 'r':
+            shape.reserved_bytes = parse_size(optarg);
+            break;
+        case 'd':
+            shape.driver = optarg;
             break;
         case 'o':
             shape.model = optarg;

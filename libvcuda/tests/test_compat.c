@@ -59,9 +59,19 @@ static void test_names(void)
     expect_memory("CUDA_DEVICE_MEMORY_LIMIT_0", "0", "CUDA_DEVICE_MEMORY_LIMIT", "1.5GiB", 3 * GIB / 2);
     expect_memory("CUDA_MEM_LIMIT_0", "2048M", NULL, NULL, 2 * GIB);
     expect_memory("CUDA_MEM_LIMIT", "3g", "CUDA_MEM_RATIO", "1.5", 2 * GIB);
+    expect_memory("CUDA_DEVICE_MEMORY_LIMIT", "2g", "CUDA_OVERSUBSCRIBE", "true", 2 * GIB);
     expect_share("CUDA_DEVICE_SM_LIMIT", NULL, NULL);
     expect_share("CUDA_CORE_LIMIT_0", "CUDA_CORE_LIMIT", "90");
     expect_share("CUDA_CORE_SOFT_LIMIT", "CUDA_CORE_LIMIT", "10");
+}
+
+/* Others give host memory beyond the card's. */
+static void test_beyond_the_card(void)
+{
+    struct player p;
+    play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT", "900g", "CUDA_OVERSUBSCRIBE", "true", "nvml_only");
+    double shown = said(&p, "total");
+    expect(shown > 5.0 * GIB && shown < 900.0 * GIB, "a limit above the card shows the card: %.0f MiB", shown / MIB);
 }
 
 /* nvidia-smi is the first thing that people try. */
@@ -171,6 +181,7 @@ void test_compat(void)
     setenv("XDG_RUNTIME_DIR", place.directory, 1);
     test_names();
     test_without_cuda();
+    test_beyond_the_card();
     test_shared();
     test_page_wins();
     test_unreadable();

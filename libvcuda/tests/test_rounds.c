@@ -297,7 +297,7 @@ static void test_any(void)
         int holders = 0;
         uint32_t shares = 0;
         for (int i = 0; i < v->round.n && v->round.phase != ROUND_FREE; i++) {
-            holders += v->round.seat[i].ends_ns != 0;
+            holders += v->round.seat[i].ends_ns != 0 && !v->round.seat[i].beside;
             shares += v->round.seat[i].in_round ? v->round.seat[i].share : 0;
         }
         double missing = request - virtual_share(v, (int)victim);

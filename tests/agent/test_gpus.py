@@ -8,6 +8,7 @@ import pytest
 
 from agent.machine.gpus import Nvml
 
+MIB = 1 << 20
 SICK = [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IRQ_ISSUE, pynvml.NVML_ERROR_NO_PERMISSION]
 
 
@@ -22,10 +23,12 @@ class Driver:
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetUUID": "GPU-{}".format,
             "nvmlDeviceGetName": lambda _: "Model",
-            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=1 << 30),
         }
         for name, answer in answers.items():
             patch.setattr(pynvml, name, self._asked(name, answer))
+        # The versions of the call that this driver has.
+        self.memory_versions: set[int | None] = {None, pynvml.nvmlMemory_v2}
+        patch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", self._memory)
         patch.setattr(pynvml, "nvmlInit", self._open)
         patch.setattr(pynvml, "nvmlShutdown", lambda: None)
         patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
@@ -33,6 +36,16 @@ class Driver:
 
     def _open(self) -> None:
         self.opened += 1
+
+    def _memory(self, handle: int, version: int | None = None) -> object:
+        if (code := self.errors.get(("nvmlDeviceGetMemoryInfo", handle))) is not None:
+            raise pynvml.NVMLError(code)
+        if version not in self.memory_versions:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        kept = 615 * MIB
+        if version is None:
+            return SimpleNamespace(total=143_771 * MIB, used=kept + 7 * MIB)
+        return SimpleNamespace(total=143_771 * MIB, reserved=kept, free=(143_771 - 615 - 7) * MIB)
 
     def _asked(self, name: str, answer: Callable[[int], object]) -> Callable[[int], object]:
         def ask(handle: int) -> object:
@@ -91,3 +104,16 @@ def test_a_driver_that_is_gone_is_opened_again(driver: Driver) -> None:
     assert nvml.inventory().problem is not None
     driver.errors.clear()
     assert (len(nvml.inventory().gpus), driver.opened) == (3, 2)
+
+
+def test_what_a_card_keeps_for_itself_is_neither_offered_nor_in_use(driver: Driver) -> None:
+    nvml = Nvml()
+    assert {gpu.memory_bytes for gpu in nvml.inventory().gpus} == {(143_771 - 615) * MIB}
+    assert {usage.memory_bytes for usage in nvml.sample()} == {7 * MIB}
+
+
+def test_a_driver_that_does_not_tell_what_the_card_keeps_offers_the_total(driver: Driver) -> None:
+    driver.memory_versions = {None}
+    nvml = Nvml()
+    assert {gpu.memory_bytes for gpu in nvml.inventory().gpus} == {143_771 * MIB}
+    assert {usage.memory_bytes for usage in nvml.sample()} == {(615 + 7) * MIB}

@@ -43,7 +43,7 @@ async def told(link: Connection, kind: str, *, status: str = "False", gpu: str |
 
 async def test_an_agent_tells_all_conditions_at_once_and_all_is_well(stage: Stage) -> None:
     link = await started(stage)
-    well = {kind.value for kind in ConditionType} - {ConditionType.PROCESSES_LIMITED}
+    well = {kind.value for kind in ConditionType} - {ConditionType.PROCESSES_LIMITED, ConditionType.KERNEL_LIMITS_SET}
 
     def complete(frame: wire.Conditions) -> bool:
         return {one.type for one in frame.conditions} >= well

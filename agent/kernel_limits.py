@@ -1,0 +1,137 @@
+"""Claims' memory limits set in the kernel, beside libvcuda's own: they hold a program that does not load libvcuda, too.
+
+Each control group of a claim gets the claim's limit on each of its GPUs: the groups that the agent made for programs
+that came in by `agent exec`, and those of containers in which programs of the claim run. Several groups of one claim
+get the whole limit each, as nothing in the kernel sums them; libvcuda holds their sum. A container under several claims
+may use what these may together.
+
+Once a second, and at once after a change; where the driver is older than r615, never.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+
+import structlog
+
+from agent.holding.limited_groups import Key, LimitedGroups
+from agent.machine import cgroups, kin
+from agent.machine.gpus import Nvml
+from agent.machine.health import Verdict
+from agent.machine.limiter import Limiter
+from agent.machine.processes import Process
+from agent.machine.sampling import pause
+from agent.node import Node
+from agent.wire import ConditionType
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 1.0
+# A tenant whose groups cannot be limited must not fill the log of the whole platform.
+MOST_REPORTS = 30
+
+
+class KernelLimits:
+    """Keeps the kernel's limits in step with one node's claims. `report` tells the server of each failure once."""
+
+    def __init__(
+        self,
+        node: Node,
+        nvml: Nvml,
+        run_dir: Path,
+        in_nvml_thread: Callable[[Callable[[], None]], Awaitable[None]],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._node = node
+        self._nvml = nvml
+        self._groups = LimitedGroups(run_dir / "kernel-limits.json")
+        self._in_nvml_thread = in_nvml_thread
+        self._report = report
+        self._limiter = Limiter(MOST_REPORTS)
+        self._reported: set[Key] = set()
+        self._attributed: dict[str, set[Process]] = {}
+        # Set: something changed that is to be in the kernel now.
+        self.look_now = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep them for as long as the agent lives."""
+        while True:
+            changed = await pause(self.look_now, LOOK_SECONDS)
+            if not self.is_available:
+                continue
+            if not self._node.holdings and self._groups.is_empty:
+                continue
+            # 1. Attribute the machine's processes to claims; a change of a limit need not wait for that.
+            if not changed:
+                self._attributed = self._node.attribute(await asyncio.to_thread(kin.take))
+            # 2. Set and clear limits.
+            wanted = self._wanted()
+            await self._in_nvml_thread(lambda: self._groups.sync(wanted, self._nvml.handles))  # noqa: B023 - awaited
+            # 3. Report what could not be.
+            self._report_failures(asyncio.get_running_loop().time())
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the driver has such limits, and this machine groups that they can be set on."""
+        hierarchy = self._node.hierarchy
+        has_groups = hierarchy is not None and hierarchy.version == 2 and cgroups.sees_all()
+        return has_groups and self._nvml.latest.limits_memory
+
+    def verdicts(self) -> list[Verdict]:
+        """Whether every claim's limit is set; nothing where there are none to be set."""
+        if not self.is_available:
+            return []
+        kind, failures = ConditionType.KERNEL_LIMITS_SET, self._groups.failures
+        if not failures:
+            return [Verdict(kind, at_once=True)]
+        first, *others = sorted(failures)
+        words = f"{_describe(first, failures[first])}{f' {len(others)} more.' if others else ''}"
+        return [Verdict(kind, "KernelLimitNotSet", words, at_once=True)]
+
+    def _report_failures(self, now: float) -> None:
+        failures = self._groups.failures
+        self._reported &= failures.keys()
+        for key in sorted(failures.keys() - self._reported):
+            if not self._limiter.admits(now):
+                return
+            self._reported.add(key)
+            self._report("kernel-limit-not-set", _describe(key, failures[key]))
+
+    def _wanted(self) -> dict[Key, int]:
+        capacity = {gpu.uuid: gpu.memory_bytes for gpu in self._nvml.latest.gpus}
+        wanted: dict[Key, int] = {}
+        for group, claims in self._claims_of_groups().items():
+            for slot in (slot for uid in claims for slot in self._node.holdings[uid].slots.values()):
+                # MIG instances have none.
+                gpu_uuid = f"GPU-{slot.gpu}"
+                if gpu_uuid in capacity:
+                    key = Key(str(group), gpu_uuid)
+                    wanted[key] = min(wanted.get(key, 0) + slot.memory_bytes, capacity[gpu_uuid])
+        return wanted
+
+    def _claims_of_groups(self) -> dict[Path, set[str]]:
+        holdings = self._node.holdings
+        found = {path: {uid} for uid, one in holdings.items() for path in one.members.group_paths}
+        # What only says itself that it is a claim's counts where nobody else is known.
+        members = self._containers({uid: one.members.living() for uid, one in holdings.items()})
+        others = self._containers({uid: them for uid, them in self._attributed.items() if uid in holdings})
+        return others | members | found
+
+    def _containers(self, processes: Mapping[str, Iterable[Process]]) -> dict[Path, set[str]]:
+        hierarchy = self._node.hierarchy
+        assert hierarchy is not None
+        mine = hierarchy.path_of("self")
+        found: dict[Path, set[str]] = {}
+        for uid, them in processes.items():
+            for path in {cgroups.container_of(process, hierarchy) for process in them}:
+                # Where the agent is in it too, it is no claim's container.
+                if path is not None and not (mine is not None and mine.is_relative_to(path)):
+                    found.setdefault(path, set()).add(uid)
+        return found
+
+
+def _describe(key: Key, reason: str) -> str:
+    return (
+        f"The kernel does not limit the memory of {key.group} on {key.gpu_uuid}: {reason}. "
+        "There libvcuda alone holds the limit."
+    )
