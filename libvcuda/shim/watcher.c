@@ -75,6 +75,7 @@ static void look_around(struct rounds *r, uint64_t now)
         r->active = now;
     r->seen_pokes = pokes;
     shares_tick(now);
+    meter_probe();
     meter_sweep(turns_given() ? SWEEP_TURN_NS : is_limited() ? BUSY_NS : BUSY_UNLIMITED_NS);
     if (now - r->looked > FIND_TURNS_NS) {
         r->looked = now;

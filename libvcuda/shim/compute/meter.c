@@ -28,6 +28,7 @@
 #define LAG_MAX_NS 20000
 /* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
 #define DRY_TICKS 10000
+#define TAKE_TRIES 10000
 
 _Thread_local struct meter_lane *meter_last;
 static const uint64_t no_turns = VCUDA_TURN_FREE;
@@ -76,6 +77,7 @@ static void open_burst(struct meter_lane *lane, const struct admission *admitted
     lane->left = BURST_LAUNCHES;
     lane->patience = is_unlimited(lane->slot) ? BURST_TICKS_UNLIMITED : BURST_TICKS;
     lane->opened_at = ticks;
+    lane->ended = 0;
     if (origin)
         origin_begin(origin, &lane->now, lane, dry);
     __atomic_store_n(&usage->last_launch_ns, now, __ATOMIC_RELAXED);
@@ -330,6 +332,31 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
         meter_close(lane);
 }
 
+/* Work that others launched while the lane was taken is covered by the owner's burst. Where it has none, because it only probed
+ * or closed one, that work gets an end event of its own: nobody else would ever see that it is done. */
+void meter_cover_others(struct meter_lane *lane)
+{
+    if (lane->open || !lane->context || !__atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE))
+        return;
+    lane->now = (struct meter_burst){.begun_ns = shim_now(), .contended = 1};
+    lane->left_ns = 0;
+    lane_set_open(lane, 1);
+    meter_close(lane);
+}
+
+static void add_to_others(struct meter_lane *lane, uint64_t predicted_ns)
+{
+    __atomic_fetch_add(&lane->other_ns, predicted_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&lane->other_launches, 1, __ATOMIC_RELEASE);
+    /* Whoever has it leaves it within some microseconds; where not, the watcher finds it. */
+    for (int try = 0; try < TAKE_TRIES && !__atomic_load_n(&lane->open, __ATOMIC_RELAXED); try++)
+        if (lane_take(lane)) {
+            meter_cover_others(lane);
+            lane_leave(lane);
+            return;
+        }
+}
+
 void meter_end(struct meter_ticket *t, CUresult result)
 {
     struct meter_lane *lane = t->lane;
@@ -342,8 +369,7 @@ void meter_end(struct meter_ticket *t, CUresult result)
     } else if (result) {
         inflight_less(t->slot, t->predicted_ns);
     } else {
-        __atomic_fetch_add(&lane->other_ns, t->predicted_ns, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&lane->other_launches, 1, __ATOMIC_RELAXED);
+        add_to_others(lane, t->predicted_ns);
     }
 }
 

@@ -43,6 +43,7 @@ struct meter_lane {
     int busy;
     unsigned epoch;            /* of shim.hot_epoch in which launches may skip the slow path; 0: never */
     int open;                  /* `now` has launches, or may get some */
+    int ended;                 /* the stream has been destroyed; its handle may come again */
     const uint64_t *turn_word; /* `ends_ns` of this GPU's turn, and what it said when `now` was admitted */
     uint64_t turn;
     int64_t left_ns;                   /* of what `now` was admitted for */
@@ -82,6 +83,7 @@ int meter_wait_begins(void);
 void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
 void meter_close(struct meter_lane *lane); /* by the lane's owner: its open burst ends here */
+void meter_cover_others(struct meter_lane *lane); /* likewise, before leaving it */
 /* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */
 void meter_give_up(struct meter_lane *lane);
 
@@ -95,6 +97,7 @@ int meter_forget_context(CUcontext context); /* locked; returns the slot it was 
 void meter_forget_slot(int slot);            /* locked */
 void meter_forget_all(void);                 /* in a forked child */
 
+void meter_probe(void);                     /* by the watcher: set the clocks of contexts that are in use */
 void meter_restart(void); /* after a pause of the whole process: its events say nothing of the time before */
 
 /* ---- gate.c: who may launch now ---- */
@@ -126,7 +129,7 @@ struct origin {
     double least_lag_ns; /* least distance between an event and the moment it was seen, this period */
     double overhead_ns;  /* what an empty pair of events measures */
     int overheads;       /* how often that was looked at */
-    uint64_t renewed_ns;
+    uint64_t renewed_ns, probed_ns;
     CUevent spare[256];
     int spares;
     int guard;
@@ -143,6 +146,8 @@ void origin_discard(struct origin *origin, struct meter_burst *burst); /* it wil
 int origin_times(struct origin *origin, const struct meter_burst *burst, CUevent start, double *length_ns,
                  double *end_ns);
 void origin_forget(CUcontext context);
+/* By the lane's owner, its context current: set the origin by an event that is seen as it happens. */
+void origin_probe(struct origin *origin, const struct meter_lane *lane);
 /* Take a new origin with the next burst. */
 void origin_restart(void);
 

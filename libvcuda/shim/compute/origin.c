@@ -3,8 +3,9 @@
  * cuEventElapsedTime tells the distance of two events as a float of milliseconds, which after eight seconds is no better
  * than a microsecond: so every context has an origin event that is renewed every four. The origin's own time is first taken
  * to be when it was recorded; but it may wait in its stream, and the GPU may be another process's just then. No event happens
- * before it is recorded, nor is seen before it happens: both correct the origin, and where a program waits for its work they
- * are microseconds apart. Processes of one claim compare times, so they must agree on the clock.
+ * before it is recorded, nor is seen before it happens: both correct the origin. But most are seen long after, and the clocks of host and
+ * GPU drift apart; so ten times a second the watcher probes: it records an event of its own into an idle stream, and looks
+ * until it happens. Processes of one claim compare times, so they must agree on the clock.
  *
  * Two events with nothing between them are still a microsecond or two apart on a real GPU. That is measured a few times;
  * duration.c takes it off.
@@ -21,6 +22,8 @@
 #define OVERHEAD_LOOKS 16
 /* An event may happen so long before the call that records it has returned. */
 #define RETURN_NS 3000.0
+/* A probe (record, ask until it is seen) takes some microseconds on an idle stream; one that took longer stood behind work. */
+#define PROBE_MOST_NS 25000
 
 static struct origin *origins[ORIGINS];
 
@@ -181,6 +184,24 @@ int origin_times(struct origin *o, const struct meter_burst *burst, CUevent star
         o->least_lag_ns = lag;
     *end_ns = end;
     return 1;
+}
+
+/* An event that is seen while it happens. Behind other work it takes too long, and says nothing. */
+void origin_probe(struct origin *o, const struct meter_lane *lane)
+{
+    uint64_t begin = shim_now(), end = begin;
+    double passed;
+    CUevent event = o->base ? origin_record(o, lane) : NULL;
+    CUresult result = event ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    while (result == CUDA_ERROR_NOT_READY && end - begin < PROBE_MOST_NS) {
+        result = real.cuEventQuery(event);
+        end = shim_now();
+    }
+    if (event && !result && end - begin < PROBE_MOST_NS && elapsed(o->base, event, &passed)) {
+        o->base_ns = ((double)begin + (double)end) / 2 - passed;
+        o->probed_ns = end;
+    }
+    origin_return(o, event);
 }
 
 void origin_restart(void)

@@ -14,6 +14,8 @@
 #define FINISHED 256
 /* By how much the watchers of other processes may be behind. */
 #define OTHERS_LATE_NS 2000000ull
+/* At 20 ppm the clocks of host and GPU are two microseconds further apart after this. */
+#define PROBE_NS 100000000ull
 
 static int lock;
 
@@ -225,17 +227,70 @@ void meter_restart(void)
     meter_unlock();
 }
 
-/* From this thread, with the lane's context current here for the moment. A per-thread stream is another thread's. */
-static void close_for(struct meter_lane *lane)
+/* Make the lane's context current in this thread for the moment; 0: not to be had. A per-thread stream is another thread's. */
+static int enter_context(const struct meter_lane *lane)
+{
+    return lane->stream != CU_STREAM_PER_THREAD && real.cuCtxPushCurrent_v2 && real.cuCtxPopCurrent_v2 &&
+           !real.cuCtxPushCurrent_v2(lane->context);
+}
+
+static void leave_context(void)
 {
     CUcontext popped;
-    if (lane->stream == CU_STREAM_PER_THREAD || !real.cuCtxPushCurrent_v2 || !real.cuCtxPopCurrent_v2 ||
-        real.cuCtxPushCurrent_v2(lane->context)) {
+    real.cuCtxPopCurrent_v2(&popped);
+}
+
+static void close_for(struct meter_lane *lane)
+{
+    if (!enter_context(lane)) {
         meter_give_up(lane);
         return;
     }
     meter_close(lane);
-    real.cuCtxPopCurrent_v2(&popped);
+    leave_context();
+}
+
+/* A stream may join a capture at any moment, so none gets an event while there is one; and contexts must not go meanwhile. */
+void meter_probe(void)
+{
+    struct meter_lane *lane;
+    uint64_t now = shim_now();
+    if (__atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0 || !try_lock())
+        return;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        struct origin *origin = lane->context ? origin_of(lane->context) : NULL;
+        if (!origin || !origin->base || now - origin->probed_ns < PROBE_NS || now - lane->now.begun_ns > PROBE_NS ||
+            !lane_take(lane))
+            continue;
+        if (lane->context && !lane->ended && enter_context(lane)) {
+            origin_probe(origin, lane);
+            meter_cover_others(lane);
+            leave_context();
+        }
+        lane_leave(lane);
+    }
+    meter_unlock();
+}
+
+static int has_others(const struct meter_lane *lane)
+{
+    return __atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Before leaving a lane: what was launched meanwhile. */
+static void cover(struct meter_lane *lane, int captures)
+{
+    if (lane->open || !lane->context || lane->ended || !has_others(lane))
+        return;
+    if (captures || !enter_context(lane)) {
+        lane->now = (struct meter_burst){0};
+        __atomic_store_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
+        lane->left_ns = 0;
+        meter_give_up(lane);
+        return;
+    }
+    meter_cover_others(lane);
+    leave_context();
 }
 
 void meter_sweep(uint64_t patience_ns)
@@ -247,11 +302,13 @@ void meter_sweep(uint64_t patience_ns)
     struct meter_lane *lane;
     for (uint32_t i = 0; (lane = lane_at(i)); i++) {
         int64_t since = (int64_t)(shim_ticks() - __atomic_load_n(&lane->free_at, __ATOMIC_RELAXED));
-        if (!__atomic_load_n(&lane->open, __ATOMIC_RELAXED) || since < (int64_t)patience_ns || !lane_take(lane))
+        int open = __atomic_load_n(&lane->open, __ATOMIC_RELAXED), others = has_others(lane);
+        if ((!open && !others) || (open && since < (int64_t)patience_ns) || !lane_take(lane))
             continue;
         since = (int64_t)(shim_ticks() - lane->free_at);
         if (lane->open && lane->context && since >= (int64_t)patience_ns)
             captures ? meter_give_up(lane) : close_for(lane);
+        cover(lane, captures);
         lane_leave(lane);
     }
     meter_unlock();
@@ -275,8 +332,9 @@ void meter_before_end(CUstream stream)
         (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD)
         return;
     for (uint32_t i = 0; (lane = lane_at(i)); i++) {
-        if (lane->stream != stream || !__atomic_load_n(&lane->open, __ATOMIC_ACQUIRE) || !take_patiently(lane))
+        if (lane->stream != stream || !take_patiently(lane))
             continue;
+        lane->ended = 1;
         if (lane->open && lane->context && !meter_capturing(stream, 0))
             close_for(lane);
         if (lane->open && lane->context)
