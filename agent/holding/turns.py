@@ -8,9 +8,8 @@ from pathlib import Path
 
 from agent.holding.abi import PagesLibrary
 
-# An arbiter that has been silent for longer is dead, as libvcuda counts it: its last words no longer count.
+# An arbiter speaks for each page ten times a second. One that has been silent for longer is dead.
 STALE_NS = 1_000_000_000
-
 
 # In the place of a turn's end: no turns are given, each claim follows its own limit (VCUDA_TURN_FREE).
 FREE = 2**64 - 1

@@ -1,7 +1,7 @@
 """The node's arbiter, which gives the claims of a GPU their turns: started, watched, started again, ended.
 
-It lives and dies with the agent. Its death hurts nobody for long: libvcuda takes an arbiter that has been silent for a
-second for dead, and each claim follows its own limit until the next one has looked around. So an agent that is started
+It lives and dies with the agent. Its death hurts nobody for long: libvcuda takes an arbiter that has been silent for
+0.2 s for dead, and each claim follows its own limit until the next one has looked around. So an agent that is started
 again need not adopt a running arbiter; the arbiter's own lock keeps two from giving turns at the same time.
 """
 
@@ -68,7 +68,8 @@ class Arbiter:
                 backoff.reset()
             if code != EXIT_TAKEN and (settled or self._restarts == 0):
                 self._report(f"{self._problem}; until the next one runs, each claim follows its own limit alone.")
-            pause = backoff.next()
+            # While there is none, the claims of a GPU have no guarantees: one that had long run is replaced at once.
+            pause = 0.0 if settled else backoff.next()
             log.warning("arbiter-ended", reason=self._problem, retry_seconds=round(pause, 2))
             await asyncio.sleep(pause)
             self._restarts += 1

@@ -20,6 +20,8 @@
 #define DENSE_OVER_NS (250 * MS)
 #define DENSE_OVER_MOST_NS (1000 * MS) /* with kernels so long that none of them has ended yet */
 #define DENSE_LEAST_NS (20 * (int64_t)MS)
+/* One that pauses for longer than a turn is kept for it has many short turns; that much of them is enough to be let go. */
+#define LIGHT_LEAST_NS (4 * (int64_t)MS)
 /* Who waits for the GPU more often than this, of the times that it is looked at. */
 #define SYNC_PERCENT 30
 /* How long everyone goes without turns before they are tried again, doubled each time. */
@@ -30,9 +32,11 @@
 #define BESIDE_MOST_NS (64000 * (int64_t)MS)
 /* Harm is looked for over so long; so many windows in a row, as programs pause. */
 #define HARM_OVER_NS (250 * MS)
-#define HARM_PERCENT 85
+#define HARM_PERCENT 88
 #define GREED_PERCENT 120
-#define GREED_MORE (SHARE_WHOLE / 10)
+#define GREED_MORE (SHARE_WHOLE / 50)
+/* Where nobody fills the GPU, who takes more takes it from nobody. */
+#define GREED_MORE_SPARSE (SHARE_WHOLE / 10)
 #define HARM_WINDOWS 2
 
 /* What runs is measured when it ends, and what is not waited for takes from the turns of others. */
@@ -74,12 +78,14 @@ static int count_turns(struct seat *s)
     return whole;
 }
 
-/* It needs less than its share, even with the GPU to itself, and is not kept waiting by it: beside others it would wait for
- * a whole slice of theirs each time. And it was not harmed by being let go a moment ago. */
-static int is_light(const struct seat *s, uint32_t density, uint64_t now)
+/* It needs less than its share: it leaves the GPU idle in its turns so often that it would with all of it to itself, or gives
+ * turns back and comes nowhere near its share. It is not kept waiting by the GPU: beside others it would wait for a whole slice
+ * of theirs each time. And it was not harmed by being let go a moment ago. */
+static int is_light(const struct seat *s, uint32_t density, uint64_t lasted, uint64_t now)
 {
-    return density && density * 100 < DENSE_PERCENT * SHARE_WHOLE && density <= s->share && s->syncs * 100 <= s->looks * SYNC_PERCENT &&
-           now >= s->not_beside_until_ns;
+    int sparse = density && density * 100 < DENSE_PERCENT * SHARE_WHOLE;
+    int needs_less = density <= s->share || (s->idled && 2 * part(s->dense_used_ns, lasted) <= s->share);
+    return sparse && needs_less && s->syncs * 100 <= s->looks * SYNC_PERCENT && now >= s->not_beside_until_ns;
 }
 
 static void watch_from(struct round *r, uint64_t now)
@@ -103,15 +109,15 @@ int beside_judge(struct round *r, uint64_t now)
     int judged = can_judge(r, now);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
-        if (!judged || s->beside || s->dense_used_ns <= DENSE_LEAST_NS)
+        if (!judged || s->beside || s->dense_used_ns <= LIGHT_LEAST_NS)
             continue;
         uint32_t density = part(s->dense_gpu_ns, (uint64_t)s->dense_used_ns);
         s->in_turns = part(s->dense_gpu_ns, lasted);
         s->due = s->share;
-        s->light = is_light(s, density, now);
+        s->light = is_light(s, density, lasted, now);
         takers++;
         light += s->light;
-        sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE;
+        sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE && s->dense_used_ns > DENSE_LEAST_NS;
     }
     if (!judged)
         return 0;
@@ -123,8 +129,10 @@ int beside_judge(struct round *r, uint64_t now)
         return 0;
     watch_from(r, now);
     r->free_active = r->n;
-    for (int i = 0; i < r->n; i++)
+    for (int i = 0; i < r->n; i++) {
+        r->seat[i].light &= !all_sparse;
         r->seat[i].let_go = all_sparse || r->seat[i].light;
+    }
     if (all_sparse || takers - light < 2) {
         uint64_t most = all_sparse ? NO_TURNS_MOST_NS : BESIDE_MOST_NS;
         uint64_t least = all_sparse ? NO_TURNS_LEAST_NS : BESIDE_LEAST_NS;
@@ -152,7 +160,8 @@ static int is_harmed(const struct seat *s, uint32_t got)
 /* One that was let go, and now wants more than it is due. */
 static int is_greedy(const struct seat *s, uint32_t got)
 {
-    return s->let_go && s->due && got * 100 > s->due * GREED_PERCENT + 100 * GREED_MORE;
+    uint32_t more = s->light ? GREED_MORE : GREED_MORE_SPARSE;
+    return s->let_go && s->due && got * 100 > s->due * GREED_PERCENT + 100 * more;
 }
 
 static void take_back(struct seat *s, uint64_t now)
@@ -184,7 +193,7 @@ int beside_watch(struct round *r, uint64_t now)
         ended = 1;
         s->harmed = 0;
         for (int k = 0; k < r->n; k++)
-            if (r->seat[k].light && (k == i || !s->light))
+            if (r->seat[k].let_go && (k == i || !s->let_go))
                 take_back(&r->seat[k], now);
     }
     r->harm_since_ns = now;

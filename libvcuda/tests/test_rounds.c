@@ -319,6 +319,7 @@ void test_rounds(void)
     test_preempt();
     test_left_over();
     test_turns_wanted(v);
+    test_beside(v);
     test_lies();
     test_deep_queue();
     test_any();

@@ -116,6 +116,7 @@ static void arbitrate(struct virtual_gpu *v)
                                       .last_end_ns = t->last_end_ns,
                                       .last_launch_ns = t->last_launch_ns,
                                       .gpu_time_ns = t->used_ns,
+                                      .processes = 1,
                                       .waiting = (uint32_t)(t->waiting || t->always_waiting)};
     }
     v->next = round_step(r, v->now);

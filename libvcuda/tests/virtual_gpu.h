@@ -41,6 +41,7 @@ void virtual_run(struct virtual_gpu *v, double seconds);
 void virtual_count(struct virtual_gpu *v);
 /* A part of the chapter "rounds". */
 void test_turns_wanted(struct virtual_gpu *v);
+void test_beside(struct virtual_gpu *v);
 /* Percent of the GPU since it was last forgotten. */
 double virtual_share(const struct virtual_gpu *v, int tenant);
 

@@ -20,6 +20,8 @@
 #define CLOCK_NS 8000.0
 /* The GPU was so far behind the program that it is beyond doubt. */
 #define BEHIND_NS 20000.0
+/* A launch that took longer loaded code, or was interrupted: nobody knows when it was submitted. */
+#define LAG_SURE_NS 20000.0
 /* Of what two empty events are apart; more than five microseconds was disturbed by another tenant's slice. */
 #define EMPTY_MOST_NS 5000.0
 #define EMPTY_IDLE 0.94
@@ -30,6 +32,7 @@
 static double events_take(const struct origin *origin, const struct meter_burst *burst, double waited, int *vague)
 {
     double empty = origin->overhead_ns < EMPTY_MOST_NS ? origin->overhead_ns : 0, lag = (double)burst->lag_ns;
+    *vague = lag > LAG_SURE_NS;
     if (waited < CLOCK_NS)
         return lag + empty * (burst->zero ? EMPTY_AFTER_ZERO : EMPTY_IDLE);
     if (waited > lag + CLOCK_NS)

@@ -16,22 +16,9 @@
  */
 #include "lane.h"
 
-#define BURST_LAUNCHES 64
-/* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
-#define BURST_TICKS 300000
-/* Without a limit nobody waits for the numbers: fewer events, and most launches get none; they are charged as predicted, of
- * about a millisecond at most between two bursts. */
-#define BURST_TICKS_UNLIMITED 500000
-#define SKIP_MOST 24
-#define SKIP_NS 1000000
-/* A launch that takes longer than this loads code, and most likely submits before it returns. */
-#define LAG_MAX_NS 20000
-/* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
-#define DRY_TICKS 10000
 #define TAKE_TRIES 10000
 
 _Thread_local struct meter_lane *meter_last;
-static const uint64_t no_turns = VCUDA_TURN_FREE;
 
 int meter_capturing(CUstream stream, int per_thread)
 {
@@ -40,124 +27,6 @@ int meter_capturing(CUstream stream, int per_thread)
         return 0;
     CUresult result = real.cuStreamIsCapturing(lane_stream(stream, per_thread), &status);
     return result != CUDA_SUCCESS || status != CU_CAPTURE_NONE;
-}
-
-static int is_unlimited(int slot)
-{
-    return __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED) >= 100;
-}
-
-/* What was launched without events since the last burst is charged with the one that opens. */
-static void take_skipped(struct meter_lane *lane)
-{
-    /* Two threads that skip at once may leave more than was given. */
-    uint32_t unused = __atomic_exchange_n(&lane->skip, 0, __ATOMIC_RELAXED);
-    lane->now.skipped = lane->skip_given > unused ? lane->skip_given - unused : 0;
-    lane->now.skipped_ns = __atomic_exchange_n(&lane->skipped_ns, 0, __ATOMIC_RELAXED);
-    lane->now.skipping_since_ns = lane->skipping_since_ns;
-    lane->skip_given = 0;
-}
-
-static void open_burst(struct meter_lane *lane, const struct admission *admitted, int alone)
-{
-    struct origin *origin = origin_of(lane->context);
-    struct vcuda_gpu_usage *usage = shim_usage(lane->slot);
-    uint64_t now = shim_now(), ticks = shim_ticks();
-    /* All that was launched is known to be done, or should be. */
-    if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
-        lane_set_free_at(lane, ticks);
-    int dry = alone || ticks + DRY_TICKS > lane->free_at;
-    lane->now = (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone, .contended = gate_is_contended(lane->slot)};
-    take_skipped(lane);
-    const uint64_t *turn_word =
-        __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
-    __atomic_store_n(&lane->turn_word, turn_word, __ATOMIC_RELAXED);
-    __atomic_store_n(&lane->turn, admitted->turn, __ATOMIC_RELAXED);
-    lane->left_ns = (int64_t)admitted->allowance_ns;
-    lane->left = BURST_LAUNCHES;
-    lane->patience = is_unlimited(lane->slot) ? BURST_TICKS_UNLIMITED : BURST_TICKS;
-    lane->opened_at = ticks;
-    lane->ended = 0;
-    if (origin)
-        origin_begin(origin, &lane->now, lane, dry);
-    __atomic_store_n(&usage->last_launch_ns, now, __ATOMIC_RELAXED);
-    lane_set_open(lane, 1);
-}
-
-static uint64_t take_others(struct meter_lane *lane)
-{
-    lane->now.launches += (uint32_t)__atomic_exchange_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
-    return __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED);
-}
-
-/* It was opened, but nothing was launched, or nothing can be measured. */
-static void drop_burst(struct meter_lane *lane)
-{
-    struct origin *origin = origin_of(lane->context);
-    inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
-    __atomic_fetch_add(&lane->skipped_ns, lane->now.skipped_ns, __ATOMIC_RELAXED);
-    if (origin)
-        origin_discard(origin, &lane->now);
-    lane_set_open(lane, 0);
-}
-
-/* From a half to one and a half of `most`, by what time it is. */
-static uint32_t thrown(uint32_t most, uint64_t ticks)
-{
-    return most / 2 + (uint32_t)((ticks * 0x9e3779b97f4a7c15ull >> 32) * most >> 32);
-}
-
-/* The burst that ends was one of short launches. */
-static void give_skips(struct meter_lane *lane, uint64_t ticks)
-{
-    const struct meter_burst *burst = &lane->now;
-    if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE || !is_unlimited(lane->slot))
-        return;
-    uint64_t most = (uint64_t)SKIP_NS * burst->launches / burst->predicted_ns;
-    most = most < SKIP_MOST * burst->launches ? most : SKIP_MOST * burst->launches;
-    lane->skip_given = thrown((uint32_t)most, ticks);
-    lane->skipping_since_ns = burst->closed_ns;
-    __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
-}
-
-/* Set the end event. While there is no room for the burst it just goes on; without an event it is never measured. */
-void meter_close(struct meter_lane *lane)
-{
-    struct origin *origin = origin_of(lane->context);
-    uint64_t ticks = shim_ticks();
-    lane->left = BURST_LAUNCHES;
-    if (!lane->now.launches && !__atomic_load_n(&lane->other_launches, __ATOMIC_RELAXED)) {
-        drop_burst(lane);
-        return;
-    }
-    if (lane->head - __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) == METER_BURSTS) {
-        meter_retire();
-        if (lane->head - __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) == METER_BURSTS)
-            return;
-    }
-    lane->now.end = origin ? origin_record(origin, lane) : NULL;
-    lane->now.closed_ns = shim_now();
-    if (!lane->now.end) {
-        meter_give_up(lane);
-        return;
-    }
-    if (ticks > lane->free_at)
-        lane->now.idle_ns += ticks - lane->free_at;
-    /* Nobody knows when a kernel ends that was not measured before: the next burst gets a start event. */
-    if (lane->now.alone)
-        lane_set_free_at(lane, ticks);
-    /* What it was admitted for and did not launch is no longer in flight; what others launched is. */
-    uint64_t others = take_others(lane);
-    if (lane->left_ns > 0)
-        inflight_less(lane->slot, (uint64_t)lane->left_ns);
-    lane->now.counted_ns = lane->now.predicted_ns + others;
-    lane->now.predicted_ns += others;
-    __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches + lane->now.skipped, __ATOMIC_RELAXED);
-    lane->ring[lane->head % METER_BURSTS] = lane->now;
-    __atomic_store_n(&lane->head, lane->head + 1, __ATOMIC_RELEASE);
-    lane_set_open(lane, 0);
-    give_skips(lane, ticks);
-    watcher_poke();
 }
 
 /* Nothing stands in the way of launching right away: the open burst has room, in the same turn, under the same limits. */
@@ -224,15 +93,6 @@ static int metered_slot(CUcontext *context, CUresult *result)
     return -1;
 }
 
-static void end_open(struct meter_lane *lane)
-{
-    if (!lane_take(lane))
-        return;
-    if (lane->open && lane->context)
-        meter_close(lane);
-    lane_leave(lane);
-}
-
 /* The lane is taken: go on with its burst, or open one on what was admitted. */
 static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct admission *admitted)
 {
@@ -245,7 +105,7 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
         lane->left_ns += (int64_t)admitted->allowance_ns;
         lane->turn = admitted->turn;
     } else {
-        open_burst(lane, admitted, !t->known);
+        meter_open(lane, admitted, !t->known);
     }
     /* With a second context, which stream NULL is depends on the current one: ask each time. */
     int ask = __atomic_load_n(&shim.contexts_made, __ATOMIC_SEQ_CST) > 1 ||
@@ -315,8 +175,7 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
     struct meter_burst *burst = &lane->now;
     uint64_t ticks = shim_ticks();
     if (!burst->launches && burst->started_ns) {
-        uint64_t lag = shim_now() - burst->started_ns;
-        burst->lag_ns = lag < LAG_MAX_NS ? lag : LAG_MAX_NS;
+        burst->lag_ns = shim_now() - burst->started_ns;
         lane_set_free_at(lane, ticks);
     }
     if (ticks > lane->free_at) {
@@ -330,18 +189,6 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
     add_kind(burst, t);
     if (--lane->left == 0 || !t->known || lane->left_ns <= 0 || ticks - lane->opened_at >= lane->patience)
         meter_close(lane);
-}
-
-/* Work that others launched while the lane was taken is covered by the owner's burst. Where it has none, because it only probed
- * or closed one, that work gets an end event of its own: nobody else would ever see that it is done. */
-void meter_cover_others(struct meter_lane *lane)
-{
-    if (lane->open || !lane->context || !__atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE))
-        return;
-    lane->now = (struct meter_burst){.begun_ns = shim_now(), .contended = 1};
-    lane->left_ns = 0;
-    lane_set_open(lane, 1);
-    meter_close(lane);
 }
 
 static void add_to_others(struct meter_lane *lane, uint64_t predicted_ns)
@@ -373,63 +220,3 @@ void meter_end(struct meter_ticket *t, CUresult result)
     }
 }
 
-static int waiting_matters(CUcontext *context)
-{
-    if (shim_mode() != SHIM_ACTIVE || !shim.self || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED))
-        return 0;
-    return shim_slot_of_current(context) >= 0;
-}
-
-int meter_wait_begins(void)
-{
-    CUcontext context;
-    if (!waiting_matters(&context))
-        return 0;
-    int slot = shim_slot_of_current(&context);
-    __atomic_fetch_add(&shim_usage(slot)->syncing, 1, __ATOMIC_RELAXED);
-    return slot + 1;
-}
-
-void meter_wait_ends(int begun)
-{
-    if (begun > 0)
-        __atomic_fetch_sub(&shim_usage(begun - 1)->syncing, 1, __ATOMIC_RELAXED);
-}
-
-uint32_t meter_before_wait(CUstream stream, int per_thread)
-{
-    CUcontext context;
-    if (!waiting_matters(&context) || meter_capturing(stream, per_thread))
-        return 0;
-    struct meter_lane *lane = lane_of(context, lane_stream(stream, per_thread), 0, 0);
-    if (!lane)
-        return 0;
-    end_open(lane);
-    return lane->head;
-}
-
-void meter_after_wait(CUstream stream, int per_thread, uint32_t seen)
-{
-    CUcontext context;
-    if (!seen || !waiting_matters(&context))
-        return;
-    struct meter_lane *lane = lane_of(context, lane_stream(stream, per_thread), 0, 0);
-    if (!lane || !lane_take(lane))
-        return;
-    /* Dry only if nobody launched since. */
-    if (!lane->open && lane->head == seen)
-        lane_set_free_at(lane, shim_ticks());
-    lane_leave(lane);
-}
-
-void meter_before_wait_all(void)
-{
-    CUcontext context;
-    if (!waiting_matters(&context))
-        return;
-    struct meter_lane *lane;
-    for (uint32_t i = 0; (lane = lane_at(i)); i++)
-        if (lane->context == context && __atomic_load_n(&lane->open, __ATOMIC_RELAXED) && lane_is_near(lane) &&
-            !meter_capturing(lane->stream, 0))
-            end_open(lane);
-}

@@ -69,6 +69,7 @@ struct meter_ticket {
     uint16_t kernel;
 };
 
+struct admission;
 /* Before and after a launch. `begin` waits for credit or a turn; an error is the launch's answer. */
 CUresult meter_begin(struct meter_ticket *ticket, CUstream stream, int per_thread, const void *kernel, uint64_t blocks);
 void meter_end(struct meter_ticket *ticket, CUresult result);
@@ -82,6 +83,8 @@ void meter_before_end(CUstream stream);
 int meter_wait_begins(void);
 void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
+/* By the lane's owner: a burst begins on what was admitted. `alone`: it will be one launch. */
+void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone);
 void meter_close(struct meter_lane *lane); /* by the lane's owner: its open burst ends here */
 void meter_cover_others(struct meter_lane *lane); /* likewise, before leaving it */
 /* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */
@@ -90,6 +93,7 @@ void meter_give_up(struct meter_lane *lane);
 /* Charge what is finished. Does nothing where another thread is at it. Returns how many bursts are still out. */
 int meter_retire(void);
 void meter_sweep(uint64_t patience_ns); /* by the watcher: end open bursts that nobody continued for so long */
+int meter_try_lock(void);
 int meter_lock(void);                   /* 0: given up, not locked; unlock only what was locked */
 void meter_unlock(void);
 void meter_quiesce(void);

@@ -16,12 +16,14 @@
 #define WAYS 4
 /* A kernel never seen: launched, marked and measured by itself; no more than a few such are ever in flight. */
 #define UNKNOWN_NS 1000000
-/* The first launches of a kernel load code and warm caches; and durations change: measure by itself now and then. */
+/* The first launches of a kernel load code and warm caches: each is measured by itself, then soon again. Durations change, so
+ * that is done now and then for ever. */
 #define ALONE_FIRST 3
 #define ALONE_EVERY 256
 /* One measurement moves a prediction by this part. One that was disturbed (an interrupt, a page fault, a foreign slice) is
  * longer, never shorter: so no more than twice the prediction is believed at once. */
 #define WEIGHT_ALONE 0.25
+#define SURE_SAMPLES 5 /* before that, the least is believed */
 #define WEIGHT_BURST 0.25
 #define MOST_UP 2.0
 /* While other claims have the GPU in between, a longer time says little. */
@@ -37,6 +39,7 @@ static struct entry {
     uint32_t alone_ns;    /* when measured by itself */
     uint32_t launches;
     uint32_t alone_at; /* launches at which it is measured by itself again */
+    uint32_t samples;  /* how often it was */
 } entries[SETS * WAYS];
 
 static const void *collectives[COLLECTIVES];
@@ -57,7 +60,8 @@ static uint16_t find(uint64_t key)
     __atomic_store_n(&e->nanoseconds, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->alone_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&e->alone_at, ALONE_EVERY / 2, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->samples, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->alone_at, 2 * ALONE_FIRST, __ATOMIC_RELAXED);
     __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
     return least;
 }
@@ -74,7 +78,8 @@ static uint64_t about(uint64_t blocks)
 static void measure_again(struct entry *e, uint32_t launches)
 {
     uint32_t thrown = (launches ^ (uint32_t)e->key) * 2654435761u >> 24;
-    __atomic_store_n(&e->alone_at, launches + ALONE_EVERY / 2 + thrown % ALONE_EVERY, __ATOMIC_RELAXED);
+    uint32_t distance = ALONE_EVERY / 2 + thrown % ALONE_EVERY;
+    __atomic_store_n(&e->alone_at, launches + (launches < distance ? launches : distance), __ATOMIC_RELAXED);
 }
 
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known)
@@ -109,12 +114,14 @@ static void learn_alone(struct entry *e, double seen, int contended)
 {
     double old = (double)__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
     double alone = (double)__atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED);
-    int first = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) <= ALONE_FIRST;
-    if (alone == 0 || (first && !(contended && seen > alone))) {
+    uint32_t samples = __atomic_fetch_add(&e->samples, 1, __ATOMIC_RELAXED);
+    if (old == 0 || (samples < SURE_SAMPLES && seen < alone)) {
         set(&e->alone_ns, seen);
         set(&e->nanoseconds, seen);
         return;
     }
+    if (samples < SURE_SAMPLES)
+        return;
     double weight = contended && seen > alone ? WEIGHT_UP_CONTENDED : WEIGHT_ALONE;
     double from_alone = clamp(seen, 0, MOST_UP * alone), from_old = clamp(seen, 0, MOST_UP * old);
     set(&e->alone_ns, alone + weight * (from_alone - alone));

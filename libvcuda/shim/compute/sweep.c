@@ -1,0 +1,144 @@
+/* What the watcher does to lanes from outside: it ends bursts that nobody continues, covers what launching threads left uncovered,
+ * and sets the clocks. Also the end of a stream. */
+#include "lane.h"
+
+#include <sched.h>
+
+/* At 20 ppm the clocks of host and GPU are two microseconds further apart after this. */
+#define PROBE_NS 100000000ull
+
+/* What was under way counts as predicted: its events may lie on both sides of the pause. */
+void meter_restart(void)
+{
+    struct meter_lane *lane;
+    if (!meter_lock())
+        return;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        struct origin *origin = origin_of(lane->context);
+        for (uint32_t at = lane->tail; origin && at != __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE); at++) {
+            struct meter_burst *burst = &lane->ring[at % METER_BURSTS];
+            origin_return(origin, burst->base);
+            burst->base = NULL;
+            burst->contended = 1;
+        }
+        lane->now.contended = 1;
+        }
+    origin_restart();
+    meter_unlock();
+}
+
+/* Make the lane's context current in this thread for the moment; 0: not to be had. A per-thread stream is another thread's. */
+static int enter_context(const struct meter_lane *lane)
+{
+    return lane->stream != CU_STREAM_PER_THREAD && real.cuCtxPushCurrent_v2 && real.cuCtxPopCurrent_v2 &&
+           !real.cuCtxPushCurrent_v2(lane->context);
+}
+
+static void leave_context(void)
+{
+    CUcontext popped;
+    real.cuCtxPopCurrent_v2(&popped);
+}
+
+static void close_for(struct meter_lane *lane)
+{
+    if (!enter_context(lane)) {
+        meter_give_up(lane);
+        return;
+    }
+    meter_close(lane);
+    leave_context();
+}
+
+/* A stream may join a capture at any moment, so none gets an event while there is one; and contexts must not go meanwhile. */
+void meter_probe(void)
+{
+    struct meter_lane *lane;
+    uint64_t now = shim_now();
+    if (__atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0 || !meter_try_lock())
+        return;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        struct origin *origin = lane->context ? origin_of(lane->context) : NULL;
+        if (!origin || !origin->base || now - origin->probed_ns < PROBE_NS || now - lane->now.begun_ns > PROBE_NS ||
+            !lane_take(lane))
+            continue;
+        if (lane->context && !lane->ended && enter_context(lane)) {
+            origin_probe(origin, lane);
+            meter_cover_others(lane);
+            leave_context();
+        }
+        lane_leave(lane);
+    }
+    meter_unlock();
+}
+
+static int has_others(const struct meter_lane *lane)
+{
+    return __atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Before leaving a lane: what was launched meanwhile. */
+static void cover(struct meter_lane *lane, int captures)
+{
+    if (lane->open || !lane->context || lane->ended || !has_others(lane))
+        return;
+    if (captures || !enter_context(lane)) {
+        lane->now = (struct meter_burst){0};
+        __atomic_store_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
+        lane->left_ns = 0;
+        meter_give_up(lane);
+        return;
+    }
+    meter_cover_others(lane);
+    leave_context();
+}
+
+void meter_sweep(uint64_t patience_ns)
+{
+    /* A stream may join a capture at any moment, so none gets an event meanwhile; and contexts must not go. */
+    int captures = __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
+    if (!meter_try_lock())
+        return;
+    struct meter_lane *lane;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        int64_t since = (int64_t)(shim_ticks() - __atomic_load_n(&lane->free_at, __ATOMIC_RELAXED));
+        int open = __atomic_load_n(&lane->open, __ATOMIC_RELAXED), others = has_others(lane);
+        if ((!open && !others) || (open && since < (int64_t)patience_ns) || !lane_take(lane))
+            continue;
+        since = (int64_t)(shim_ticks() - lane->free_at);
+        if (lane->open && lane->context && since >= (int64_t)patience_ns)
+            captures ? meter_give_up(lane) : close_for(lane);
+        cover(lane, captures);
+        lane_leave(lane);
+    }
+    meter_unlock();
+}
+
+/* Whoever has the lane puts an event into the stream at most; a program that still launches into it has lost already. */
+static int take_patiently(struct meter_lane *lane)
+{
+    for (int i = 0; i < 100000; i++) {
+        if (lane_take(lane))
+            return 1;
+        sched_yield();
+    }
+    return 0;
+}
+
+void meter_before_end(CUstream stream)
+{
+    struct meter_lane *lane;
+    if (shim_mode() != SHIM_ACTIVE || __atomic_load_n(&shim.stopping, __ATOMIC_RELAXED) ||
+        (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD)
+        return;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        if (lane->stream != stream || !take_patiently(lane))
+            continue;
+        lane->ended = 1;
+        if (lane->open && lane->context && !meter_capturing(stream, 0))
+            close_for(lane);
+        if (lane->open && lane->context)
+            meter_give_up(lane);
+        lane_leave(lane);
+    }
+}

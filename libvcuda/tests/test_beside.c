@@ -1,0 +1,109 @@
+/* Claims that run beside the turns of others, in made-up time; and an arbiter that was itself paused. */
+#include "harness.h"
+#include "virtual_gpu.h"
+
+#include <math.h>
+
+/* A program that launches more slowly than the GPU works: 0.2 ms in each millisecond. */
+static struct tenant *light(struct virtual_gpu *v, uint32_t request)
+{
+    struct tenant *t = virtual_tenant(v, request, 100, VCUDA_POLICY_BURST, 200000);
+    t->synchronous = 1;
+    t->think_ns = 800000;
+    return t;
+}
+
+static struct tenant *heavy(struct virtual_gpu *v, uint32_t request)
+{
+    return virtual_tenant(v, request, 100, VCUDA_POLICY_BURST, 1600000);
+}
+
+static void test_let_go(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    light(v, 30);
+    heavy(v, 70);
+    virtual_run(v, 2);
+    virtual_count(v);
+    virtual_run(v, 20);
+    expect(virtual_share(v, 0) > 14 && virtual_share(v, 1) > 70,
+           "one that needs 20 of its 30 %% runs beside a heavy one: %.1f and %.1f %%", virtual_share(v, 0),
+           virtual_share(v, 1));
+    virtual_begin(v, 50);
+    light(v, 30);
+    heavy(v, 20);
+    heavy(v, 50);
+    virtual_run(v, 2);
+    virtual_count(v);
+    virtual_run(v, 20);
+    expect(virtual_share(v, 0) > 14 && virtual_share(v, 2) > 1.8 * virtual_share(v, 1),
+           "and beside two heavy ones, which take turns: %.1f, %.1f and %.1f %%", virtual_share(v, 0),
+           virtual_share(v, 1), virtual_share(v, 2));
+    virtual_begin(v, 50);
+    light(v, 10);
+    heavy(v, 90);
+    virtual_run(v, 2);
+    virtual_count(v);
+    virtual_run(v, 10);
+    expect(virtual_share(v, 1) > 88, "one that needs more than its share is not let go: %.1f and %.1f %%",
+           virtual_share(v, 0), virtual_share(v, 1));
+}
+
+static void test_taken_back(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *t = light(v, 30);
+    heavy(v, 70);
+    virtual_run(v, 3);
+    t->synchronous = 0;
+    t->kernel_ns = 1600000;
+    virtual_run(v, 1.5);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(fabs(virtual_share(v, 0) - 30) < 1.5 && fabs(virtual_share(v, 1) - 70) < 1.5,
+           "one that was let go and then wants everything is taken back: %.1f and %.1f %%", virtual_share(v, 0),
+           virtual_share(v, 1));
+}
+
+/* For three seconds nobody looked: libvcuda let everyone go after a moment, and one used more than its share. */
+static void test_away(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    heavy(v, 30);
+    heavy(v, 70);
+    virtual_run(v, 2);
+    v->next = v->now + 3000 * MS;
+    for (int i = 0; i < 2; i++)
+        v->round.seat[i].ends_ns = VCUDA_TURN_FREE;
+    virtual_run(v, 3.001);
+    virtual_count(v);
+    virtual_run(v, 1);
+    expect(fabs(virtual_share(v, 0) - 30) < 3, "an arbiter that was away for 3 s forgets debts: %.1f and %.1f %%",
+           virtual_share(v, 0), virtual_share(v, 1));
+}
+
+/* A guaranteed claim that comes and goes, beside best effort that never stops. */
+static void test_watchful(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *first = heavy(v, 50), *best_effort = heavy(v, 0);
+    first->limit.policy = best_effort->limit.policy = VCUDA_POLICY_PREEMPT;
+    best_effort->limit.flags = VCUDA_FLAG_BEST_EFFORT;
+    first->kernel_ns = 1000000;
+    first->burst_ns = 45 * MS;
+    first->pause_ns = 2000 * MS;
+    virtual_run(v, 3);
+    virtual_count(v);
+    virtual_run(v, 20);
+    expect(first->longest_wait_ns < 6 * MS && virtual_share(v, 1) > 95,
+           "preempt: after pauses of 2 s a guaranteed claim waits %.1f ms at most; best effort gets %.1f %%",
+           (double)first->longest_wait_ns / 1e6, virtual_share(v, 1));
+}
+
+void test_beside(struct virtual_gpu *v)
+{
+    test_let_go(v);
+    test_taken_back(v);
+    test_away(v);
+    test_watchful(v);
+}
