@@ -91,6 +91,7 @@ int shim_uuid_of_device(CUdevice device, uint8_t uuid[16]); /* of a MIG instance
 int shim_slot_of_current(CUcontext *context);
 /* The arbiter gives turns on this GPU: see gate.c. */
 int gate_gives_turns(int slot);
+int gate_has_turn(int slot); /* this claim's is open now */
 /* Other claims may have the GPU in between what this process launches. */
 int gate_is_contended(int slot);
 /* When what this process has in flight should have ended, by prediction. CLOCK_MONOTONIC. */

@@ -78,6 +78,11 @@ int gate_gives_turns(int slot)
     return turn_word(slot) != VCUDA_TURN_FREE && arbiter_lives(slot);
 }
 
+int gate_has_turn(int slot)
+{
+    return turn_word(slot) > shim_now();
+}
+
 int gate_is_contended(int slot)
 {
     const struct vcuda_turns *turns = turns_page();

@@ -133,7 +133,7 @@ struct origin {
     double least_lag_ns; /* least distance between an event and the moment it was seen, this period */
     double overhead_ns;  /* what an empty pair of events measures */
     int overheads;       /* how often that was looked at */
-    uint64_t renewed_ns, probed_ns;
+    uint64_t renewed_ns, probed_ns, tried_ns;
     CUevent spare[256];
     int spares;
     int guard;

@@ -6,6 +6,8 @@
 
 /* At 20 ppm the clocks of host and GPU are two microseconds further apart after this. */
 #define PROBE_NS 100000000ull
+/* After one that stood behind work. */
+#define PROBE_AGAIN_NS 10000000ull
 
 /* What was under way counts as predicted: its events may lie on both sides of the pause. */
 void meter_restart(void)
@@ -50,6 +52,12 @@ static void close_for(struct meter_lane *lane)
     leave_context();
 }
 
+/* An event makes the GPU switch to this process, which costs whoever has it some tenths of a millisecond. */
+static int is_undisturbed(int slot)
+{
+    return !gate_is_contended(slot) && (!gate_gives_turns(slot) || gate_has_turn(slot));
+}
+
 /* A stream may join a capture at any moment, so none gets an event while there is one; and contexts must not go meanwhile. */
 void meter_probe(void)
 {
@@ -58,10 +66,11 @@ void meter_probe(void)
     if (__atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0 || !meter_try_lock())
         return;
     for (uint32_t i = 0; (lane = lane_at(i)); i++) {
-        struct origin *origin = lane->context ? origin_of(lane->context) : NULL;
-        if (!origin || !origin->base || now - origin->probed_ns < PROBE_NS || now - lane->now.begun_ns > PROBE_NS ||
-            !lane_take(lane))
+        struct origin *origin = lane->context && is_undisturbed(lane->slot) ? origin_of(lane->context) : NULL;
+        if (!origin || !origin->base || now - origin->probed_ns < PROBE_NS || now - origin->tried_ns < PROBE_AGAIN_NS ||
+            now - lane->now.begun_ns > PROBE_NS || !lane_take(lane))
             continue;
+        origin->tried_ns = now;
         if (lane->context && !lane->ended && enter_context(lane)) {
             origin_probe(origin, lane);
             meter_cover_others(lane);
