@@ -16,8 +16,9 @@
  */
 #include "meter.h"
 
-/* An event's time is known on our clock to about so much: see origin.c. */
-#define CLOCK_NS 8000.0
+/* How long after the call the GPU passes a start event on an idle stream, and how well our clock tells (origin.c). */
+#define IDLE_NS 1000.0
+#define CLOCK_NS 3000.0
 /* The GPU was so far behind the program that it is beyond doubt. */
 #define BEHIND_NS 20000.0
 /* A launch that took longer loaded code, or was interrupted: nobody knows when it was submitted. */
@@ -32,13 +33,14 @@
 static double events_take(const struct origin *origin, const struct meter_burst *burst, double waited, int *vague)
 {
     double empty = origin->overhead_ns < EMPTY_MOST_NS ? origin->overhead_ns : 0, lag = (double)burst->lag_ns;
+    double idle = empty * (burst->zero ? EMPTY_AFTER_ZERO : EMPTY_IDLE);
     *vague = lag > LAG_SURE_NS;
-    if (waited < CLOCK_NS)
-        return lag + empty * (burst->zero ? EMPTY_AFTER_ZERO : EMPTY_IDLE);
+    if (waited < IDLE_NS + CLOCK_NS)
+        return lag + idle;
     if (waited > lag + CLOCK_NS)
         return empty * EMPTY_BEHIND;
     *vague = 1;
-    return empty + (lag > waited ? lag - waited : 0);
+    return (waited - IDLE_NS < lag ? lag - (waited - IDLE_NS) : 0) + idle;
 }
 
 int duration_of(struct origin *origin, const struct meter_lane *lane, const struct meter_burst *burst,

@@ -23,7 +23,10 @@
 /* One measurement moves a prediction by this part. One that was disturbed (an interrupt, a page fault, a foreign slice) is
  * longer, never shorter: so no more than twice the prediction is believed at once. */
 #define WEIGHT_ALONE 0.25
-#define SURE_SAMPLES 5 /* before that, the least is believed */
+/* The first few: what is not near the least is not believed, and the rest is averaged. */
+#define SURE_SAMPLES 5
+#define NEAR 1.5
+#define SOON 16 /* launches until one that was too vague is measured again */
 #define WEIGHT_BURST 0.25
 #define MOST_UP 2.0
 /* While other claims have the GPU in between, a longer time says little. */
@@ -115,14 +118,15 @@ static void learn_alone(struct entry *e, double seen, int contended)
     double old = (double)__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
     double alone = (double)__atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED);
     uint32_t samples = __atomic_fetch_add(&e->samples, 1, __ATOMIC_RELAXED);
-    if (old == 0 || (samples < SURE_SAMPLES && seen < alone)) {
+    int early = samples < SURE_SAMPLES;
+    if (old == 0 || (early && seen * NEAR < alone)) {
         set(&e->alone_ns, seen);
         set(&e->nanoseconds, seen);
         return;
     }
-    if (samples < SURE_SAMPLES)
+    if (early && seen > NEAR * alone)
         return;
-    double weight = contended && seen > alone ? WEIGHT_UP_CONTENDED : WEIGHT_ALONE;
+    double weight = contended && seen > alone ? WEIGHT_UP_CONTENDED : early ? 1.0 / (samples + 1) : WEIGHT_ALONE;
     double from_alone = clamp(seen, 0, MOST_UP * alone), from_old = clamp(seen, 0, MOST_UP * old);
     set(&e->alone_ns, alone + weight * (from_alone - alone));
     set(&e->nanoseconds, old + weight * (from_old - old));
@@ -150,6 +154,8 @@ void predict_learn(const struct meter_burst *burst, const struct duration *took)
         struct entry *e = &entries[burst->kind[0].kernel];
         if (!took->vague || !__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED))
             learn_alone(e, took->busy_ns, burst->contended);
+        else
+            __atomic_store_n(&e->alone_at, __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + SOON, __ATOMIC_RELAXED);
     } else if (took->backlogged && !burst->contended) {
         learn_together(burst, took->busy_ns);
     }
