@@ -1,6 +1,7 @@
 """How much each assignment used since it was last asked: differences of counters that only grow."""
 
 from typing import NamedTuple
+from uuid import UUID
 
 from agent import wire
 from agent.holding.claim import Holding
@@ -58,15 +59,15 @@ class _Span(NamedTuple):
         return max(self.after.totals.gpu_time_ns - self.before.totals.gpu_time_ns, 0)
 
 
-def _divide(spans: list[_Span]) -> dict[str, float]:
+def _divide(spans: list[_Span]) -> dict[UUID, float]:
     """Return the factor of each GPU whose claims together say more than the time that has passed.
 
-    Without turns (policy native, an arbiter that has ended) the driver slices the GPU among them, and the measured times of
-    each contain slices of the others. No claim is counted with more than the whole time, so a forged counter takes at most
-    half of an honest one's.
+    Without turns (policy native, an arbiter that has ended) the driver slices the GPU among them, and the measured
+    times of each contain slices of the others. No claim is counted with more than the whole time, so a forged counter
+    takes at most half of an honest one's.
     """
-    sums: dict[str, float] = {}
-    sharing: dict[str, int] = {}
+    sums: dict[UUID, float] = {}
+    sharing: dict[UUID, int] = {}
     for span in spans:
         sums[span.slot.gpu] = sums.get(span.slot.gpu, 0.0) + min(span.gpu_time_ns, span.wall_ns)
         sharing[span.slot.gpu] = sharing.get(span.slot.gpu, 0) + (span.gpu_time_ns > 0)

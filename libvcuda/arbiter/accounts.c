@@ -30,7 +30,8 @@ static void charge_outside(struct seat *s)
     uint64_t grown = s->reading.outside_ns > s->outside_ns ? s->reading.outside_ns - s->outside_ns : 0;
     s->outside_ns = s->reading.outside_ns;
     if (grown && s->carry_ns > -OUTSIDE_MOST_NS)
-        s->charged_ns += lesser((int64_t)(grown < OUTSIDE_MOST_NS ? grown : OUTSIDE_MOST_NS), s->carry_ns + OUTSIDE_MOST_NS);
+        s->charged_ns +=
+            lesser((int64_t)(grown < OUTSIDE_MOST_NS ? grown : OUTSIDE_MOST_NS), s->carry_ns + OUTSIDE_MOST_NS);
 }
 
 static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)

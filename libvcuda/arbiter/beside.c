@@ -167,8 +167,8 @@ static int is_greedy(const struct seat *s, uint32_t got)
 static void take_back(struct seat *s, uint64_t now)
 {
     s->beside = s->light = s->let_go = 0;
-    s->not_beside_for_ns = s->not_beside_for_ns ? (uint64_t)lesser((int64_t)s->not_beside_for_ns * 2, BESIDE_MOST_NS)
-                                                : BESIDE_LEAST_NS;
+    s->not_beside_for_ns =
+        s->not_beside_for_ns ? (uint64_t)lesser((int64_t)s->not_beside_for_ns * 2, BESIDE_MOST_NS) : BESIDE_LEAST_NS;
     s->not_beside_until_ns = now + s->not_beside_for_ns;
 }
 

@@ -11,10 +11,10 @@
 /* One process slot of a usage page, watched for its death. */
 struct watched {
     uint64_t owner, start_time;
-    int pidfd;     /* -1: none */
-    uint32_t pid;  /* here, on the node; 0: not known. Read by all threads, as the next two are */
+    int pidfd;        /* -1: none */
+    uint32_t pid;     /* here, on the node; 0: not known. Read by all threads, as the next two are */
     uint32_t stopped; /* by a signal: what it has in flight ends, but it does not say so */
-    uint64_t dead; /* the owner word of a process that is known to be dead; read by all threads */
+    uint64_t dead;    /* the owner word of a process that is known to be dead; read by all threads */
 };
 
 struct claim {

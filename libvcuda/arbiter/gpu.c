@@ -142,8 +142,8 @@ static void read_all(struct round *r)
 static void look_for_stopped(struct gpu *gpu, uint64_t now)
 {
     struct round *r = &gpu->round;
-    int late = r->phase == ROUND_DRAINING && now > r->closed_ns + STOPPED_LATE_NS &&
-               now > r->drained_by_ns + STOPPED_LATE_NS;
+    int late =
+        r->phase == ROUND_DRAINING && now > r->closed_ns + STOPPED_LATE_NS && now > r->drained_by_ns + STOPPED_LATE_NS;
     if (now - gpu->looked_ns < LOOK_EVERY_NS)
         return;
     gpu->looked_ns = now;

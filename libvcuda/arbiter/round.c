@@ -181,8 +181,8 @@ void round_begin(struct round *r, uint64_t now)
     uint64_t length = r->length_ns * (is_steady(r, now) ? STEADY_ROUNDS : 1);
     if (r->began_ns)
         round_settle(r, now);
-    int needless = now - r->crowded_ns > ALONE_FOR_NS ||
-                   (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS);
+    int needless =
+        now - r->crowded_ns > ALONE_FOR_NS || (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS);
     if (idle || (needless && !round_is_watchful(r))) {
         give_no_turns(r);
         return;

@@ -61,8 +61,8 @@ struct seat {
     int let_go;                          /* beside others, or without turns as all are */
     uint64_t beside_until_ns, not_beside_until_ns, not_beside_for_ns;
     uint64_t harm_gpu_time_ns; /* at harm_since_ns */
-    int rested, harmed;        /* did not want the GPU at some time since; windows in a row in which it got too little */
-    uint64_t outside_ns;       /* of its reading, as charged */
+    int rested, harmed;  /* did not want the GPU at some time since; windows in a row in which it got too little */
+    uint64_t outside_ns; /* of its reading, as charged */
 };
 
 struct round {

@@ -56,9 +56,9 @@ struct sim_client {
     uint64_t pidns; /* inode of its pid namespace */
     uint64_t memory_bytes;
     uint64_t group[SIM_DEPTH]; /* inodes of its control groups, its own first; 0 where there is none */
-    uint64_t service_ns; /* GPU time given so far */
-    uint64_t demand_ns;  /* the service clock's value at which all launched work is done */
-    uint64_t stretches;  /* how many were ever noted; the last SIM_STRETCHES are kept */
+    uint64_t service_ns;       /* GPU time given so far */
+    uint64_t demand_ns;        /* the service clock's value at which all launched work is done */
+    uint64_t stretches;        /* how many were ever noted; the last SIM_STRETCHES are kept */
     struct sim_stretch stretch[SIM_STRETCHES];
     struct sim_sample sample[SIM_SAMPLES];
     uint64_t told_service_ns; /* when NVML's present figure of it was taken */

@@ -131,10 +131,9 @@ static int set_driver(const char *path, const char *version)
 
 static int create(const char *path, int argc, char **argv)
 {
-    static const struct option options[] = {{"name", 1, NULL, 'n'},      {"gpus", 1, NULL, 'g'},
-                                            {"memory", 1, NULL, 'm'},    {"model", 1, NULL, 'o'},
-                                            {"switch-us", 1, NULL, 's'}, {"reserved", 1, NULL, 'r'},
-                                            {"driver", 1, NULL, 'd'},    {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"name", 1, NULL, 'n'},      {"gpus", 1, NULL, 'g'},     {"memory", 1, NULL, 'm'}, {"model", 1, NULL, 'o'},
+        {"switch-us", 1, NULL, 's'}, {"reserved", 1, NULL, 'r'}, {"driver", 1, NULL, 'd'}, {NULL, 0, NULL, 0}};
     struct sim_shape shape = {"sim-1", "NVIDIA SIM-24", 4, 24ull << 30, SIM_RESERVED_BYTES, SIM_SWITCH_NS, ""};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {

@@ -2,22 +2,23 @@
 
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from agent.holding.pages import Totals
 from agent.machine.meter import Meter
 
-GPU = "GPU-1"
+GPU = UUID(int=1)
 
 
-def holding(uid: str, gpu_time_ms: float, gpu: str = GPU) -> Any:
+def holding(uid: str, gpu_time_ms: float, gpu: UUID = GPU) -> Any:
     slot = SimpleNamespace(assignment_uid=uid, gpu=gpu, memory_bytes=1 << 30)
     totals = {gpu: Totals(gpu_time_ns=int(gpu_time_ms * 1e6))}
     return SimpleNamespace(slots={0: slot}, totals=totals, alone_percent=lambda _uid: 100)
 
 
-def used(*claims: tuple[str, float], gpus: tuple[str, ...] = ()) -> dict[str, float]:
+def used(*claims: tuple[str, float], gpus: tuple[UUID, ...] = ()) -> dict[str, float]:
     """Percent that each claim is reported with after a second in which its counter grew by so many milliseconds."""
     meter = Meter()
     where = dict(zip((uid for uid, _ in claims), gpus, strict=False))
@@ -37,7 +38,7 @@ def test_claims_that_together_use_less_than_the_gpu_are_reported_as_measured() -
 
 
 def test_a_claim_alone_on_its_gpu_is_reported_as_measured() -> None:
-    assert used(("a", 840), ("b", 970), gpus=("GPU-1", "GPU-2")) == {"a": 84.0, "b": 97.0}
+    assert used(("a", 840), ("b", 970), gpus=(UUID(int=1), UUID(int=2))) == {"a": 84.0, "b": 97.0}
 
 
 def test_a_forged_counter_takes_no_more_than_half_of_what_an_honest_claim_is_reported_with() -> None:

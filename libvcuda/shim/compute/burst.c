@@ -39,7 +39,8 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
         lane_set_free_at(lane, ticks);
     int dry = alone || ticks + DRY_TICKS > lane->free_at;
-    lane->now = (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone, .contended = gate_is_contended(lane->slot)};
+    lane->now =
+        (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone, .contended = gate_is_contended(lane->slot)};
     take_skipped(lane);
     const uint64_t *turn_word =
         __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;

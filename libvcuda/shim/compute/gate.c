@@ -257,7 +257,7 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
         out->turn = turn_word(slot);
         int turns =
             out->turn != VCUDA_TURN_FREE && __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) && arbiter_lives(slot);
-        out->allowance_ns = anyway ? predicted
+        out->allowance_ns = anyway  ? predicted
                             : turns ? turn_allows(slot, out->turn, predicted)
                                     : limit_allows(lane, predicted, &w->missing);
         if (out->allowance_ns) {

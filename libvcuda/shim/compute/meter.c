@@ -50,8 +50,8 @@ static int skips(const struct meter_ticket *t, struct meter_lane *lane)
     return 1;
 }
 
-static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel,
-                           uint64_t blocks, int predicted);
+static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks,
+                           int predicted);
 
 CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
 {
@@ -114,8 +114,8 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
 }
 
 /* `predicted`: the ticket says already what the kernel is. */
-static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel,
-                           uint64_t blocks, int predicted)
+static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks,
+                           int predicted)
 {
     CUcontext context;
     CUresult result;
@@ -219,4 +219,3 @@ void meter_end(struct meter_ticket *t, CUresult result)
         add_to_others(lane, t->predicted_ns);
     }
 }
-

@@ -24,7 +24,7 @@ struct meter_burst {
     /* Launched between the burst before it and this one, without events: how many, by prediction how long, since when. */
     uint32_t skipped;
     uint64_t skipped_ns, skipping_since_ns;
-    uint8_t alone; /* one launch, measured by itself */
+    uint8_t alone;     /* one launch, measured by itself */
     uint8_t contended; /* other claims may have had the GPU in between */
     uint8_t kinds;
     struct {
@@ -46,10 +46,10 @@ struct meter_lane {
     int ended;                 /* the stream has been destroyed; its handle may come again */
     const uint64_t *turn_word; /* `ends_ns` of this GPU's turn, and what it said when `now` was admitted */
     uint64_t turn;
-    int64_t left_ns;                   /* of what `now` was admitted for */
-    uint32_t left;                     /* launches until an end event is due */
-    uint32_t skip, skip_given;         /* launches that need no events: left, and of how many */
-    uint64_t skipped_ns;               /* what those since the last burst take, by prediction */
+    int64_t left_ns;           /* of what `now` was admitted for */
+    uint32_t left;             /* launches until an end event is due */
+    uint32_t skip, skip_given; /* launches that need no events: left, and of how many */
+    uint64_t skipped_ns;       /* what those since the last burst take, by prediction */
     uint64_t skipping_since_ns;
     uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
@@ -85,7 +85,7 @@ void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
 /* By the lane's owner: a burst begins on what was admitted. `alone`: it will be one launch. */
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone);
-void meter_close(struct meter_lane *lane); /* by the lane's owner: its open burst ends here */
+void meter_close(struct meter_lane *lane);        /* by the lane's owner: its open burst ends here */
 void meter_cover_others(struct meter_lane *lane); /* likewise, before leaving it */
 /* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */
 void meter_give_up(struct meter_lane *lane);
@@ -94,14 +94,14 @@ void meter_give_up(struct meter_lane *lane);
 int meter_retire(void);
 void meter_sweep(uint64_t patience_ns); /* by the watcher: end open bursts that nobody continued for so long */
 int meter_try_lock(void);
-int meter_lock(void);                   /* 0: given up, not locked; unlock only what was locked */
+int meter_lock(void); /* 0: given up, not locked; unlock only what was locked */
 void meter_unlock(void);
 void meter_quiesce(void);
 int meter_forget_context(CUcontext context); /* locked; returns the slot it was on, or -1 */
 void meter_forget_slot(int slot);            /* locked */
 void meter_forget_all(void);                 /* in a forked child */
 
-void meter_probe(void);                     /* by the watcher: set the clocks of contexts that are in use */
+void meter_probe(void);   /* by the watcher: set the clocks of contexts that are in use */
 void meter_restart(void); /* after a pause of the whole process: its events say nothing of the time before */
 
 /* ---- gate.c: who may launch now ---- */

@@ -24,7 +24,7 @@ void meter_restart(void)
             burst->contended = 1;
         }
         lane->now.contended = 1;
-        }
+    }
     origin_restart();
     meter_unlock();
 }

@@ -44,8 +44,7 @@ COPIES(cuMemcpyAtoA_v2, bytes, LIST(CUarray to, size_t to_offset, CUarray from, 
 COPY(cuMemcpyDtoD, 0, bytes, (ROW_V1), (ROW))
 COPY_ASYNC(cuMemcpyDtoDAsync, 0, bytes, (ROW_V1, CUstream stream), (ROW, stream))
 COPY(cuMemcpyDtoA, 0, bytes, (CUarray to, unsigned to_offset, CUdeviceptr_v1 from, unsigned bytes), (TO_ARRAY))
-COPY(cuMemcpyAtoD, 0, bytes, (CUdeviceptr_v1 to, CUarray from, unsigned from_offset, unsigned bytes),
-     (FROM_ARRAY))
+COPY(cuMemcpyAtoD, 0, bytes, (CUdeviceptr_v1 to, CUarray from, unsigned from_offset, unsigned bytes), (FROM_ARRAY))
 COPY(cuMemcpyAtoA, 0, bytes, (CUarray to, unsigned to_offset, CUarray from, unsigned from_offset, unsigned bytes),
      (ARRAYS))
 
