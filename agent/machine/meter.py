@@ -71,7 +71,9 @@ def _divide(spans: list[_Span]) -> dict[UUID, float]:
     for span in spans:
         sums[span.slot.gpu] = sums.get(span.slot.gpu, 0.0) + min(span.gpu_time_ns, span.wall_ns)
         sharing[span.slot.gpu] = sharing.get(span.slot.gpu, 0) + (span.gpu_time_ns > 0)
-    walls = {span.slot.gpu: span.wall_ns for span in spans}
+    walls: dict[UUID, float] = {}
+    for span in spans:
+        walls[span.slot.gpu] = max(walls.get(span.slot.gpu, 0.0), span.wall_ns)
     return {gpu: walls[gpu] / total for gpu, total in sums.items() if sharing[gpu] > 1 and total > walls[gpu] > 0}
 
 

@@ -117,7 +117,8 @@ int beside_judge(struct round *r, uint64_t now)
         s->light = is_light(s, density, lasted, now);
         takers++;
         light += s->light;
-        sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE && s->dense_used_ns > DENSE_LEAST_NS;
+        sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE && s->dense_used_ns > DENSE_LEAST_NS &&
+                  now >= s->not_beside_until_ns;
     }
     if (!judged)
         return 0;
@@ -151,10 +152,11 @@ int beside_judge(struct round *r, uint64_t now)
     return 0;
 }
 
-static int is_harmed(const struct seat *s, uint32_t got)
+/* What runs is measured when it ends: a kernel that is longer than the window says nothing. */
+static int is_harmed(const struct round *r, const struct seat *s, uint32_t got)
 {
     uint32_t due = s->due < s->in_turns ? s->due : s->in_turns;
-    return !s->rested && got * 100 < due * HARM_PERCENT;
+    return !s->rested && s->reading.last_end_ns > r->harm_since_ns && got * 100 < due * HARM_PERCENT;
 }
 
 /* One that was let go, and now wants more than it is due. */
@@ -178,13 +180,14 @@ int beside_watch(struct round *r, uint64_t now)
     for (int i = 0; i < r->n; i++)
         r->seat[i].rested |= !seat_is_active(&r->seat[i], now);
     uint64_t lasted = now - r->harm_since_ns;
-    if (!r->harm_since_ns || lasted < HARM_OVER_NS)
+    /* While a turn drains, only its holder is read. */
+    if (!r->harm_since_ns || lasted < HARM_OVER_NS || r->phase == ROUND_DRAINING)
         return 0;
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         uint64_t time = s->reading.gpu_time_ns;
         uint32_t got = part(time > s->harm_gpu_time_ns ? (int64_t)(time - s->harm_gpu_time_ns) : 0, lasted);
-        int wrong = time >= s->harm_gpu_time_ns && (is_harmed(s, got) || is_greedy(s, got));
+        int wrong = time >= s->harm_gpu_time_ns && (is_harmed(r, s, got) || is_greedy(s, got));
         s->harmed = wrong ? s->harmed + 1 : 0;
         s->harm_gpu_time_ns = time;
         s->rested = !seat_is_active(s, now);

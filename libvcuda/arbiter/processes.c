@@ -154,6 +154,13 @@ static int notice(struct watched *w, uint64_t owner, uint64_t start_time, int ep
     return owner && w->pidfd < 0 && w->dead != owner;
 }
 
+/* Whoever saw it stopped may not look again: the claim may have left that GPU. */
+static void see_continued(struct watched *w)
+{
+    if (__atomic_load_n(&w->stopped, __ATOMIC_ACQUIRE) && !is_stopped(__atomic_load_n(&w->pid, __ATOMIC_ACQUIRE)))
+        __atomic_store_n(&w->stopped, 0, __ATOMIC_RELEASE);
+}
+
 int processes_watch(struct claim *claims, int epoll_fd)
 {
     static uint64_t searched_ns;
@@ -168,6 +175,7 @@ int processes_watch(struct claim *claims, int epoll_fd)
             if (i >= n || !claim_slot(claim, i, &owner, &start_time))
                 owner = start_time = 0;
             unknown += notice(&claim->watched[i], owner, start_time, epoll_fd);
+            see_continued(&claim->watched[i]);
             there += owner != 0;
         }
     }

@@ -265,9 +265,12 @@ static int extend(struct round *r, uint64_t now, uint64_t *next)
         return 0;
     round_charge(r, s, now);
     round_begin(r, now);
-    if (r->phase == ROUND_FREE)
+    if (r->phase == ROUND_FREE) {
         *next = now;
-    else if (may_have_main(s))
+    } else if (s->beside) {
+        r->holder = NOBODY;
+        *next = turn_advance(r, now);
+    } else if (may_have_main(s))
         *next = grant(r, k, 0, now);
     else
         *next = close_turn(r, now);

@@ -150,6 +150,47 @@ static int capture(void)
     return 0;
 }
 
+static pthread_barrier_t both;
+
+static void *launch_with_other(void *rounds)
+{
+    cuda.cuCtxSetCurrent(context);
+    for (int i = 0; i < *(int *)rounds; i++) {
+        pthread_barrier_wait(&both);
+        cuda_spin(spin, 1, 100000, stream);
+        pthread_barrier_wait(&both);
+    }
+    return NULL;
+}
+
+/* Two threads launch into one stream at the same moment, and then nothing for a while: how often something stays in flight. */
+static int one_stream(int rounds)
+{
+    struct vcuda_usage *usage;
+    struct vcuda_totals totals;
+    char path[300];
+    pthread_t thread;
+    int left = 0;
+    snprintf(path, sizeof path, "%s/" VCUDA_USAGE_FILE, getenv(VCUDA_CLAIM_DIR_ENV));
+    if (!start() || vcuda_usage_open(path, 0, &usage) || pthread_barrier_init(&both, NULL, 2))
+        return 1;
+    for (int i = 0; i < 8; i++)
+        cuda_spin(spin, 1, 100000, stream);
+    pthread_create(&thread, NULL, launch_with_other, &rounds);
+    for (int i = 0; i < rounds; i++) {
+        pthread_barrier_wait(&both);
+        cuda_spin(spin, 1, 100000, stream);
+        pthread_barrier_wait(&both);
+        cuda.cuStreamSynchronize(stream);
+        pause_s(0.02);
+        vcuda_usage_totals(usage, 0, &totals);
+        left += totals.inflight_ns != 0;
+    }
+    pthread_join(thread, NULL);
+    printf("left %d\n", left);
+    return 0;
+}
+
 /* Under a limit that lets nothing run: a kernel of NCCL's name goes. */
 static int collective(void)
 {
@@ -168,6 +209,8 @@ int role_compute(int argc, char **argv)
 {
     if (argc && !strcmp(argv[0], "collective"))
         return collective();
+    if (argc == 2 && !strcmp(argv[0], "one_stream"))
+        return one_stream(atoi(argv[1]));
     if (argc == 5 && !strcmp(argv[0], "load"))
         return load(strtoull(argv[1], NULL, 10), atoi(argv[2]), atof(argv[3]), atof(argv[4]));
     if (argc == 3 && !strcmp(argv[0], "two_streams"))

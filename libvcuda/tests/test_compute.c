@@ -198,6 +198,19 @@ static void test_collective(int gpus)
     claim_end(&claim);
 }
 
+static void test_one_stream(void)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 4 * GIB, 90);
+    play(&p, &claim, PRELOADED, "one_stream", "100", NULL);
+    finish(&p);
+    expect(p.status == 0 && said(&p, "left") == 0,
+           "two threads launch into one stream at once a hundred times: work stays in flight after %.0f of them",
+           said(&p, "left"));
+    claim_end(&claim);
+}
+
 static void test_capture(void)
 {
     struct claim claim;
@@ -218,6 +231,7 @@ void test_compute(void)
     test_nobody_starves();
     test_moved();
     test_paused();
+    test_one_stream();
     test_capture();
     test_collective(1);
     test_collective(2);

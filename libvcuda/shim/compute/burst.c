@@ -69,6 +69,7 @@ static void drop_burst(struct meter_lane *lane)
     struct origin *origin = origin_of(lane->context);
     inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
     __atomic_fetch_add(&lane->skipped_ns, lane->now.skipped_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.skipped, __ATOMIC_RELAXED);
     if (origin)
         origin_discard(origin, &lane->now);
     lane_set_open(lane, 0);

@@ -53,6 +53,8 @@ int duration_of(struct origin *origin, const struct meter_lane *lane, const stru
     double begun = end - length;
     if (burst->start) {
         double added = events_take(origin, burst, begun - (double)burst->started_ns, &out->vague);
+        /* The clock was not set yet: the start event waited, though it does not look so. */
+        out->vague |= length <= added;
         length -= length > added ? added : length;
     }
     out->end_ns = end;

@@ -62,7 +62,8 @@ static struct meter_lane *recycle(void)
         struct meter_lane *lane = __atomic_load_n(&lanes[i], __ATOMIC_ACQUIRE);
         if (!lane || !lane_take(lane))
             continue;
-        if (!lane->open && lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE))
+        if (!lane->open && !__atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE) &&
+            lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE))
             return lane;
         lane_leave(lane);
     }

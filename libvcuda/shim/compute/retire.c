@@ -83,11 +83,11 @@ static struct finished {
 } finished[FINISHED];
 static int finished_n;
 
-static void charge_first(void)
+static void charge_one(int at)
 {
-    struct finished f = finished[0];
+    struct finished f = finished[at];
     finished_n--;
-    for (int i = 0; i < finished_n; i++)
+    for (int i = at; i < finished_n; i++)
         finished[i] = finished[i + 1];
     if (f.end_ns)
         credit_charge(f.slot, f.start_ns, f.end_ns, f.spent_ns, f.debit);
@@ -97,7 +97,7 @@ static void charge_first(void)
 static void put_in_order(struct finished f)
 {
     if (finished_n == FINISHED)
-        charge_first();
+        charge_one(0);
     int at = finished_n++;
     for (; at > 0 && finished[at - 1].end_ns > f.end_ns; at--)
         finished[at] = finished[at - 1];
@@ -108,7 +108,7 @@ static struct finished finish(const struct meter_lane *lane, const struct meter_
                               const struct duration *took)
 {
     double spent = without_others(burst, took->busy_ns), start = took->start_ns;
-    if (burst->skipped) {
+    if (burst->skipped_ns) {
         /* Launched without events since the burst before: as predicted, and as far off as this one. */
         double off = took->backlogged && burst->predicted_ns ? spent / (double)burst->predicted_ns : 1;
         spent += (double)burst->skipped_ns * (off < 0.5 ? 0.5 : off > 2 ? 2 : off);
@@ -136,8 +136,12 @@ static int retire_one(struct meter_lane *lane)
         if (duration_of(origin, lane, burst, &took)) {
             predict_learn(burst, &took);
             note_end(lane->slot, (uint64_t)took.end_ns);
-            done = finish(lane, burst, &took);
+        } else {
+            /* Its origin is gone (meter_restart): it took what was predicted. */
+            took = (struct duration){.end_ns = (double)shim_now(), .busy_ns = (double)burst->predicted_ns};
+            took.start_ns = took.end_ns - took.busy_ns;
         }
+        done = finish(lane, burst, &took);
         origin_return(origin, burst->start);
         origin_return(origin, burst->zero);
         origin_return(origin, lane->last_end);
@@ -172,6 +176,21 @@ static int may_charge(const struct finished *f)
            !credit_others_inflight(f->slot);
 }
 
+/* In order on each GPU; one that is waited for on one holds up nothing on another. */
+static void charge_finished(void)
+{
+    uint32_t held = 0;
+    for (int i = 0; i < finished_n;) {
+        uint32_t gpu = 1u << finished[i].slot;
+        if (!(held & gpu) && may_charge(&finished[i])) {
+            charge_one(i);
+            continue;
+        }
+        held |= gpu;
+        i++;
+    }
+}
+
 int meter_retire(void)
 {
     int left, mode = CU_CAPTURE_RELAXED;
@@ -180,8 +199,7 @@ int meter_retire(void)
     int changed = __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0 && real.cuThreadExchangeStreamCaptureMode &&
                   !real.cuThreadExchangeStreamCaptureMode(&mode);
     left = collect();
-    while (finished_n && may_charge(&finished[0]))
-        charge_first();
+    charge_finished();
     left += finished_n;
     if (changed)
         real.cuThreadExchangeStreamCaptureMode(&mode);

@@ -23,7 +23,10 @@ void meter_restart(void)
             burst->base = NULL;
             burst->contended = 1;
         }
-        lane->now.contended = 1;
+        if (lane_take(lane)) {
+            lane->now.contended = 1;
+            lane_leave(lane);
+        }
     }
     origin_restart();
     meter_unlock();
@@ -63,15 +66,17 @@ void meter_probe(void)
 {
     struct meter_lane *lane;
     uint64_t now = shim_now();
-    if (__atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0 || !meter_try_lock())
+    if (!meter_try_lock())
         return;
-    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+    /* Behind the lock: see hooks/capture.c. */
+    for (uint32_t i = 0; (lane = lane_at(i)) && __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) <= 0; i++) {
         struct origin *origin = lane->context && is_undisturbed(lane->slot) ? origin_of(lane->context) : NULL;
         if (!origin || !origin->base || now - origin->probed_ns < PROBE_NS || now - origin->tried_ns < PROBE_AGAIN_NS ||
-            now - lane->now.begun_ns > PROBE_NS || !lane_take(lane))
+            !lane_take(lane))
             continue;
-        origin->tried_ns = now;
-        if (lane->context && !lane->ended && enter_context(lane)) {
+        int in_use = lane->context && !lane->ended && now - lane->now.begun_ns < PROBE_NS;
+        if (in_use && enter_context(lane)) {
+            origin->tried_ns = now;
             origin_probe(origin, lane);
             meter_cover_others(lane);
             leave_context();
@@ -86,16 +91,22 @@ static int has_others(const struct meter_lane *lane)
     return __atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE) != 0;
 }
 
+/* Nobody can put an event behind it: charged as predicted. */
+static void give_up_others(struct meter_lane *lane)
+{
+    lane->now = (struct meter_burst){0};
+    __atomic_store_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
+    lane->left_ns = 0;
+    meter_give_up(lane);
+}
+
 /* Before leaving a lane: what was launched meanwhile. */
 static void cover(struct meter_lane *lane, int captures)
 {
     if (lane->open || !lane->context || lane->ended || !has_others(lane))
         return;
     if (captures || !enter_context(lane)) {
-        lane->now = (struct meter_burst){0};
-        __atomic_store_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
-        lane->left_ns = 0;
-        meter_give_up(lane);
+        give_up_others(lane);
         return;
     }
     meter_cover_others(lane);
@@ -105,9 +116,9 @@ static void cover(struct meter_lane *lane, int captures)
 void meter_sweep(uint64_t patience_ns)
 {
     /* A stream may join a capture at any moment, so none gets an event meanwhile; and contexts must not go. */
-    int captures = __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
     if (!meter_try_lock())
         return;
+    int captures = __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
     struct meter_lane *lane;
     for (uint32_t i = 0; (lane = lane_at(i)); i++) {
         int64_t since = (int64_t)(shim_ticks() - __atomic_load_n(&lane->free_at, __ATOMIC_RELAXED));
@@ -148,6 +159,8 @@ void meter_before_end(CUstream stream)
             close_for(lane);
         if (lane->open && lane->context)
             meter_give_up(lane);
+        if (lane->context && has_others(lane))
+            give_up_others(lane);
         lane_leave(lane);
     }
 }

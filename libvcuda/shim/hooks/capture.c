@@ -1,7 +1,16 @@
 /* Captures. While the counter is above zero, streams are asked whether they capture before anything is put into them. A
  * capture that is abandoned without an end leaves it too high, which costs launches the short way, and that bursts which the
  * watcher ends are charged as predicted. */
-#include "shim.h"
+#include "meter.h"
+
+/* The watcher looks at the counter behind its lock: once that was free, no event of its own is on its way into a stream. */
+static void announce(void)
+{
+    __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);
+    shim_cool();
+    if (shim_mode() == SHIM_ACTIVE && meter_lock())
+        meter_unlock();
+}
 
 static CUresult begun(CUresult result)
 {
@@ -14,8 +23,7 @@ static CUresult begun(CUresult result)
     CUresult name params                                                                                               \
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
-        __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);                                                       \
-        shim_cool();                                                                                                   \
+        announce();                                                                                                    \
         return begun(real.name call);                                                                                  \
     }
 BEGIN(cuStreamBeginCapture, (CUstream stream), (stream))
