@@ -72,13 +72,13 @@ class KernelLimits:
 
     @property
     def is_available(self) -> bool:
-        """Whether the driver has such limits, and this machine groups that they can be set on."""
+        """True if the driver has such limits and this machine has control groups to set them on."""
         hierarchy = self._node.hierarchy
         has_groups = hierarchy is not None and hierarchy.version == 2 and cgroups.sees_all()
         return has_groups and self._nvml.latest.limits_memory
 
     def verdicts(self) -> list[Verdict]:
-        """Whether every claim's limit is set; nothing where there are none to be set."""
+        """Return the condition that every claim's limit is set; None if there is none to set."""
         if not self.is_available:
             return []
         kind, failures = ConditionType.KERNEL_LIMITS_SET, self._groups.failures

@@ -1,4 +1,4 @@
-"""Whether the driver itself limits the memory of claims' control groups, beside libvcuda."""
+"""Check of the kernel's own memory limits for control groups."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def memory_limits(
 
 
 def _of_agent(*, has_groups: bool, sees_all: bool) -> Check | None:
-    """What keeps the agent from setting limits that the driver has."""
+    """Return the obstacle to setting the driver's limits, in words."""
     if not has_groups:
         return warning(NAME, "available, but GPUCLOUD_CGROUPS is off", "Remove GPUCLOUD_CGROUPS=off.")
     if os.getuid() != 0:

@@ -42,7 +42,7 @@ class Groups:
 
     @property
     def paths(self) -> set[Path]:
-        """Where they are."""
+        """Return their paths."""
         return {group.path for group in self._groups.values()}
 
     def members(self) -> set[Process]:

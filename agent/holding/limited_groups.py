@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 
 class LimitedGroups:
-    """What was set by this agent and by those before it. Raises nothing."""
+    """Return the limits set by this agent and earlier ones. Raise nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class LimitedGroups:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no limit is set."""
+        """True if no limit is set."""
         return not self._recorded
 
     def sync(self, wanted: Mapping[Key, int], handles: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ def profile_alone(program: Process, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Profiled:
-    """What the profiler saw of one program, and what its claim's page said of the same time."""
+    """Figures of the profiler for one program, and of its claim's page for the same time."""
 
     share: float
     kernel_ns: float

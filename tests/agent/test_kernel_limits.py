@@ -57,7 +57,7 @@ def limit(stage: Stage, held: wire.Assignment) -> int | None:
 
 
 async def tried(stage: Stage, held: wire.Assignment, size: str) -> str:
-    """What a program without libvcuda is told when it takes this much a second after it began."""
+    """Return the driver's answer to a program without libvcuda that allocates this much after a second."""
     script = f"sleep 1; exec {' '.join(UNLIMITED)} --memory {size} --seconds 0.1"
     code, out, error = await stage.executed(held.claim_uid, "sh", "-c", script)
     assert code == 0, error

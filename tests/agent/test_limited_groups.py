@@ -1,4 +1,4 @@
-"""What the kernel limits becomes what is wanted, and stays so; whatever the driver answers."""
+"""Limits in the kernel follow what is wanted, whatever the driver answers."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -43,7 +43,7 @@ PROGRAMS: Mapping[str, Program] = {
 
 @dataclass(frozen=True)
 class Judged:
-    """What a program got: iterations a second without the profiler; the page's share then; and the profiler's word."""
+    """One program at one limit: iterations a second and page share without the profiler; the profiler's figures."""
 
     rate: float
     page: float | None

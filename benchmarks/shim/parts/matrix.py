@@ -90,7 +90,7 @@ QUICK_PROGRAMS = PROGRAMS[:1]
 
 @dataclass(frozen=True)
 class Figures:
-    """What all processes of a program got together: GPU time in percent by their own reckoning, launches a second.
+    """Figures of all processes of a program: GPU time in percent by their own reckoning, launches a second.
 
     ``unsure`` percent of it are what kernels on an idle GPU are taken to need beyond the time for which they spin: a
     convention that events cannot settle. It counts against starvation, not against the limit.
@@ -255,7 +255,7 @@ def wait_for_row(process: Process, after: float, seconds: float) -> float:
 
 
 def at_limit(stage: Stage, claim: Claim, processes: Sequence[Process], limit: int) -> tuple[Figures, float]:
-    """What the program gets at the limit, and the share that the page shows for the same time."""
+    """Measure the program at the limit; return its figures and the page's share of the same time."""
     claim.limit(stage.gpu.uuid, limit)
     time.sleep(SETTLE_SECONDS)
     return figures(processes, stage.seconds, lambda: claim.usage()["gpu_time_ns"])

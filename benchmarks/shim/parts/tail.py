@@ -27,7 +27,7 @@ Row = dict[str, float | int | str | None]
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of a run's requests, in milliseconds from their arrival; how many a second, and how long each kept the server."""
+    """Latencies of a run's requests, ms from arrival; requests a second; ms of service for each."""
 
     p50: float
     p99: float

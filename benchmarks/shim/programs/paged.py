@@ -59,7 +59,7 @@ class Layer:
 
 
 class Batch:
-    """What a step reads, at fixed addresses: tokens, lengths and block table of every place."""
+    """Inputs of a step at fixed addresses: tokens, lengths and block table of every place."""
 
     def __init__(self) -> None:
         self.tokens = torch.zeros(SEQUENCES, dtype=torch.long, device=DEVICE)
