@@ -78,7 +78,7 @@ class KernelLimits:
         return has_groups and self._nvml.latest.limits_memory
 
     def verdicts(self) -> list[Verdict]:
-        """Return the condition that every claim's limit is set; None if there is none to set."""
+        """Return the condition that every claim's limit is set; an empty list if there is none to set."""
         if not self.is_available:
             return []
         kind, failures = ConditionType.KERNEL_LIMITS_SET, self._groups.failures
