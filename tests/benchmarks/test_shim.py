@@ -128,6 +128,14 @@ def test_a_stopped_or_ended_arbiter_or_tenant_is_a_row_that_says_how_long_each_w
     undisturbed = rows[0]
     assert undisturbed["A, share"] < undisturbed["B, share"]
     assert undisturbed["nobody"] < undisturbed["A, page"] < 1000
+    # An arbiter that died or stands still is not obeyed after 0.2 s. With the second of before, nobody ran for 0.85.
+    gaps = [row["nobody"] for row in rows if row["window"] in {"without an arbiter", "stopped"}]
+    assert gaps
+    assert max(gaps) < 600
+    # It forgets debts after its own pause: A, of 30 %, got 0 to 12 before.
+    after = [row for row in rows if row["window"] == "first second after"]
+    assert after
+    assert all(row["A, share"] > 15 for row in after)
     killed = next(row for row in rows if row["event"] == "who holds the turn: SIGKILL")
     # B was killed: its own gap lasts to the end of the window.
     assert killed["B, page"] > 900
