@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "libvcuda" / "build"
 SIMULATED_MEMORY = "141GiB"
 # What launches, gaps between kernels, timing events and waits cost an H200, in nanoseconds.
-SIMULATED_COSTS = "launch=3000,gap=1500,event=1000,spin=100000"
+SIMULATED_COSTS = "launch=3000,gap=950,event=1280,spin=100000"
 # Set for our own tenants only; whatever this process was started with must not reach a bare run.
 OURS = ("LD_PRELOAD", "GPUCLOUD_CLAIM_DIR", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 TORCH_VERSION = "import torch; print(torch.__version__, torch.cuda.device_count())"

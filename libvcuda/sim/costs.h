@@ -1,11 +1,11 @@
 /* What launches, events and waits cost on a real GPU. All of it is free here, unless GPUCLOUD_SIM_COSTS names prices in
  * nanoseconds, e.g. for an H200
  *
- *     GPUCLOUD_SIM_COSTS=launch=3000,gap=1500,event=1000,spin=100000
+ *     GPUCLOUD_SIM_COSTS=launch=3000,gap=950,event=1280,spin=100000
  *
  * launch   processor time of a launch, before the GPU hears of it
  * gap      GPU time between two kernels that follow one another in a stream
- * event    GPU time of a timing event: two with nothing between them are so far apart
+ * event    GPU time between the end of a kernel, or another timing event, and the moment that a timing event tells
  * spin     a wait with no more than this left spins, as the real driver does, instead of sleeping
  */
 #ifndef SIM_COSTS_H

@@ -25,7 +25,8 @@ struct sim_device {
 
 struct sim_stream {
     CUcontext context;
-    uint64_t tail; /* service mark at which all its work is done */
+    uint64_t tail;        /* service mark at which all its work is done */
+    uint64_t timed_until; /* until then no further timing event is passed (costs.h) */
     uint64_t mark[SIM_QUEUE];
     uint64_t launched;
     int blocking;                   /* made to wait for the null stream's work */

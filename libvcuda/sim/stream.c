@@ -93,6 +93,15 @@ static void append(struct sim_stream *s, uint64_t ns, uint64_t gap_ns)
         c->demand_ns = s->tail;
 }
 
+/* Likewise a timing event: passed at once on an idle stream, but no sooner after another event than after work. */
+static void append_event(struct sim_stream *s)
+{
+    append(s, 0, sim_costs()->event_ns);
+    if (s->tail < s->timed_until)
+        append(s, s->timed_until - s->tail, 0);
+    s->timed_until = s->tail + sim_costs()->event_ns;
+}
+
 CUresult sim_submit(struct sim_stream *s, uint64_t ns)
 {
     struct sim_device *device = s->context->device;
@@ -278,7 +287,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
         struct sim_device *device = s->context->device;
         sim_lock_only(device->gpu);
         if (!event->untimed && sim_costs()->event_ns)
-            append(s, sim_costs()->event_ns, 0);
+            append_event(s);
         event->mark = s->tail;
         if (s->tail <= device->client->service_ns)
             event->wall_ns = device->gpu->advanced_ns;

@@ -172,6 +172,22 @@ static int per_thread(void)
     return 0;
 }
 
+/* A kernel, a wait, a thousand times; then nothing. */
+static int waits(void)
+{
+    enum { ROUNDS = 1000, NS = 20000 };
+    if (!start())
+        return 1;
+    for (int i = 0; i < ROUNDS; i++)
+        if (cuda_spin(spin, 1, NS, stream) || cuda.cuStreamSynchronize(stream))
+            return 1;
+    pause_s(0.2);
+    printf("launches %d\nworked %d\n", ROUNDS, ROUNDS * NS);
+    fflush(stdout);
+    pause_s(0.5);
+    return 0;
+}
+
 /* A kernel that nobody waits for, while a capture that will never end is in progress elsewhere. */
 static int beside_capture(void)
 {
@@ -272,6 +288,8 @@ int role_bugs(int argc, char **argv)
         return exits();
     if (argc && !strcmp(argv[0], "per_thread"))
         return per_thread();
+    if (argc && !strcmp(argv[0], "waits"))
+        return waits();
     if (argc && !strcmp(argv[0], "beside_capture"))
         return beside_capture();
     if (argc && !strcmp(argv[0], "owes"))

@@ -115,6 +115,24 @@ static void test_beside_capture(void)
     claim_end(&claim);
 }
 
+/* Launches without events count as in flight until the next burst, and there is none. */
+static void test_pause(void)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals t;
+    claim_make(&claim, 2 * GIB, 50);
+    play(&p, &claim, PRELOADED, "waits", NULL);
+    wait_for(&p, "worked");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    double part = (double)t.gpu_time_ns / said(&p, "worked");
+    expect(t.inflight_ns == 0 && t.launches == said(&p, "launches") && (on_real_gpu || (part > 0.8 && part < 1.2)),
+           "a program that waited for each kernel and pauses has nothing in flight: %.3f ms, %.2f of its work charged",
+           (double)t.inflight_ns / 1e6, part);
+    finish(&p);
+    claim_end(&claim);
+}
+
 static void test_debt(void)
 {
     struct claim claim;
@@ -189,6 +207,7 @@ void test_bugs(void)
     test_exec();
     test_per_thread();
     test_beside_capture();
+    test_pause();
     test_debt();
     test_contexts();
     test_second_context();

@@ -22,8 +22,22 @@ uint64_t mix_now(void)
 
 CUresult mix_launch(unsigned kind, CUstream stream)
 {
-    unsigned function = options->differ == MIX_FUNCTIONS ? kind : options->differ == MIX_BOTH ? kind / 2 : 0;
-    unsigned more = options->differ == MIX_GRIDS ? kind : options->differ == MIX_BOTH ? kind % 2 : 0;
+    unsigned function = 0, more = 0;
+    switch (options->differ) {
+    case MIX_FUNCTIONS:
+        function = kind;
+        break;
+    case MIX_GRIDS:
+        more = kind;
+        break;
+    case MIX_BOTH:
+        function = kind / 2;
+        more = kind % 2;
+        break;
+    case MIX_ARGUMENTS:
+        function = kind % 2 ? 0 : 1 + kind / 2;
+        break;
+    }
     return cuda_spin(functions[function], options->grid + more, options->duration_ns[kind], stream);
 }
 
@@ -59,14 +73,11 @@ CUresult mix_start(const struct mix_options *wanted, const char **where)
 static void reckon(struct mix_counts *counts, unsigned kind, unsigned stream)
 {
     uint64_t now = mix_now(), begin = now, end;
-    if (free_at[stream] > now) {
-        begin = free_at[stream];
-        end = begin + options->queued_ns[kind];
-    } else {
-        end = begin + options->alone_ns[kind];
-        if (options->alone_ns[kind] > options->duration_ns[kind])
-            counts->extra_ns += options->alone_ns[kind] - options->duration_ns[kind];
-    }
+    if (free_at[stream] > now)
+        begin = free_at[stream] + options->queued_ns[kind] - options->alone_ns[kind];
+    else if (options->alone_ns[kind] > options->duration_ns[kind])
+        counts->extra_ns += options->alone_ns[kind] - options->duration_ns[kind];
+    end = begin + options->alone_ns[kind];
     free_at[stream] = end;
     stream_ns[stream] += end - begin;
     uint64_t from = counted_until > begin ? counted_until : begin;

@@ -1,9 +1,10 @@
 /* A load of several kinds of kernels with a wait every few launches, and a reckoning of the GPU time that it took.
  *
  * A *step* is `wait_every` launches, the kinds in turn, the streams in turn, and one wait for all of them. The reckoning
- * knows nothing of limits: it adds up how long kernels take (`alone_ns`, or `queued_ns` behind another one in the stream,
- * as calibrated), and counts work that overlaps on several streams once. Events cannot tell how much of what a kernel
- * takes alone is its own beyond its duration, so that is in `extra_ns` too, to be taken off by who wants to be sure. Where other processes
+ * knows nothing of limits: it adds up how long kernels take (`alone_ns`, each after the gap that is left of `queued_ns` where
+ * it waits behind another one in the stream, as calibrated), and counts work that overlaps on several streams once. Events
+ * cannot tell how much of what a kernel takes alone is its own beyond its duration, so that is in `extra_ns` too, to be taken
+ * off by who wants to be sure. Where other processes
  * slow the GPU down, more of it overlaps than can be known here: `least_ns` is then what the work took at least.
  */
 #ifndef TOOLS_MIX_H
@@ -16,7 +17,7 @@
 
 enum mix_wait { MIX_STREAM, MIX_EVENT, MIX_DEVICE, MIX_COPY, MIX_POLL };
 /* In what the kinds differ, apart from their durations. */
-enum mix_differ { MIX_FUNCTIONS, MIX_GRIDS, MIX_BOTH };
+enum mix_differ { MIX_FUNCTIONS, MIX_GRIDS, MIX_BOTH, MIX_ARGUMENTS };
 
 struct mix_options {
     unsigned kinds, streams, wait_every, grid;

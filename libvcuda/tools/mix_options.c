@@ -15,7 +15,8 @@ static const char usage[] =
     "  --durations-us LIST  their durations in microseconds, e.g. 50,5; used over and over for more kinds (50,5)\n"
     "  --differ HOW         function: each kind is a function of its own (default); grid: the kinds are one function "
     "with\n"
-    "                       different numbers of blocks; both: every second kind is another function\n"
+    "                       different numbers of blocks; both: every second kind is another function;\n"
+    "                       argument: every second kind is the same function, told by its argument how long\n"
     "  --grid N             blocks of a kernel (1)\n"
     "  --wait-every N       launches between two waits (10)\n"
     "  --wait HOW           stream, event, device, copy (cuMemcpyDtoH) or poll (cuStreamQuery) (stream)\n"
@@ -31,7 +32,7 @@ static const char usage[] =
     "Ends with 0 on SIGTERM, SIGINT or when the time is over.\n";
 
 static const char *const wait_names[] = {"stream", "event", "device", "copy", "poll", NULL};
-static const char *const differ_names[] = {"function", "grid", "both", NULL};
+static const char *const differ_names[] = {"function", "grid", "both", "argument", NULL};
 
 /* The name's place in the list; -1: not there. */
 static int find_name(const char *const *names, const char *name)

@@ -70,6 +70,7 @@ PROGRAMS = (
     Program((5, 3), 100, "event"),
     Program((20, 60, 200), 3, "event"),
     Program((3, 10, 30, 60, 100, 200, 500, 1000), 10, "stream", differ="both"),
+    Program((8, 20, 300, 50, 120, 10), 60, "stream", differ="argument"),
     Program((100, 5, 300, 20), 4, "copy"),
     Program((200, 10), 5, "poll", differ="grid"),
     Program((10, 40, 15), 1, "copy"),

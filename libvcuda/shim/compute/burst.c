@@ -4,11 +4,14 @@
 #define BURST_LAUNCHES 64
 /* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
 #define BURST_TICKS 300000
-/* Without a limit nobody waits for the numbers: fewer events, and most launches get none; they are charged as predicted, of
- * about a millisecond at most between two bursts. */
+/* Without a limit nobody waits for the numbers: fewer events. */
 #define BURST_TICKS_UNLIMITED 500000
+/* Most launches get no events; they are charged as predicted. Between two bursts of a claim with a limit there are a tenth of
+ * a millisecond of them at most: a program that waits for each of its short kernels would pay more for the events of each than
+ * for the kernel. */
 #define SKIP_MOST 24
-#define SKIP_NS 1000000
+#define SKIP_NS 100000
+#define SKIP_UNLIMITED_NS 1000000
 /* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
 #define DRY_TICKS 10000
 
@@ -27,7 +30,17 @@ static void take_skipped(struct meter_lane *lane)
     lane->now.skipped = lane->skip_given > unused ? lane->skip_given - unused : 0;
     lane->now.skipped_ns = __atomic_exchange_n(&lane->skipped_ns, 0, __ATOMIC_RELAXED);
     lane->now.skipping_since_ns = lane->skipping_since_ns;
+    lane->now.skipped_counted_ns = lane->skip_counted_ns;
     lane->skip_given = 0;
+    lane->skip_left_ns = lane->skip_counted_ns = 0;
+}
+
+void meter_charge_skipped(struct meter_lane *lane)
+{
+    lane->now = (struct meter_burst){.begun_ns = lane->skipping_since_ns};
+    lane->left_ns = 0;
+    take_skipped(lane);
+    meter_give_up(lane);
 }
 
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone)
@@ -38,10 +51,11 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     /* All that was launched is known to be done, or should be. */
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
         lane_set_free_at(lane, ticks);
-    int dry = alone || ticks + DRY_TICKS > lane->free_at;
     lane->now =
         (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone, .contended = gate_is_contended(lane->slot)};
     take_skipped(lane);
+    /* What was skipped runs between the last end event and this burst. */
+    int dry = alone || lane->now.skipped || ticks + DRY_TICKS > lane->free_at;
     const uint64_t *turn_word =
         __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
     __atomic_store_n(&lane->turn_word, turn_word, __ATOMIC_RELAXED);
@@ -51,6 +65,10 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     lane->patience = is_unlimited(lane->slot) ? BURST_TICKS_UNLIMITED : BURST_TICKS;
     lane->opened_at = ticks;
     lane->ended = 0;
+    lane->now.queued_ns = dry ? 0 : lane->free_at - ticks;
+    lane->now.least_ns = UINT64_MAX;
+    lane->gap = origin ? (uint64_t)duration_gap(origin) : 0;
+    lane->event_gap = origin ? (uint64_t)duration_event_gap(origin) : 0;
     if (origin)
         origin_begin(origin, &lane->now, lane, dry);
     __atomic_store_n(&usage->last_launch_ns, now, __ATOMIC_RELAXED);
@@ -69,6 +87,7 @@ static void drop_burst(struct meter_lane *lane)
     struct origin *origin = origin_of(lane->context);
     inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
     __atomic_fetch_add(&lane->skipped_ns, lane->now.skipped_ns, __ATOMIC_RELAXED);
+    lane->skip_counted_ns = lane->now.skipped_counted_ns;
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.skipped, __ATOMIC_RELAXED);
     if (origin)
         origin_discard(origin, &lane->now);
@@ -85,12 +104,20 @@ static uint32_t thrown(uint32_t most, uint64_t ticks)
 static void give_skips(struct meter_lane *lane, uint64_t ticks)
 {
     const struct meter_burst *burst = &lane->now;
-    if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE || !is_unlimited(lane->slot))
+    if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE)
         return;
-    uint64_t most = (uint64_t)SKIP_NS * burst->launches / burst->predicted_ns;
+    int unlimited = is_unlimited(lane->slot);
+    uint64_t work_ns = unlimited ? SKIP_UNLIMITED_NS : SKIP_NS;
+    uint64_t most = work_ns * burst->launches / burst->predicted_ns;
     most = most < SKIP_MOST * burst->launches ? most : SKIP_MOST * burst->launches;
     lane->skip_given = thrown((uint32_t)most, ticks);
+    if (!lane->skip_given)
+        return;
     lane->skipping_since_ns = burst->closed_ns;
+    /* Under a limit it is reckoned with at once, whether it will be launched or not. */
+    lane->skip_counted_ns = unlimited ? 0 : work_ns;
+    inflight_add(lane->slot, lane->skip_counted_ns);
+    __atomic_store_n(&lane->skip_left_ns, work_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
 }
 
@@ -115,8 +142,7 @@ void meter_close(struct meter_lane *lane)
         meter_give_up(lane);
         return;
     }
-    if (ticks > lane->free_at)
-        lane->now.idle_ns += ticks - lane->free_at;
+    lane_note_queue(lane, lane->free_at, ticks);
     /* Nobody knows when a kernel ends that was not measured before: the next burst gets a start event. */
     if (lane->now.alone)
         lane_set_free_at(lane, ticks);
@@ -124,7 +150,7 @@ void meter_close(struct meter_lane *lane)
     uint64_t others = take_others(lane);
     if (lane->left_ns > 0)
         inflight_less(lane->slot, (uint64_t)lane->left_ns);
-    lane->now.counted_ns = lane->now.predicted_ns + others;
+    lane->now.counted_ns = lane->now.predicted_ns + others + lane->now.skipped_counted_ns;
     lane->now.predicted_ns += others;
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches + lane->now.skipped, __ATOMIC_RELAXED);
     lane->ring[lane->head % METER_BURSTS] = lane->now;

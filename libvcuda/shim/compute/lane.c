@@ -63,8 +63,10 @@ static struct meter_lane *recycle(void)
         if (!lane || !lane_take(lane))
             continue;
         if (!lane->open && !__atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE) &&
-            lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE))
+            lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE)) {
+            meter_charge_skipped(lane);
             return lane;
+        }
         lane_leave(lane);
     }
     return NULL;
@@ -93,7 +95,7 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->epoch = 0;
     lane_set_free_at(lane, 0);
     lane->skip = lane->skip_given = 0;
-    lane->skipped_ns = 0;
+    lane->skip_left_ns = lane->skip_counted_ns = lane->skipped_ns = 0;
     if (new) {
         uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
         if (at >= LANES) {
@@ -134,6 +136,7 @@ void lane_clear(struct meter_lane *lane)
     uint64_t counted = lane->open ? lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0) : 0;
     for (uint32_t i = lane->tail; i != lane->head; i++)
         counted += lane->ring[i % METER_BURSTS].counted_ns;
+    counted += lane->open ? lane->now.skipped_counted_ns : lane->skip_counted_ns;
     inflight_less(lane->slot, counted + __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED));
     lane->context = NULL;
     lane_set_open(lane, 0);
@@ -142,7 +145,7 @@ void lane_clear(struct meter_lane *lane)
     lane_set_free_at(lane, 0);
     lane->epoch = 0;
     lane->skip = lane->skip_given = 0;
-    lane->skipped_ns = 0;
+    lane->skip_left_ns = lane->skip_counted_ns = lane->skipped_ns = 0;
 }
 
 /* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */

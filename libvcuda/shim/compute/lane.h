@@ -45,6 +45,15 @@ static inline void lane_set_free_at(struct meter_lane *lane, uint64_t ticks)
 {
     __atomic_store_n(&lane->free_at, ticks, __ATOMIC_RELAXED);
 }
+/* Something is put into the stream now, and can begin at `next` by prediction. */
+static inline void lane_note_queue(struct meter_lane *lane, uint64_t next, uint64_t ticks)
+{
+    uint64_t queued = next > ticks ? next - ticks : 0;
+    if (!queued)
+        lane->now.idle_ns += ticks - lane->free_at;
+    if (queued < lane->now.least_ns)
+        lane->now.least_ns = queued;
+}
 uint64_t lane_inflight(const struct meter_lane *lane); /* predicted, closed and not yet retired; ns */
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);

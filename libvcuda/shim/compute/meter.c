@@ -41,10 +41,12 @@ static int skips(const struct meter_ticket *t, struct meter_lane *lane)
 {
     uint32_t left = __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
     const uint64_t *turn_word = __atomic_load_n(&lane->turn_word, __ATOMIC_RELAXED);
-    if (!left || !t->known ||
+    uint64_t left_ns = __atomic_load_n(&lane->skip_left_ns, __ATOMIC_RELAXED);
+    if (!left || !t->known || t->predicted_ns > left_ns ||
         __atomic_load_n(turn_word, __ATOMIC_RELAXED) != __atomic_load_n(&lane->turn, __ATOMIC_RELAXED))
         return 0;
     __atomic_store_n(&lane->skip, left - 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip_left_ns, left_ns - t->predicted_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skipped_ns, __atomic_load_n(&lane->skipped_ns, __ATOMIC_RELAXED) + t->predicted_ns,
                      __ATOMIC_RELAXED);
     return 1;
@@ -178,11 +180,11 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
         burst->lag_ns = shim_now() - burst->started_ns;
         lane_set_free_at(lane, ticks);
     }
-    if (ticks > lane->free_at) {
-        burst->idle_ns += ticks - lane->free_at;
-        lane_set_free_at(lane, ticks);
-    }
-    lane_set_free_at(lane, lane->free_at + t->predicted_ns);
+    /* One that comes a moment after the end of the one before begins no sooner than one that waited behind it. */
+    uint64_t next = lane->free_at + (burst->launches ? lane->gap : burst->started_ns ? 0 : lane->event_gap);
+    lane_note_queue(lane, next, ticks);
+    burst->behind += burst->launches && next >= ticks;
+    lane_set_free_at(lane, (next > ticks ? next : ticks) + t->predicted_ns);
     lane->left_ns -= (int64_t)t->predicted_ns;
     burst->predicted_ns += t->predicted_ns;
     burst->launches++;

@@ -16,6 +16,9 @@ struct meter_burst {
     uint64_t predicted_ns;
     uint64_t counted_ns; /* what stands for it in the usage page's inflight_ns */
     uint64_t idle_ns;    /* time in it during which, by prediction, the stream had nothing to do */
+    uint64_t queued_ns;  /* by prediction: work before it in the stream when it was opened */
+    uint64_t least_ns;   /* and the least that was queued at any of its launches */
+    uint32_t behind;     /* launches that, by prediction, followed another one of the burst without a pause */
     uint64_t begun_ns;
     uint64_t closed_ns;  /* when the end event was handed to the GPU */
     uint64_t started_ns; /* when the start event was handed to the GPU; 0: none */
@@ -24,8 +27,9 @@ struct meter_burst {
     /* Launched between the burst before it and this one, without events: how many, by prediction how long, since when. */
     uint32_t skipped;
     uint64_t skipped_ns, skipping_since_ns;
-    uint8_t alone;     /* one launch, measured by itself */
-    uint8_t contended; /* other claims may have had the GPU in between */
+    uint64_t skipped_counted_ns; /* of that, what stands in inflight_ns */
+    uint8_t alone;               /* one launch, measured by itself */
+    uint8_t contended;           /* other claims may have had the GPU in between */
     uint8_t kinds;
     struct {
         uint16_t kernel;
@@ -49,10 +53,13 @@ struct meter_lane {
     int64_t left_ns;           /* of what `now` was admitted for */
     uint32_t left;             /* launches until an end event is due */
     uint32_t skip, skip_given; /* launches that need no events: left, and of how many */
+    uint64_t skip_left_ns;     /* no more than so much of predicted work */
+    uint64_t skip_counted_ns;  /* what stands for it in inflight_ns */
     uint64_t skipped_ns;       /* what those since the last burst take, by prediction */
     uint64_t skipping_since_ns;
     uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
+    uint64_t gap, event_gap;           /* duration_gap, duration_event_gap */
     uint64_t other_ns, other_launches; /* launched meanwhile by threads that found the lane busy */
     struct meter_burst now;
     uint32_t head, tail; /* ring[tail..head): closed, not yet retired */
@@ -87,6 +94,8 @@ int meter_capturing(CUstream stream, int per_thread);
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone);
 void meter_close(struct meter_lane *lane);        /* by the lane's owner: its open burst ends here */
 void meter_cover_others(struct meter_lane *lane); /* likewise, before leaving it */
+void meter_charge_skipped(
+    struct meter_lane *lane); /* likewise, no burst being open: what got no events, as predicted */
 /* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */
 void meter_give_up(struct meter_lane *lane);
 
@@ -117,10 +126,14 @@ void inflight_less(int slot, uint64_t ns);
 struct origin;
 struct duration {
     double start_ns, end_ns; /* CLOCK_MONOTONIC */
-    double busy_ns;          /* of that time */
+    double busy_ns;          /* of that time; kernels alone, without the gaps between them */
     int backlogged;          /* the GPU had work all the time: busy_ns is exact */
     int vague;               /* too uncertain to learn from */
 };
+/* How long the GPU needs from the end of a kernel to the beginning of one that waits behind it, ns; and with an event between
+ * the two. */
+double duration_gap(const struct origin *origin);
+double duration_event_gap(const struct origin *origin);
 /* 0 where the driver does not say. */
 int duration_of(struct origin *origin, const struct meter_lane *lane, const struct meter_burst *burst,
                 struct duration *out);

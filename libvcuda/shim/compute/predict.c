@@ -1,10 +1,13 @@
 /* How long will a launch take? As long as the same kernel with about as many blocks took before.
  *
  * Two kinds of evidence. A launch measured by itself is exact, but rare. A burst of several launches during which the GPU
- * never ran dry is exact in sum: each of its kernels is taken to have been off by the same factor, *from its prediction at the
- * time of the launch*. Corrections are made from there, not from the present prediction: a dozen bursts are out at once, and
+ * never ran dry is exact in sum: what it was off is shared among its kernels, *from their predictions at the time of the launch*,
+ * most to those whose durations vary. Corrections are made from there, not from the present prediction: a dozen bursts are out at once, and
  * each would else multiply the same error once more. A burst with gaps teaches nothing: its gaps were found by predictions,
  * and would confirm them.
+ *
+ * Where launches of a kernel with as many blocks differ, what was launched before tells them apart: in a program that repeats
+ * itself the same size follows the same kernel.
  *
  * A small table without locks: entries are words that are read and written whole; two kernels that fall on the same entry
  * spoil each other's prediction for a while, which costs smoothness, never correctness: what is charged is measured.
@@ -23,11 +26,17 @@
 /* One measurement moves a prediction by this part. One that was disturbed (an interrupt, a page fault, a foreign slice) is
  * longer, never shorter: so no more than twice the prediction is believed at once. */
 #define WEIGHT_ALONE 0.25
+/* Of a kernel whose launches are this far from one another, in parts of what they take: the mean of many counts. */
+#define STEADY 0.1
+#define VARIED 4
+#define WEIGHT_VARIED (1.0 / 16)
 /* The first few: what is not near the least is not believed, and the rest is averaged. */
 #define SURE_SAMPLES 5
 #define NEAR 1.5
 #define SOON 16 /* launches until one that was too vague is measured again */
 #define WEIGHT_BURST 0.25
+/* A kernel that always took the same by itself may still be off by this part. */
+#define UNSURE 0.02
 #define MOST_UP 2.0
 /* While other claims have the GPU in between, a longer time says little. */
 #define WEIGHT_UP_CONTENDED (1.0 / 32)
@@ -41,8 +50,9 @@ static struct entry {
     uint32_t nanoseconds; /* 0: not measured yet */
     uint32_t alone_ns;    /* when measured by itself */
     uint32_t launches;
-    uint32_t alone_at; /* launches at which it is measured by itself again */
-    uint32_t samples;  /* how often it was */
+    uint32_t alone_at;  /* launches at which it is measured by itself again */
+    uint32_t samples;   /* how often it was */
+    uint32_t spread_ns; /* how far those were from alone_ns, in the mean */
 } entries[SETS * WAYS];
 
 static const void *collectives[COLLECTIVES];
@@ -64,6 +74,7 @@ static uint16_t find(uint64_t key)
     __atomic_store_n(&e->alone_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->samples, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->spread_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->alone_at, 2 * ALONE_FIRST, __ATOMIC_RELAXED);
     __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
     return least;
@@ -85,11 +96,22 @@ static void measure_again(struct entry *e, uint32_t launches)
     __atomic_store_n(&e->alone_at, launches + (launches < distance ? launches : distance), __ATOMIC_RELAXED);
 }
 
+/* Its launches are told how long by their arguments, as of a matrix product that always has a block for each processor. */
+static int varies(const struct entry *e)
+{
+    return __atomic_load_n(&e->samples, __ATOMIC_RELAXED) >= SURE_SAMPLES &&
+           __atomic_load_n(&e->spread_ns, __ATOMIC_RELAXED) > __atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED) / VARIED;
+}
+
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known)
 {
+    static _Thread_local uint64_t before; /* key of the thread's last launch */
     blocks = about(blocks);
     uint64_t key = ((uint64_t)(uintptr_t)kernel ^ blocks << 40 ^ blocks) * 0x9e3779b97f4a7c15ull | 1;
     uint16_t at = find(key);
+    if (__builtin_expect(varies(&entries[at]), 0))
+        at = find((key ^ before >> 7) * 0xc2b2ae3d27d4eb4full | 1);
+    before = key;
     struct entry *e = &entries[at];
     uint32_t ns = __atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
     uint32_t launches = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + 1;
@@ -113,10 +135,14 @@ static void set(uint32_t *word, double ns)
     __atomic_store_n(word, (uint32_t)clamp(ns, 100, 4e9), __ATOMIC_RELAXED);
 }
 
+static double load(const uint32_t *word)
+{
+    return (double)__atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
 static void learn_alone(struct entry *e, double seen, int contended)
 {
-    double old = (double)__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
-    double alone = (double)__atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED);
+    double old = load(&e->nanoseconds), alone = load(&e->alone_ns), spread = load(&e->spread_ns);
     uint32_t samples = __atomic_fetch_add(&e->samples, 1, __ATOMIC_RELAXED);
     int early = samples < SURE_SAMPLES;
     if (old == 0 || (early && seen * NEAR < alone)) {
@@ -124,22 +150,44 @@ static void learn_alone(struct entry *e, double seen, int contended)
         set(&e->nanoseconds, seen);
         return;
     }
+    double weight = early ? 1.0 / (samples + 1) : spread < STEADY * alone ? WEIGHT_ALONE : WEIGHT_VARIED;
+    if (contended && seen > alone) {
+        weight = WEIGHT_UP_CONTENDED;
+    } else {
+        double apart = clamp(seen > alone ? seen - alone : alone - seen, 0, MOST_UP * alone);
+        set(&e->spread_ns, spread + weight * (apart - spread));
+    }
     if (early && seen > NEAR * alone)
         return;
-    double weight = contended && seen > alone ? WEIGHT_UP_CONTENDED : early ? 1.0 / (samples + 1) : WEIGHT_ALONE;
-    double from_alone = clamp(seen, 0, MOST_UP * alone), from_old = clamp(seen, 0, MOST_UP * old);
-    set(&e->alone_ns, alone + weight * (from_alone - alone));
-    set(&e->nanoseconds, old + weight * (from_old - old));
+    double most = spread > alone / 2 ? alone + MOST_UP * spread : MOST_UP * alone;
+    set(&e->alone_ns, alone + weight * (clamp(seen, 0, most) - alone));
+    set(&e->nanoseconds, old + weight * (clamp(seen, 0, most > MOST_UP * old ? most : MOST_UP * old) - old));
 }
 
+/* How far a launch of it is from its prediction, squared. */
+static double variance(const struct entry *e)
+{
+    double apart = load(&e->spread_ns) + UNSURE * load(&e->alone_ns);
+    return apart * apart;
+}
+
+/* Who has how much of what a burst was off? Whose launches differ from one another, as those of a kernel that is told the size of
+ * its work by its arguments; a kernel that always takes the same is not to be blamed for its neighbours. */
 static void learn_together(const struct meter_burst *burst, double busy_ns)
 {
-    double factor = clamp(busy_ns / (double)burst->predicted_ns, 1 / MOST_UP / MOST_UP, MOST_UP);
+    double predicted = (double)burst->predicted_ns, sum = 0;
+    double off = clamp(busy_ns, predicted / MOST_UP / MOST_UP, predicted * MOST_UP) - predicted;
+    uint32_t known = 0;
     for (int i = 0; i < burst->kinds; i++) {
+        sum += variance(&entries[burst->kind[i].kernel]) * burst->kind[i].count;
+        known += burst->kind[i].count;
+    }
+    /* Kinds for which there was no room are as sure as the others. */
+    sum *= known ? (double)burst->launches / known : 1;
+    for (int i = 0; i < burst->kinds && sum > 0; i++) {
         struct entry *e = &entries[burst->kind[i].kernel];
-        double old = (double)__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
-        double alone = (double)__atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED);
-        double seen = factor * (double)burst->kind[i].predicted_ns / burst->kind[i].count;
+        double old = load(&e->nanoseconds), alone = load(&e->alone_ns);
+        double seen = (double)burst->kind[i].predicted_ns / burst->kind[i].count + off * variance(e) / sum;
         if (old > 0 && alone > 0)
             set(&e->nanoseconds,
                 clamp(old + WEIGHT_BURST * (seen - old), alone / MOST_FROM_ALONE, alone * MOST_FROM_ALONE));

@@ -109,10 +109,10 @@ static struct finished finish(const struct meter_lane *lane, const struct meter_
 {
     double spent = without_others(burst, took->busy_ns), start = took->start_ns;
     if (burst->skipped_ns) {
-        /* Launched without events since the burst before: as predicted, and as far off as this one. */
-        double off = took->backlogged && burst->predicted_ns ? spent / (double)burst->predicted_ns : 1;
-        spent += (double)burst->skipped_ns * (off < 0.5 ? 0.5 : off > 2 ? 2 : off);
-        start -= (double)(burst->begun_ns - burst->skipping_since_ns);
+        /* Launched without events since the burst before, and run before this one. */
+        double since = (double)burst->skipping_since_ns;
+        spent += (double)burst->skipped_ns;
+        start = since < start ? since : start;
     }
     return (struct finished){.start_ns = (uint64_t)start,
                              .end_ns = (uint64_t)took->end_ns,
@@ -214,7 +214,7 @@ void meter_give_up(struct meter_lane *lane)
     uint64_t others = __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED), now = shim_now();
     uint64_t spent = burst->predicted_ns + others;
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, burst->launches + burst->skipped, __ATOMIC_RELAXED);
-    inflight_less(lane->slot, spent + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
+    inflight_less(lane->slot, spent + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0) + burst->skipped_counted_ns);
     spent += burst->skipped_ns;
     if (spent)
         credit_charge(lane->slot, now - spent, now, spent, is_on_credit(lane, burst));

@@ -8,6 +8,8 @@
 #define PROBE_NS 100000000ull
 /* After one that stood behind work. */
 #define PROBE_AGAIN_NS 10000000ull
+/* Far more than the launches without events between two bursts take. */
+#define SKIPS_STALE_NS 5000000ull
 
 /* What was under way counts as predicted: its events may lie on both sides of the pause. */
 void meter_restart(void)
@@ -94,10 +96,14 @@ static int has_others(const struct meter_lane *lane)
 /* Nobody can put an event behind it: charged as predicted. */
 static void give_up_others(struct meter_lane *lane)
 {
-    lane->now = (struct meter_burst){0};
     __atomic_store_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
-    lane->left_ns = 0;
-    meter_give_up(lane);
+    meter_charge_skipped(lane);
+}
+
+/* What a program launched without events before it paused stands in flight, and the GPU's turns would wait for it. */
+static int has_stale_skips(const struct meter_lane *lane)
+{
+    return !lane->open && lane->skip_counted_ns && shim_now() - lane->skipping_since_ns > SKIPS_STALE_NS;
 }
 
 /* Before leaving a lane: what was launched meanwhile. */
@@ -123,12 +129,15 @@ void meter_sweep(uint64_t patience_ns)
     for (uint32_t i = 0; (lane = lane_at(i)); i++) {
         int64_t since = (int64_t)(shim_ticks() - __atomic_load_n(&lane->free_at, __ATOMIC_RELAXED));
         int open = __atomic_load_n(&lane->open, __ATOMIC_RELAXED), others = has_others(lane);
-        if ((!open && !others) || (open && since < (int64_t)patience_ns) || !lane_take(lane))
+        int stale = has_stale_skips(lane);
+        if ((!open && !others && !stale) || (open && since < (int64_t)patience_ns) || !lane_take(lane))
             continue;
         since = (int64_t)(shim_ticks() - lane->free_at);
         if (lane->open && lane->context && since >= (int64_t)patience_ns)
             captures ? meter_give_up(lane) : close_for(lane);
         cover(lane, captures);
+        if (stale && lane->context && has_stale_skips(lane))
+            meter_charge_skipped(lane);
         lane_leave(lane);
     }
     meter_unlock();
@@ -159,7 +168,7 @@ void meter_before_end(CUstream stream)
             close_for(lane);
         if (lane->open && lane->context)
             meter_give_up(lane);
-        if (lane->context && has_others(lane))
+        if (lane->context && (has_others(lane) || lane->skip_given))
             give_up_others(lane);
         lane_leave(lane);
     }
