@@ -49,5 +49,4 @@ USER 10001:10001
 EXPOSE 8000
 # The control plane's container is healthy when it serves; the other commands switch this off in docker-compose.yml.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "deploy/docker/ready.py"]
-CMD ["uvicorn", "gpucloud.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--workers", "2", \
-     "--no-access-log", "--timeout-graceful-shutdown", "10", "--ws", "websockets-sansio", "--ws-max-size", "1048576"]
+CMD ["python", "-m", "gpucloud.server", "--host", "0.0.0.0", "--port", "8000", "--workers", "2"]
