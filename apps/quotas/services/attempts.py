@@ -8,6 +8,7 @@ decides, for all server processes; with the database away nobody signs in anyway
 
 import hashlib
 import ipaddress
+import unicodedata
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -66,8 +67,16 @@ def network(address: str | None) -> str:
     return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
+def spelling(account: str) -> str:
+    """Return one form for every spelling of a name that signs the same person in.
+
+    The sign-in form turns what was typed into NFKC, in which a full-width or a circled letter is the plain one.
+    """
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", account).casefold()).strip()
+
+
 def _keys(account: str, address: str | None, browser: str | None) -> list[tuple[Limit, str]]:
-    name = account.casefold().strip()
+    name = spelling(account)
     if browser is not None:
         return [(ACCOUNT, ACCOUNT.key(name, "browser", browser))]
     place = network(address)

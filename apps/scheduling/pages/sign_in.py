@@ -170,5 +170,5 @@ def _whose(request: HttpRequest) -> dict[str, Any]:
         known = signing.loads(request.COOKIES.get(KNOWN_COOKIE, ""), salt=KNOWN_COOKIE, max_age=KNOWN_SECONDS)
     except signing.BadSignature:
         known = ["", ""]
-    browser = known[1] if known[0] == name else None
+    browser = known[1] if attempts.spelling(known[0]) == attempts.spelling(name) else None
     return {"account": name, "address": source_of(request), "browser": browser}
