@@ -24,6 +24,7 @@ ON CONFLICT (key) DO UPDATE SET
     taken = CASE WHEN had.ends_at <= %(now)s THEN 1 ELSE had.taken + 1 END,
     ends_at = CASE WHEN had.ends_at <= %(now)s THEN excluded.ends_at ELSE had.ends_at END
 WHERE had.ends_at <= %(now)s OR had.taken < %(most)s
+RETURNING taken
 """
 
 
@@ -111,17 +112,22 @@ def count_wrong_token(*, address: str | None) -> None:
     _take(TOKEN, TOKEN.key(network(address)))
 
 
+def take(limit: Limit, *parts: str) -> int:
+    """Take one of the limit's tries for these parts; return how many are left. Raises TooManyAttempts."""
+    return _take(limit, limit.key(*parts))
+
+
 def forget() -> int:
     """Drop what has ended; returns how many."""
     return Attempts.objects.filter(ends_at__lte=timezone.now()).delete()[0]
 
 
-def _take(limit: Limit, key: str) -> None:
+def _take(limit: Limit, key: str) -> int:
     now = timezone.now()
     with connection.cursor() as cursor:
         cursor.execute(TAKE, {"key": key, "now": now, "end": now + limit.window, "most": limit.most})
-        if cursor.rowcount:
-            return
+        if (row := cursor.fetchone()) is not None:
+            return limit.most - int(row[0])
     end = Attempts.objects.filter(key=key).values_list("ends_at", flat=True).first() or now
     seconds = max(1, int((end - now).total_seconds()) + 1)
     raise TooManyAttempts(
