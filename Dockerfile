@@ -41,11 +41,11 @@ COPY deploy/systemd deploy/systemd
 COPY --from=library /src/libvcuda/build libvcuda/build
 COPY --from=library /src/kernel/build apps/scheduling/core/placement/kernel/build
 ENV STATIC_ROOT=/srv/gpucloud/staticfiles
-# The settings want these; nothing of them is used or kept.
-RUN SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
+# Bytecode is made once here: processes may write nothing, and would compile everything at each start. The settings want
+# the variables; nothing of them is used or kept.
+RUN python -m compileall -q gpucloud apps agent manage.py \
+    && SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
     python manage.py collectstatic --no-input --verbosity 0 --ignore '*.map' --ignore redoc --ignore rest_framework
-# Compiled once here: nothing is written when a process starts.
-RUN python -m compileall -q gpucloud apps agent manage.py
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 EXPOSE 8000

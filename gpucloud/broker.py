@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 logger = logging.getLogger(__name__)
 
 
-class QoS(redis.QoS):  # type: ignore[misc]  # kombu is untyped
+class QoS(redis.QoS):
     """Messages that were delivered and are not acknowledged."""
 
     def restore_unacked(self, client: Any = None) -> Any:
@@ -20,20 +20,20 @@ class QoS(redis.QoS):  # type: ignore[misc]  # kombu is untyped
         raised then (AttributeError, AssertionError): it only expects errors of connections.
         """
         try:
-            return super().restore_unacked(client)
+            return super().restore_unacked(client)  # type: ignore[no-untyped-call]
         except (RedisError, OSError, AttributeError) as error:
             logger.warning("%d unfinished tasks come again later: %r", len(self._delivered), error)
             self._delivered.clear()
             return None
 
 
-class Channel(redis.Channel):  # type: ignore[misc]
+class Channel(redis.Channel):
     """A channel that may be closed after its connection is gone."""
 
     QoS = QoS
 
 
-class Transport(redis.Transport):  # type: ignore[misc]
+class Transport(redis.Transport):
     """kombu's transport for Redis."""
 
     Channel = Channel

@@ -12,6 +12,9 @@ from uvicorn.main import main
 APPLICATION = "gpucloud.asgi:application"
 # A node's frame has at most 1 MiB, and nothing larger comes to a websocket here.
 LARGEST_FRAME_BYTES = 1 << 20
+# uvicorn kills a worker that does not answer its parent in time. While a busy machine starts one, importing the
+# application holds the interpreter for longer than uvicorn's 5 seconds.
+WORKER_SECONDS = 60
 DEFAULTS = {
     "http": "gpucloud.server.protocol:BoundedProtocol",
     "ws": "websockets-sansio",
@@ -19,9 +22,7 @@ DEFAULTS = {
     "access_log": False,
     # A page's stream ends at once; a request under way has this long.
     "timeout_graceful_shutdown": 10,
-    # uvicorn kills a worker that does not answer its parent in time. While a busy machine starts one, importing the
-    # application holds the interpreter for longer than uvicorn's 5 seconds.
-    "timeout_worker_healthcheck": 60,
+    "timeout_worker_healthcheck": WORKER_SECONDS,
 }
 
 # A connection is a file: the usual limit of 1,024 is fewer agents and browsers than one process serves.

@@ -171,7 +171,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        answering = self.cycle is not None and not self.cycle.response_complete
+        cycle: Any = self.cycle  # None before the first request
+        answering = cycle is not None and not cycle.response_complete
         if answering or (answer is TOO_SLOW and not self._unparsed):
             self.transport.close()
             return

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu.connection import Connection
 from kombu.transport import TRANSPORT_ALIASES, redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -23,8 +23,8 @@ def broken(request: Any, monkeypatch: pytest.MonkeyPatch) -> Connect:
     """
 
     def connect() -> Connection:
-        connection = app.connection()
-        channel = connection.default_channel
+        connection: Connection = app.connection()
+        channel: Any = connection.default_channel
         message = SimpleNamespace(delivery_info={"exchange": "", "routing_key": "celery"}, _raw={})
         channel.qos.append(message, "tag")
         channel._disconnect_pools()
@@ -44,7 +44,7 @@ def refused(client: object = None) -> None:
 
 def close(connection: Connection) -> None:
     """As Celery's worker does, twice; kombu passes over errors of connections only."""
-    channel = connection._default_channel
+    channel: Any = connection._default_channel
     for _ in range(2):
         connection.maybe_close_channel(SimpleNamespace(close=channel.qos.restore_unacked_once))
 

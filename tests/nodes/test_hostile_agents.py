@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,7 +68,7 @@ async def test_measured_values_that_no_hardware_has_are_refused_and_others_kept(
     agent = agents()
     await agent.greet()
     whole = usage(1, time.time() - 10, uid, gpus=(gpu_uuid("gpu1", 0), gpu_uuid("gpu1", 1)))
-    spoilt = [
+    spoilt: list[dict[str, Any]] = [
         *[{"gpus": [msgspec.structs.replace(whole.gpus[0], **{name: value}), whole.gpus[1]], "assignments": []}
           for name, value in IMPOSSIBLE_OF_A_GPU.items()],
         *[{"gpus": [whole.gpus[1]], "assignments": [msgspec.structs.replace(whole.assignments[0], **{name: value})]}
@@ -114,6 +115,7 @@ async def test_an_event_about_another_nodes_claim_does_not_reach_its_tenant(agen
     await agent.say(wire.Event(at=time.time(), code="gpu-process-unclaimed", detail="x", process=process))
     await agent.say(usage(1, time.time()))
     await agent.hear()
-    seen_by = {name: await in_database(lambda api=api: api.get("audit/?action=agent.gpu-process-unclaimed").body)
-               for name, api in {"olga": real_cast.olga, "anna": real_cast.anna}.items()}  # fmt: skip
-    assert [len(seen_by[name]["results"]) for name in ("olga", "anna")] == [1, 0]
+    path = "audit/?action=agent.gpu-process-unclaimed"
+    by_olga = await in_database(lambda: real_cast.olga.get(path).body["results"])
+    by_anna = await in_database(lambda: real_cast.anna.get(path).body["results"])
+    assert (len(by_olga), len(by_anna)) == (1, 0)

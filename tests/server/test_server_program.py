@@ -76,7 +76,7 @@ def test_the_server_bounds_what_it_is_sent(server: tuple[int, int]) -> None:
 
 
 def test_a_busy_worker_is_given_a_minute_before_it_is_replaced() -> None:
-    assert entry.DEFAULTS["timeout_worker_healthcheck"] >= 60
+    assert entry.DEFAULTS["timeout_worker_healthcheck"] == 60
 
 
 def test_nothing_starts_the_application_past_its_server() -> None:
