@@ -140,3 +140,9 @@ def test_a_websocket_outlives_the_time_that_a_request_has(hurried: int) -> None:
         assert status(asked(hurried, BEGIN)) == 408
         websocket.send("still here")
         assert websocket.recv() == "still here"
+
+
+def test_an_upgrade_to_something_else_is_answered_as_a_plain_request(hurried: int) -> None:
+    """The parser stops at an upgrade; the connection's clock must not go on as if the request were unfinished."""
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    assert status(asked(hurried, request)) == 200
