@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Iterable
 
 # Of ASCII and of Unicode: whatever some reader takes for the end of a line, or a terminal for a command.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
@@ -20,19 +21,23 @@ class OneLine(logging.Formatter):
 class Occasional(logging.Filter):
     """Pass one record in EVERY_SECONDS, without its traceback and with the number of those before it.
 
-    For records that anybody outside can cause as often as they like.
+    For records that anybody outside can cause as often as they like: those whose message is one of `messages`, or all
+    where none is given.
     """
 
     EVERY_SECONDS = 60.0
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Iterable[str] = ()) -> None:
         super().__init__()
+        self._messages = frozenset(messages)
         self._lock = threading.Lock()
         self._next_at = 0.0
         self._left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record in place; return False where it is left out."""
+        if self._messages and record.msg not in self._messages:
+            return True
         with self._lock:
             if (now := time.monotonic()) < self._next_at:
                 self._left_out += 1

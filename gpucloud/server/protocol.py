@@ -90,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._unparsed > MOST_HEAD_BYTES:
             self._refuse(TOO_LARGE)
-        elif self._complete:
+        elif self._complete and not self._unparsed:
             if self._deadline is not None:
                 self._stop_clock()
         elif self._deadline is None and not self.transport.is_closing():
@@ -158,11 +158,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _expire(self) -> None:
-        if self.flow.read_paused:
-            # We do not read, so the client cannot be slow.
+        if self.flow.read_paused or (self._answering and (self._complete or self._in_head)):
+            # We do not read, or have not answered the request before this one: the client is not the slow one.
             self._start_clock()
         else:
             self._deadline = self.loop.call_later(GRACE_SECONDS, self._refuse, TOO_SLOW)
+
+    @property
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: bytes) -> None:
         """Answer, unless another answer is under way or nothing was asked; discard what still comes; close."""
@@ -171,9 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        cycle: Any = self.cycle  # None before the first request
-        answering = cycle is not None and not cycle.response_complete
-        if answering or (answer is TOO_SLOW and not self._unparsed):
+        if self._answering or (answer is TOO_SLOW and not self._unparsed):
             self.transport.close()
             return
         self.transport.write(answer)

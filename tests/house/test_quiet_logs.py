@@ -43,3 +43,16 @@ def test_a_foreign_host_is_one_line_a_minute_and_no_traceback(
     occasional._next_at = 0.0  # type: ignore[union-attr]
     client.get("/", headers={"Host": "evil.example"})
     assert lines[-1].endswith("(39 more like this since the last line)")
+
+
+def test_requests_that_are_none_are_a_line_a_minute_and_faults_are_all_logged(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvicorn = logging.getLogger("uvicorn.error")
+    (occasional,) = [found for found in uvicorn.filters if isinstance(found, logs.Occasional)]
+    monkeypatch.setattr(occasional, "_next_at", 0.0)
+    for _ in range(10):
+        uvicorn.warning("Invalid HTTP request received.")
+        uvicorn.error("Exception in ASGI application")
+    assert sum("Invalid HTTP" in line for line in lines) == 1
+    assert sum("Exception in ASGI" in line for line in lines) == 10

@@ -1,5 +1,6 @@
 """A small application behind uvicorn on loopback, and raw connections to it."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -23,6 +24,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         size += len(message["body"])
         if not message["more_body"]:
             break
+    if scope["path"] == "/slow":
+        await asyncio.sleep(1.0)
     body = json.dumps({"headers": [name.decode() for name, _ in scope["headers"]], "bytes": size}).encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -146,3 +146,15 @@ def test_an_upgrade_to_something_else_is_answered_as_a_plain_request(hurried: in
     """The parser stops at an upgrade; the connection's clock must not go on as if the request were unfinished."""
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     assert status(asked(hurried, request)) == 200
+
+
+def test_empty_lines_between_requests_do_not_keep_a_connection_open(hurried: int) -> None:
+    """They are no request, and end the wait for the next one that uvicorn had begun."""
+    answer = asked(hurried, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n")
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"GET / HTTP/1.1\r\nHost:"], ids=["an empty line", "half of the next one"])
+def test_a_slow_answer_is_not_cut_off_by_what_the_client_sends_after_its_request(hurried: int, more: bytes) -> None:
+    answer = asked(hurried, b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n", more)
+    assert b'"bytes": 0}' in answer
