@@ -41,13 +41,14 @@ COPY deploy/systemd deploy/systemd
 COPY --from=library /src/libvcuda/build libvcuda/build
 COPY --from=library /src/kernel/build apps/scheduling/core/placement/kernel/build
 ENV STATIC_ROOT=/srv/gpucloud/staticfiles
-# The settings want these; nothing of them is used or kept.
-RUN SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
+# Bytecode is made once here: processes may write nothing, and would compile everything at each start. The settings want
+# the variables; nothing of them is used or kept.
+RUN python -m compileall -q gpucloud apps agent manage.py \
+    && SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
     python manage.py collectstatic --no-input --verbosity 0 --ignore '*.map' --ignore redoc --ignore rest_framework
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 EXPOSE 8000
 # The control plane's container is healthy when it serves; the other commands switch this off in docker-compose.yml.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "deploy/docker/ready.py"]
-CMD ["uvicorn", "gpucloud.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--workers", "2", \
-     "--no-access-log", "--timeout-graceful-shutdown", "10", "--ws", "websockets-sansio", "--ws-max-size", "1048576"]
+CMD ["python", "-m", "gpucloud.server", "--host", "0.0.0.0", "--port", "8000", "--workers", "2"]

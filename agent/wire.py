@@ -41,6 +41,8 @@ GpuUuid = Annotated[str, Meta(pattern=r"^(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+# Of one GPU: 16 TiB, some fifty times the largest there is.
+DeviceBytes = Annotated[int, Meta(ge=0, le=2**44)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 # Measured shares may pass 100 a little: the window's ends do not fall on a kernel's ends.
 MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
@@ -75,7 +77,7 @@ class Gpu(Record, frozen=True, kw_only=True):
     uuid: GpuUuid
     index: Count
     model: Word
-    memory_bytes: Bytes
+    memory_bytes: DeviceBytes
     # The nearest common ancestor with each other GPU, by its uuid: "nvlink", "pcie", "numa", "system".
     links: dict[GpuUuid, Word] = {}
 

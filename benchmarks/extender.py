@@ -24,6 +24,7 @@ import msgspec
 import uvicorn
 
 from apps.clusters.extender.door import Door
+from apps.clusters.extender.listener import configuration
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
@@ -112,7 +113,7 @@ def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[
     # As the command does once it knows its cluster.
     garbage.settle()
     door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
-    server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None, access_log=False))
+    server = uvicorn.Server(configuration(door))
     asyncio.run(server.serve(sockets=[link]))
 
 

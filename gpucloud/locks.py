@@ -18,6 +18,15 @@ def alone(what: str) -> Iterator[bool]:
             _say("pg_advisory_unlock", what)
 
 
+def serialize_transaction(what: str) -> None:
+    """Wait for other transactions that serialize on `what`, and make later ones wait until this one ends.
+
+    For limits that are counted over rows and then written: the next transaction counts what this one wrote.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(what)])
+
+
 def number_of(what: str) -> int:
     """Its lock's number, for `pg_advisory_lock`."""
     return int.from_bytes(hashlib.sha256(f"gpucloud:{what}".encode()).digest()[:8], signed=True)

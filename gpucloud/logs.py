@@ -1,6 +1,9 @@
-"""How a line of the log looks."""
+"""How a line of the log looks, and how often strangers cause one."""
 
 import logging
+import threading
+import time
+from collections.abc import Iterable
 
 # Of ASCII and of Unicode: whatever some reader takes for the end of a line, or a terminal for a command.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
@@ -13,3 +16,36 @@ class OneLine(logging.Formatter):
         """A traceback, which comes after the message, keeps its lines."""
         record.message = record.message.translate(CONTROLS)
         return super().formatMessage(record)
+
+
+class Occasional(logging.Filter):
+    """Pass one record in EVERY_SECONDS, without its traceback and with the number of those before it.
+
+    For records that anybody outside can cause as often as they like: those whose message is one of `messages`, or all
+    where none is given.
+    """
+
+    EVERY_SECONDS = 60.0
+
+    def __init__(self, messages: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._messages = frozenset(messages)
+        self._lock = threading.Lock()
+        self._next_at = 0.0
+        self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record in place; return False where it is left out."""
+        if self._messages and record.msg not in self._messages:
+            return True
+        with self._lock:
+            if (now := time.monotonic()) < self._next_at:
+                self._left_out += 1
+                return False
+            self._next_at, left_out, self._left_out = now + self.EVERY_SECONDS, self._left_out, 0
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.msg, record.args = record.getMessage(), None
+        record.exc_info = record.exc_text = None
+        if left_out:
+            record.msg += f" ({left_out} more like this since the last line)"
+        return True

@@ -298,10 +298,17 @@ LOGGING = {
     "formatters": {
         "line": {"class": "gpucloud.logs.OneLine", "format": "{asctime} {levelname:<7} {name}: {message}", "style": "{"}
     },
+    "filters": {
+        "occasional": {"()": "gpucloud.logs.Occasional"},
+        "malformed": {"()": "gpucloud.logs.Occasional", "messages": ["Invalid HTTP request received."]},
+    },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         "django.request": {"level": "ERROR"},  # a 404 is an answer, not an event
+        # Scanners name any host: it is an answer (400), too.
+        "django.security.DisallowedHost": {"filters": ["occasional"]},
+        "uvicorn.error": {"filters": ["malformed"]},
         "uvicorn.access": {"level": "WARNING"},
         # The heads of the audit log's chain are evidence: they are written whatever LOG_LEVEL, or a worker's own, says.
         "apps.quotas.services.audit_chain": {"level": "INFO"},

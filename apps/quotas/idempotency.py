@@ -68,9 +68,11 @@ def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
 def _once(key: str, request: Request, act: Callable[[], Response]) -> Response:
     principal = cast(Principal, request.user)
     digest = _digest(request)
-    if not _lock(f"{principal.name}\n{key}"):
-        raise KeyInFlight("Ask again in a second: the answer will be the first request's.", status=409)
+    alone = _lock(f"{principal.name}\n{key}")
+    # Read after the lock was tried: who has it may be another repetition of a request that is long answered.
     record = IdempotencyRecord.objects.filter(principal=principal.name, key=key).first()
+    if record is None and not alone:
+        raise KeyInFlight("Ask again in a second: the answer will be the first request's.", status=409)
     if record is None:
         answer = act()
         IdempotencyRecord.objects.create(

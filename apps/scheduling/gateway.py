@@ -11,11 +11,10 @@ from django.db import transaction
 
 from agent import wire
 from apps.nodes.models import Node
+from apps.nodes.services import agent_rows
 from apps.nodes.services.conditions import take_conditions
 from apps.nodes.services.telemetry.packing import Carried
 from apps.nodes.services.telemetry.storing import Measured
-from apps.quotas.principals import Principal
-from apps.quotas.services import audit
 from apps.scheduling import watching
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 from apps.scheduling.services.claims.desired import desired_states
@@ -74,13 +73,11 @@ class Gateway:
 
     def event(self, node: Node, frame: wire.Event) -> None:
         """Keep it where operators look; what one of a claim's processes did, its tenant's admins see too."""
-        logger.info("node %s: %s: %s", node.name, frame.code, frame.detail)
         claim = _claim_of(frame.process, node)
-        audit.record(
-            principal=Principal(name=f"agent:{node.name}"),
-            action=f"agent.{frame.code}"[:60],
-            object_type="node",
-            object_id=node.name,
+        recorded = agent_rows.record(
+            node=node,
+            limit=agent_rows.EVENTS,
+            action=f"agent.{frame.code}",
             tenant=claim.tenant if claim is not None else None,
             after={
                 "detail": frame.detail,
@@ -89,6 +86,8 @@ class Gateway:
                 "process": msgspec.to_builtins(frame.process),
             },
         )
+        if recorded:
+            logger.info("node %s: %s: %s", node.name, frame.code, frame.detail)
 
 
 def _claim_of(process: wire.GpuProcess | None, node: Node) -> Claim | None:

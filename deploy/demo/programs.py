@@ -13,8 +13,6 @@ from deploy.embedded.processes import Program
 
 HOST = "127.0.0.1"
 PYTHON = sys.executable
-# An agent's frame has at most 1 MiB, and nothing larger comes to a websocket here.
-LARGEST_FRAME_BYTES = 1 << 20
 # What `gpucloud/settings.py`, Django, Compose and libpq read, and an operator's own token: a shell may have them set.
 CONTROL_PLANE = frozenset(
     {
@@ -104,12 +102,10 @@ class Commands:
 
     def server(self) -> Program:
         """The web server. Raises StartFailed where the pages' files cannot be made."""
-        uvicorn = (PYTHON, "-m", "uvicorn", "gpucloud.asgi:application", "--host", HOST, "--port", str(self.port))
         program = self._program(
             "server",
-            *uvicorn,
-            *("--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "3"),
-            *("--ws", "websockets-sansio", "--ws-max-size", str(LARGEST_FRAME_BYTES)),
+            *(PYTHON, "-m", "gpucloud.server", "--host", HOST, "--port", str(self.port)),
+            *("--log-level", "warning", "--timeout-graceful-shutdown", "3"),
             # Each request's view has a thread of its own; a pool spares it a connection of its own.
             more=self.control_plane | {"DATABASE_POOL_SIZE": "16", "STATIC_ROOT": str(collected())},
         )

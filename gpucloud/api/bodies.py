@@ -12,21 +12,44 @@ from django.conf import settings
 
 from gpucloud.api.problems import MEDIA_TYPE, problem
 
+# Of all bodies of this process that are larger than a piece, together: no request needs one.
+MOST_HELD_BYTES = 64 << 20
+PIECE_BYTES = 64 << 10
+
 
 class BoundedBody:
-    """Wraps the HTTP application: no request here, of a program or of a page, needs more than a few kilobytes."""
+    """Wraps the HTTP application: no request here, of a program or of a page, needs more than a few kilobytes.
+
+    A thousand clients that each send a large body and never its end take MOST_HELD_BYTES together, not a thousand
+    times the limit of one.
+    """
 
     def __init__(self, application: ASGI3Application) -> None:
         self.application = application
+        self.held_bytes = 0
 
     async def __call__(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Pass on what fits; answer 413 to the rest, having read no more of it than fits."""
+        """Pass on what fits; answer 413 to more, having read no more than fits, and 503 where too much is held."""
         limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        length = dict(scope["headers"]).get(b"content-length")
-        if length is not None:
-            # Nineteen digits are too many, whatever number they are, and the interpreter reads no thousands of them.
-            too_large = len(length) > 18 or (length.isdigit() and int(length) > limit)
-            await (_refuse(send) if too_large else self.application(scope, receive, send))
+        size = _announced(scope, limit)
+        if size > limit:
+            await _refuse(send)
+        elif size <= PIECE_BYTES:
+            await self._pass_on(scope, receive, send, limit)
+        elif self.held_bytes + size > MOST_HELD_BYTES:
+            await _refuse_for_now(send)
+        else:
+            self.held_bytes += size
+            try:
+                await self._pass_on(scope, receive, send, limit)
+            finally:
+                self.held_bytes -= size
+
+    async def _pass_on(
+        self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable, limit: int
+    ) -> None:
+        if _header(scope, b"content-length") is not None:
+            await self.application(scope, receive, send)
         elif (messages := await _read(receive, limit)) is None:
             await _refuse(send)
         else:
@@ -34,6 +57,21 @@ class BoundedBody:
             headers = [*scope["headers"], (b"content-length", str(size).encode())] if size else scope["headers"]
             inner: Any = {**scope, "headers": headers}
             await self.application(inner, _again(messages, receive), send)
+
+
+def _announced(scope: HTTPScope, limit: int) -> int:
+    """Return how many bytes the body has at most, `limit` where nobody knows; more than `limit`: it is too large."""
+    length = _header(scope, b"content-length")
+    if length is None:
+        return 0 if _header(scope, b"transfer-encoding") is None else limit
+    # Nineteen digits are too many, whatever number they are, and the interpreter reads no thousands of them.
+    if len(length) > 18:
+        return limit + 1
+    return int(length) if length.isdigit() else 0
+
+
+def _header(scope: HTTPScope, name: bytes) -> bytes | None:
+    return dict(scope["headers"]).get(name)
 
 
 async def _read(receive: ASGIReceiveCallable, limit: int) -> list[Any] | None:
@@ -64,7 +102,16 @@ def _again(messages: list[Any], receive: ASGIReceiveCallable) -> ASGIReceiveCall
 
 async def _refuse(send: ASGISendCallable) -> None:
     detail = "The body is larger than 1 MiB; no request needs that."
-    body = json.dumps(problem(413, "body-too-large", "Content Too Large", detail)).encode()
-    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 413, "headers": headers, "trailers": False})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await _answer(send, problem(413, "body-too-large", "Content Too Large", detail))
+
+
+async def _refuse_for_now(send: ASGISendCallable) -> None:
+    detail = "Too many large bodies are being received: send it again in a few seconds, or a smaller one."
+    await _answer(send, problem(503, "too-many-bodies", "Try again later", detail), (b"retry-after", b"10"))
+
+
+async def _answer(send: ASGISendCallable, body: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
+    text = json.dumps(body).encode()
+    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(text)).encode()), *more]
+    await send({"type": "http.response.start", "status": body["status"], "headers": headers, "trailers": False})
+    await send({"type": "http.response.body", "body": text, "more_body": False})

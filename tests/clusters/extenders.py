@@ -9,6 +9,7 @@ from typing import Any, Self
 import uvicorn
 
 from apps.clusters.extender.door import Door, Networks
+from apps.clusters.extender.listener import configuration
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
@@ -27,7 +28,7 @@ class Listening:
         self._socket = socket.create_server(("127.0.0.1", 0))
         door = Door(self.clusters, networks=networks, version="test")
         self._scheme = "https" if tls else "http"
-        self._server = uvicorn.Server(uvicorn.Config(door, lifespan="off", log_config=None, **tls))
+        self._server = uvicorn.Server(configuration(door, **tls))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), daemon=True)
 
     @property

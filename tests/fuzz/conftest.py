@@ -37,8 +37,8 @@ class Server:
 def server(module_platform: Platform, django_db_blocker: Any) -> Iterator[Server]:
     """As `make demo` starts it, but that nobody is throttled: what is looked at is every answer."""
     port = free_port()
-    uvicorn = ("-m", "uvicorn", "gpucloud.asgi:application", "--port", str(port), "--log-level", "warning")
-    with django_db_blocker.unblock(), program(*uvicorn, DATABASE_POOL_SIZE="8", THROTTLE_PER_SECOND="0") as process:
+    command = ("-m", "gpucloud.server", "--port", str(port), "--log-level", "warning")
+    with django_db_blocker.unblock(), program(*command, DATABASE_POOL_SIZE="8", THROTTLE_PER_SECOND="0") as process:
         connection.close()
         deadline = time.monotonic() + START_SECONDS
         while not ready(f"http://127.0.0.1:{port}/readyz"):

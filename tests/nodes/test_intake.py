@@ -38,13 +38,13 @@ async def test_one_node_takes_no_others_room_and_has_its_own_again_when_it_is_st
 
     for seq in range(1, intake.MOST_OF_ONE + 1):
         # Another connection of the node is the same node.
-        frames.put(Source(1, "greedy", "", {}), frame(seq), told)
+        frames.put(Source(1, "greedy", "", {}, {}), frame(seq), told)
     with pytest.raises(intake.NoRoom, match="64 frames of this node"):
-        frames.put(Source(1, "greedy", "", {}), frame(seq + 1), told)
-    frames.put(Source(2, "modest", "", {}), frame(1), told)
+        frames.put(Source(1, "greedy", "", {}, {}), frame(seq + 1), told)
+    frames.put(Source(2, "modest", "", {}, {}), frame(1), told)
     async with asyncio.timeout(10):
         await done.wait()
-    frames.put(Source(1, "greedy", "", {}), frame(seq + 1), told)
+    frames.put(Source(1, "greedy", "", {}, {}), frame(seq + 1), told)
     done.clear()
     async with asyncio.timeout(10):
         await done.wait()
@@ -65,7 +65,7 @@ async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch
     for name, said in heard.items():
         told: Told = said.append
         for seq in (1, 2):
-            frames.put(Source(1, name, "", {}), frame(seq), told)
+            frames.put(Source(1, name, "", {}, {}), frame(seq), told)
     for _ in range(200):
         if all(heard.values()):
             break

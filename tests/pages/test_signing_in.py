@@ -143,6 +143,20 @@ def test_the_longest_name_comes_in_and_is_written_down(anna: User) -> None:
     assert AuditEvent.objects.filter(action="person.sign_in", object_id="b" * 150).exists()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["an address", "a known browser"])
+def test_spellings_that_sign_in_the_same_person_share_their_tries(anna: User, known: bool) -> None:
+    """The form reads full-width, mathematical and circled letters as the plain ones."""
+    client = Client()
+    if known:
+        assert came_in(try_once(password=PASSWORD, client=client))
+        client.post("/sign-out/")
+    full_width, bold = "\uff41\uff4e\uff4e\uff41", "\U0001d41a\U0001d427\U0001d427\U0001d41a"
+    spellings = [full_width, bold, "\u24d0nna", " anna ", "\u1d43nna"]
+    for spelling in spellings:
+        assert not came_in(try_once(spelling, client=client))
+    assert shut(try_once(password=PASSWORD, client=client))
+
+
 def test_ipv6_addresses_of_one_customer_are_one(anna: User) -> None:
     for number in range(attempts.ACCOUNT.most):
         try_once(address=f"2001:db8::{number + 1}")

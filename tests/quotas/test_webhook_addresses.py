@@ -15,6 +15,11 @@ INSIDE = (
     "127.0.0.1", "127.1.2.3", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
     "224.0.0.1", "255.255.255.255", "240.0.0.1", "::1", "::", "fe80::1", "fd00::1", "ff02::1", "::ffff:127.0.0.1",
     "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "192.0.2.1", "2001:db8::1",
+    # Not of the public internet either, whatever a version of Python says: site-local, documentation, protocol
+    # assignments, benchmarks, SRv6, ORCHID, Teredo, local NAT64, discard-only.
+    "fec0::1", "3fff::1", "192.0.0.8", "192.0.0.9", "192.0.0.170", "198.18.0.1", "198.51.100.1", "203.0.113.1",
+    "192.88.99.1", "5f00::1", "2001:20::1", "2001::1", "2001:2::1", "2002:101:101::", "64:ff9b:1::1", "100::1",
+    "3ffe::1", "4000::1", "::1.1.1.1", "::ffff:192.0.0.8", "64:ff9b::c000:8", "fe80::1%eth0",
 )  # fmt: skip
 
 
@@ -36,7 +41,9 @@ def test_an_address_inside_is_refused_when_it_is_named(cast: Cast, address: str)
     assert (answer.status, answer.code) == (422, "webhook-url")
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700::1111", "64:ff9b::101:101"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "192.0.1.1", "223.255.255.254", "2606:4700::1111", "2a00::1", "64:ff9b::101:101"]
+)
 def test_the_public_internet_is_not(address: str) -> None:
     assert addresses.public(ip_address(address))
 

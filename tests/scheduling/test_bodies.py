@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpucloud import hub
+from gpucloud.api import bodies
 from tests.cast import Cast, give_plenty
 from tests.scheduling.asgi_client import Request, call, in_database
 from tests.scheduling.routes import stored
@@ -62,6 +63,28 @@ async def test_ten_megabytes_in_chunks_are_refused_after_the_first(rich: Cast) -
     answer = await request.answer()
     assert (answer.status, answer.code) == (413, "body-too-large")
     assert await in_database(stored) == before
+
+
+async def test_unfinished_large_bodies_are_bounded_together_and_small_ones_go_on(
+    rich: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MOST_HELD_BYTES", 2 << 20)
+    half_open = [
+        Request(rich.nobody, "POST", "claims/", transfer_encoding="chunked"),
+        Request(rich.nobody, "POST", "claims/", content_length=str(1 << 20)),
+    ]
+    for request in half_open:
+        await request.send(b"x" * 1000, more=True)
+        # It is being read once nothing more comes out.
+        assert await request.exchange.receive_nothing(timeout=0.2)
+    refused = await Request(rich.max, "POST", "claims/", content_length="100000").answer()
+    assert (refused.status, refused.code, refused.headers["Retry-After"]) == (503, "too-many-bodies", "10")
+    assert (await call(rich.max, "POST", "claims/", CLAIM)).status == 201
+    for request in half_open:
+        await request.exchange.send_input({"type": "http.disconnect"})
+        await request.exchange.wait(timeout=20)
+    large = {**CLAIM, "name": "x" * 100, "nonsense": "x" * 100_000}
+    assert (await call(rich.max, "POST", "claims/", large)).status == 400
 
 
 async def test_a_request_without_a_body_is_none_the_worse(rich: Cast) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from rest_framework.exceptions import ParseError
 
 from gpucloud.api.parsers import StrictJSONParser
 from tests.cast import Answer
-from tests.scheduling.routes import OPERATIONS, ROUTES, Platform, Route, name_of, stored
+from tests.scheduling.routes import OPERATIONS, ROUTES, WITHOUT_TOKEN, Platform, Route, name_of, stored
+
+ROLES_PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
 
 WRITES = [(route, method) for route in ROUTES for method in ("POST", "PATCH") if method in route.methods]
 LISTS = [route for route in ROUTES if getattr(route.view, "lists", False)]
@@ -282,3 +285,32 @@ def test_the_tag_that_was_read_lets_one_change_through(platform: Platform) -> No
     assert changed.headers["ETag"] != tag
     again = refused(platform.cast.olga.patch(path, {"hard": 600}, If_Match=tag), 412, "stale-version")
     assert again.body["current"] == changed.body["version"]
+
+
+def only_operators() -> list[tuple[Route, str]]:
+    """What docs/roles.md, which is held to what routes answer, says is refused to everybody of a tenant."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ROLES_PAGE.read_text().splitlines()]
+    refused = {(row[0], row[1].strip("`")) for row in rows if len(row) == 9 and set(row[3:7]) == {"403"}}
+    return [(route, method) for route, method in WRITES if (method, route.pattern) in refused]
+
+
+ONLY_OPERATORS = [item for item in only_operators() if item[0].pattern not in WITHOUT_TOKEN]
+
+
+@pytest.mark.parametrize(("route", "method"), ONLY_OPERATORS, ids=name_of)
+def test_who_may_not_is_told_so_before_what_was_sent_is_read(platform: Platform, route: Route, method: str) -> None:
+    """Else anybody learns from the answers what an operator may send, and reaches the code that reads it."""
+    before = stored()
+    for body in ({"nonsense": 1}, {**route.body(method), "labels": {"zone": "a"}, "name": 7}, {}):
+        for asker in (platform.cast.anna, platform.cast.vera, platform.cast.gus):
+            refused(asker.call(method, platform.path(route), body), 403, "role-missing")
+    assert stored() == before
+
+
+def test_a_new_node_takes_labels(platform: Platform) -> None:
+    body = {"name": "gpu9", "pool": "default", "labels": {"zone": "a"}}
+    answer = platform.cast.olga.post("nodes/", body)
+    assert (answer.status, answer.body["labels"]) == (201, {"zone": "a"})
+    assert platform.cast.olga.get("nodes/gpu9/").body["labels"] == {"zone": "a"}
+    refused(platform.cast.olga.post("nodes/", {**body, "name": "gpu10", "labels": {"-": 1}}), 400, "invalid-fields")
+    refused(platform.cast.anna.post("nodes/", body), 403, "role-missing")

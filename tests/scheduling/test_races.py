@@ -1,14 +1,17 @@
 """Races on PostgreSQL, with a connection per racer; the dangerous one beside a control that fails without the guard."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from django.db import transaction
 from django.db.models import F
 
 from apps.nodes.models import Gpu
 from apps.nodes.services.nodes import take_hello
+from apps.quotas import idempotency
 from apps.quotas.models import ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging
@@ -204,6 +207,42 @@ def test_the_same_idempotency_key_at_once_has_one_effect(real_cast: Cast) -> Non
     assert {answer.headers["Retry-After"] for answer in answers if answer.status == 409} <= {"1"}
     assert len({answer.body["uid"] for answer in answers if answer.status == 201}) == 1
     assert Claim.objects.count() == 1
+
+
+def test_a_finished_idempotency_key_is_answered_to_everybody_at_once(real_cast: Cast) -> None:
+    give_plenty(real_cast.acme)
+    body = {"tenant": "acme", "core_request": 10, "memory_mib": 10}
+    first = real_cast.max.post("claims/", body, Idempotency_Key="once")
+    answers = race([lambda: real_cast.max.post("claims/", body, Idempotency_Key="once")] * 32)
+    assert {(answer.status, answer.body["uid"]) for answer in answers} == {(201, first.body["uid"])}
+    assert Claim.objects.count() == 1
+
+
+@pytest.mark.parametrize(("finished", "status"), [(True, 201), (False, 409)], ids=["finished", "control: under way"])
+def test_a_key_that_somebody_else_repeats_is_in_flight_only_before_its_first_answer(
+    real_cast: Cast, finished: bool, status: int
+) -> None:
+    give_plenty(real_cast.acme)
+    body = {"tenant": "acme", "core_request": 10, "memory_mib": 10}
+    if finished:
+        real_cast.max.post("claims/", body, Idempotency_Key="once")
+    locked, asked = threading.Event(), threading.Event()
+
+    def repeat() -> None:
+        with transaction.atomic():
+            assert idempotency._lock(f"{real_cast.member.name}\nonce")
+            locked.set()
+            asked.wait(timeout=30)
+
+    def ask_meanwhile() -> Answer:
+        locked.wait(timeout=30)
+        try:
+            return real_cast.max.post("claims/", body, Idempotency_Key="once")
+        finally:
+            asked.set()
+
+    _, answer = race([repeat, ask_meanwhile])
+    assert answer.status == status
 
 
 def test_a_quota_lowered_while_it_is_charged_is_never_exceeded(real_cast: Cast) -> None:

@@ -172,7 +172,7 @@ def test_forty_waits_hold_neither_threads_nor_connections(real_cast: Cast) -> No
     """The pool has no GPU, so every one of them waits to its end."""
     give_plenty(real_cast.acme)
     port = free_port()
-    command = ("-m", "uvicorn", "gpucloud.asgi:application", "--port", str(port), "--log-level", "warning")
+    command = ("-m", "gpucloud.server", "--port", str(port), "--log-level", "warning")
     with program(*command, DATABASE_POOL_SIZE=str(POOL)) as server:
         assert eventually(lambda: serves(port), seconds=30)
         with ThreadPoolExecutor(1) as aside:

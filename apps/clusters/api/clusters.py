@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from apps.clusters.models import Cluster, ClusterState, Placement, PodClaim
 from apps.clusters.services import clusters
 from apps.quotas.api.serializers import PoolByName
-from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models.tenant import SLUG
 from gpucloud.api import etags
@@ -140,6 +140,8 @@ class ClusterView(ApiView):
 
 class ClusterList(ClusterView, ListMixin):
     """Clusters."""
+
+    operator_methods = CHANGES
 
     filterset_class = ClusterFilter
 

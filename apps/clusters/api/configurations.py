@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from apps.clusters.models import Cluster
 from apps.clusters.services import configurations
-from apps.quotas.api.views import ApiView
+from apps.quotas.api.views import CHANGES, ApiView
 from apps.quotas.idempotency import idempotent
 from gpucloud.api.serializers import Strict
 
@@ -129,6 +129,8 @@ class ConfigurationView(ApiView):
 
 class SchedulerConfiguration(ConfigurationView):
     """kube-scheduler's configuration."""
+
+    operator_methods = CHANGES
 
     serializer_class: Any = ConfigurationSerializer
 

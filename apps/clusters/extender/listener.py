@@ -9,6 +9,8 @@ from typing import Any
 
 import uvicorn
 
+from gpucloud.server.protocol import BoundedProtocol
+
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
@@ -78,17 +80,12 @@ class Certificate:
 
 
 def serve(app: Any, *, certificate: str, key: str, authority: str = "", **options: Any) -> None:
-    """Until SIGTERM or SIGINT; with TLS where a certificate is named. `options` are uvicorn's.
+    """Serve until SIGTERM or SIGINT, with TLS where a certificate is named. `options` are uvicorn's.
 
     With `authority` only clients with a certificate of it are answered.
     """
-    config = uvicorn.Config(
+    config = configuration(
         app,
-        lifespan="off",
-        access_log=False,
-        # Nobody stands before this listener: what a header says of where a caller comes from, the caller says.
-        proxy_headers=False,
-        log_config=None,
         ssl_certfile=certificate or None,
         ssl_keyfile=key or None,
         ssl_ca_certs=authority or None,
@@ -100,3 +97,18 @@ def serve(app: Any, *, certificate: str, key: str, authority: str = "", **option
         trusted = Path(authority) if authority else None
         Certificate(config.ssl, Path(certificate), Path(key or certificate), authority=trusted).keep()
     uvicorn.Server(config).run()
+
+
+def configuration(app: Any, **options: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration of a listener for clusters, with bounded requests and without websockets."""
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        # Nobody stands before this listener: what a header says of where a caller comes from, the caller says.
+        proxy_headers=False,
+        log_config=None,
+        **options,
+    )

@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 
 import msgspec
 import urllib3
-from kubernetes import client, config
 
 from apps.clusters.kube.objects import Event, Page, Status
 from gpucloud.errors import Busy, Conflict
@@ -53,6 +52,9 @@ class Client:
     patience_seconds = ANSWER_SECONDS
 
     def __init__(self, kubeconfig: Mapping[str, Any] | None) -> None:
+        # The library takes a fifth of a server's start: only who speaks with a cluster loads it.
+        from kubernetes import client, config  # noqa: PLC0415
+
         configuration = client.Configuration()
         # Whoever asks decides whether to ask again.
         configuration.retries = urllib3.Retry(total=0, redirect=0)

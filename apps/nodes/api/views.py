@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from apps.nodes.api import serializers
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import bundle, nodes
-from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.authentication import source_of
 from apps.quotas.idempotency import idempotent
 from gpucloud.api import etags
@@ -41,6 +41,7 @@ class NodeView(ApiView):
     serializer_class = serializers.NodeSerializer
     lookup_key = "name"
     read_scope, write_scope = "nodes:read", "nodes:write"
+    operator_methods = CHANGES
 
     def with_enrolment(self, node: Node, token: str) -> Response:
         """The node and, this once, its token."""
@@ -151,6 +152,7 @@ class GpuView(ApiView):
     serializer_class = serializers.GpuSerializer
     lookup_key = "uuid"
     read_scope, write_scope = "nodes:read", "nodes:write"
+    operator_methods = CHANGES
 
 
 class GpuDetail(GpuView):

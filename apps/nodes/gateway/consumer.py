@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -17,12 +18,15 @@ from apps.nodes.gateway import admission, intake, registry, wanted
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
-from apps.nodes.services.telemetry import storing
+from apps.nodes.services.telemetry import plausible, storing
 from apps.nodes.services.telemetry.storing import Source
 from gpucloud import hub
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
+
+# A key that was replaced ends the connections that it opened within a minute.
+ASK_AGAIN_SECONDS = 60.0
 
 
 class AgentConsumer(AsyncWebsocketConsumer):
@@ -32,6 +36,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
     source: Source | None = None
     # Its hello was taken: other frames may follow.
     welcomed = False
+    credential = ""
+    checked = 0.0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -76,9 +82,17 @@ class AgentConsumer(AsyncWebsocketConsumer):
         """Accept first, so that a refusal can carry a close code that the agent can explain."""
         await self.accept()
         credential = _bearer(self.scope["headers"])
+        self.credential, self.checked = credential, time.monotonic()
         self.node = await database_sync_to_async(nodes.authenticate)(credential=credential)
         if self.node is None:
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, "unknown or revoked credential")
+
+    async def _is_revoked(self) -> bool:
+        """Return True once the node has another key; ask the database now and then, whatever hints say or lost."""
+        if time.monotonic() - self.checked < ASK_AGAIN_SECONDS:
+            return False
+        self.checked = time.monotonic()
+        return await database_sync_to_async(nodes.authenticate)(credential=self.credential) is None
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """One frame."""
@@ -96,6 +110,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def _handle(self, node: Node, frame: wire.FromAgent) -> None:
         try:
+            if await self._is_revoked():
+                raise nodes.CredentialRevoked("This node has another key now.")
             match frame:
                 case wire.Hello():
                     await self._hello(node, frame)
@@ -151,7 +167,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
         try:
-            intake.here().put(self.source, frame, self._told)
+            intake.here().put(self.source, plausible.bounded(self.source, frame), self._told)
         except intake.NoRoom as error:
             logger.warning("node %s: a frame was not taken: %s", self.source.node_name, error)
             self.outgoing.end(wire.CLOSE_BUSY, str(error))

@@ -9,8 +9,7 @@ from django.db import transaction
 
 from agent import wire
 from apps.nodes.models import Condition, Gpu, Node
-from apps.quotas.principals import Principal
-from apps.quotas.services import audit
+from apps.nodes.services import agent_rows
 
 FIELDS = ("status", "reason", "message", "since_seconds", "since", "unschedulable")
 GOOD = "True"
@@ -22,13 +21,16 @@ class Change(NamedTuple):
 
     gpu: Gpu | None
     condition: Condition
+    # False where the node's agent has reported too many changes for the audit log.
+    recorded: bool = True
 
 
 @transaction.atomic
 def take_conditions(*, node: Node, frame: wire.Conditions) -> list[Change]:
     """Keep the node's conditions as the frame has them, all of them; what changed between good and not good.
 
-    Conditions of GPUs that are not this node's are left out. Each change is in the audit log, as the agent's.
+    Conditions of GPUs that are not this node's are left out. Each change is in the audit log as the agent's, up to a
+    bound.
     """
     # GPUs before their node, in key order, as a round locks them.
     gpus = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node).order_by("pk")}
@@ -42,8 +44,7 @@ def take_conditions(*, node: Node, frame: wire.Conditions) -> list[Change]:
         if _is_good(known.get((gpu_id, kind))) != _is_good(row)
     ]
     _keep(known, said)
-    for change in changes:
-        _record(node, change)
+    changes = [change._replace(recorded=_record(node, change)) for change in changes]
     _judge(node, list(gpus.values()), list(said.values()))
     return changes
 
@@ -108,13 +109,12 @@ def _keep(known: dict[Key, Condition], said: dict[Key, Condition]) -> None:
     Condition.objects.bulk_create([row for key, row in said.items() if key not in known])
 
 
-def _record(node: Node, change: Change) -> None:
+def _record(node: Node, change: Change) -> bool:
     row = change.condition
-    audit.record(
-        principal=Principal(name=f"agent:{node.name}"),
+    return agent_rows.record(
+        node=node,
+        limit=agent_rows.CONDITIONS,
         action="node.condition",
-        object_type="node",
-        object_id=node.name,
         after={
             "gpu": change.gpu.uuid if change.gpu is not None else None,
             "type": row.type,

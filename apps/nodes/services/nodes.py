@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -51,17 +51,18 @@ class GpuElsewhere(Conflict):
 
 
 @transaction.atomic
-def create_node(*, principal: Principal, name: str, pool: Pool) -> tuple[Node, str]:
-    """A node that waits for its agent, and the one-time token that enrols it. Raises NameTaken."""
+def create_node(
+    *, principal: Principal, name: str, pool: Pool, labels: Mapping[str, str] | None = None
+) -> tuple[Node, str]:
+    """Create a node that waits for its agent; return it and its one-time enrolment token. Raises NameTaken."""
     principal.require_operator()
     try:
         with transaction.atomic():
-            node = Node.objects.create(name=name, pool=pool)
+            node = Node.objects.create(name=name, pool=pool, labels=dict(labels or {}))
     except IntegrityError as error:
         raise NameTaken(f"There is a node {name} already.", name=name) from error
-    audit.record(
-        principal=principal, action="node.create", object_type="node", object_id=name, after={"pool": pool.name}
-    )
+    after = {"pool": pool.name, **({"labels": node.labels} if labels else {})}
+    audit.record(principal=principal, action="node.create", object_type="node", object_id=name, after=after)
     return node, _new_enrolment(node)
 
 

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api.serializers import PoolByName
-from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Price
 from apps.quotas.models.price import PRICE_PLACES
@@ -56,6 +56,7 @@ class PriceView(ApiView):
     serializer_class = PriceSerializer
     queryset = Price.objects.select_related("pool")
     read_scope, write_scope = "quotas:read", "quotas:write"
+    operator_methods = CHANGES
 
 
 class PriceList(PriceView, ListMixin):

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api import pool_serializers, serializers
-from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Membership, Pool, Tenant
 from apps.quotas.services import tenants
@@ -49,6 +49,7 @@ class TenantList(ListMixin):
     serializer_class = serializers.TenantSerializer
     filterset_class = TenantFilter
     read_scope, write_scope = "tenants:read", "tenants:write"
+    operator_methods = CHANGES
 
     def get_queryset(self) -> Any:
         """Visible to the caller."""
@@ -149,6 +150,7 @@ class PoolList(ListMixin):
     queryset = Pool.objects.all()
     filterset_class = PoolFilter
     read_scope, write_scope = "nodes:read", "nodes:write"
+    operator_methods = CHANGES
 
     def get(self, request: Request) -> Response:
         """List pools."""

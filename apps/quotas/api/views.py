@@ -14,6 +14,9 @@ from apps.quotas.principals import SYSTEM, Principal
 from gpucloud.api import etags
 from gpucloud.errors import PreconditionFailed
 
+# Every method that changes something.
+CHANGES = frozenset({"POST", "PATCH", "DELETE"})
+
 
 class ApiView(GenericAPIView[Any]):
     """A view that knows its caller, and which scope a read and a write need."""
@@ -29,14 +32,22 @@ class ApiView(GenericAPIView[Any]):
     # must not take it for an order.
     change_parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
 
+    # The methods that are the operators' alone, refused to others before anything that they sent is read.
+    operator_methods: ClassVar[frozenset[str]] = frozenset()
+
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """After authentication: scope, parameters, tag. Raises ScopeMissing, ValidationError, PreconditionFailed."""
+        """Check scope, operator's role, parameters and tag.
+
+        Raises ScopeMissing, Denied, ValidationError, PreconditionFailed.
+        """
         super().initial(request, *args, **kwargs)
         if not hasattr(self, str(request.method).lower()):
             return  # the refusal follows, whatever else is wrong
         reads = request.method in ("GET", "HEAD", "OPTIONS")
         if scope := self.read_scope if reads else self.write_scope:
             self.principal.require_scope(scope)
+        if request.method in self.operator_methods:
+            self.principal.require_operator()
         known = self.change_parameters.get(request.method or "", frozenset())
         if not reads and (unknown := set(request.query_params) - known):
             raise ValidationError({name: ["Unknown parameter."] for name in sorted(unknown)})

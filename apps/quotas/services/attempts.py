@@ -8,6 +8,7 @@ decides, for all server processes; with the database away nobody signs in anyway
 
 import hashlib
 import ipaddress
+import unicodedata
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -23,6 +24,7 @@ ON CONFLICT (key) DO UPDATE SET
     taken = CASE WHEN had.ends_at <= %(now)s THEN 1 ELSE had.taken + 1 END,
     ends_at = CASE WHEN had.ends_at <= %(now)s THEN excluded.ends_at ELSE had.ends_at END
 WHERE had.ends_at <= %(now)s OR had.taken < %(most)s
+RETURNING taken
 """
 
 
@@ -66,8 +68,16 @@ def network(address: str | None) -> str:
     return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
+def spelling(account: str) -> str:
+    """Return one form for every spelling of a name that signs the same person in.
+
+    The sign-in form turns what was typed into NFKC, in which a full-width or a circled letter is the plain one.
+    """
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", account).casefold()).strip()
+
+
 def _keys(account: str, address: str | None, browser: str | None) -> list[tuple[Limit, str]]:
-    name = account.casefold().strip()
+    name = spelling(account)
     if browser is not None:
         return [(ACCOUNT, ACCOUNT.key(name, "browser", browser))]
     place = network(address)
@@ -102,17 +112,22 @@ def count_wrong_token(*, address: str | None) -> None:
     _take(TOKEN, TOKEN.key(network(address)))
 
 
+def take(limit: Limit, *parts: str) -> int:
+    """Take one of the limit's tries for these parts; return how many are left. Raises TooManyAttempts."""
+    return _take(limit, limit.key(*parts))
+
+
 def forget() -> int:
     """Drop what has ended; returns how many."""
     return Attempts.objects.filter(ends_at__lte=timezone.now()).delete()[0]
 
 
-def _take(limit: Limit, key: str) -> None:
+def _take(limit: Limit, key: str) -> int:
     now = timezone.now()
     with connection.cursor() as cursor:
         cursor.execute(TAKE, {"key": key, "now": now, "end": now + limit.window, "most": limit.most})
-        if cursor.rowcount:
-            return
+        if (row := cursor.fetchone()) is not None:
+            return limit.most - int(row[0])
     end = Attempts.objects.filter(key=key).values_list("ends_at", flat=True).first() or now
     seconds = max(1, int((end - now).total_seconds()) + 1)
     raise TooManyAttempts(

@@ -6,7 +6,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api import pool_serializers as serializers
-from apps.quotas.api.views import ApiView
+from apps.quotas.api.views import CHANGES, ApiView
 from apps.quotas.models import Pool
 from apps.scheduling.services.claims.sharing import change_pool
 from gpucloud.api import etags
@@ -19,6 +19,7 @@ class PoolDetail(ApiView):
     queryset = Pool.objects.all()
     lookup_key = "name"
     read_scope, write_scope = "nodes:read", "nodes:write"
+    operator_methods = CHANGES
 
     def get_serializer_class(self) -> Any:
         """Its name never changes."""

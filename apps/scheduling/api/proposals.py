@@ -8,7 +8,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.views import ApiView, ListMixin
+from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import RebalanceMode, RebalancePolicy
@@ -148,6 +148,7 @@ class PoolRebalance(ApiView):
     queryset = Pool.objects.all()
     lookup_key = "name"
     write_scope = "nodes:write"
+    operator_methods = CHANGES
     tagged = False
     change_parameters = {"POST": frozenset({"dry_run"})}
 

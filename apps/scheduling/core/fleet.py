@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from apps.scheduling.core.placement import WHOLE, backends, machine
 from apps.scheduling.core.placement.fragmentation import Prices
@@ -16,8 +17,10 @@ from apps.scheduling.core.placement.mix import Mix, Weights, most_popular
 from apps.scheduling.core.placement.plain import decide
 from apps.scheduling.core.placement.policies import POLICIES, Node
 from apps.scheduling.core.placement.prices import Machine, model_prices
-from apps.scheduling.core.placement.rows import Rows
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refused, Request
+
+if TYPE_CHECKING:
+    from apps.scheduling.core.placement.rows import Rows
 
 # As published, FGD looks at the most popular requests that make up so much of all.
 POPULAR_PERCENT = 95
@@ -176,7 +179,7 @@ class Fleet:
         if self._mix.learn(request) or drifted:
             self._prices = None
 
-    def _prepared(self) -> Rows | None:
+    def _prepared(self) -> "Rows | None":
         """The rows as things are now; None where the plain back end answers."""
         if self.backend == "python" or not self._on:
             return None

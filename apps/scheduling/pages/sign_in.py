@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from apps.quotas import openid
 from apps.quotas.authentication import source_of
 from apps.quotas.models import User
 from apps.quotas.services import attempts, people
@@ -80,7 +79,7 @@ class SignIn(LoginView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         """The form, and whether there is another way."""
-        return super().get_context_data(single_sign_on=openid.configured(), **kwargs)
+        return super().get_context_data(single_sign_on=bool(settings.OIDC_ISSUER), **kwargs)
 
 
 @never_cache
@@ -90,6 +89,8 @@ def single_sign_on(request: HttpRequest) -> HttpResponse:
     _only_where_configured()
     try:
         attempts.count_sign_on(address=source_of(request))
+        from apps.quotas import openid  # noqa: PLC0415 - its libraries load with the first who signs in this way
+
         answer = openid.begin(request, return_to=_address(request))
     except TooManyAttempts as refused:
         return _refused(request, refused, status=429)
@@ -106,6 +107,8 @@ def single_sign_on_return(request: HttpRequest) -> HttpResponse:
     _only_where_configured()
     try:
         attempts.count_sign_on(address=source_of(request))
+        from apps.quotas import openid  # noqa: PLC0415 - as above
+
         claims = openid.claims_of(request)
         user = people.admit(issuer=settings.OIDC_ISSUER, claims=claims)
     except TooManyAttempts as refused:
@@ -121,7 +124,7 @@ def single_sign_on_return(request: HttpRequest) -> HttpResponse:
 
 
 def _only_where_configured() -> None:
-    if not openid.configured():
+    if not settings.OIDC_ISSUER:
         raise Http404("There is no single sign-on here.")
 
 
@@ -170,5 +173,5 @@ def _whose(request: HttpRequest) -> dict[str, Any]:
         known = signing.loads(request.COOKIES.get(KNOWN_COOKIE, ""), salt=KNOWN_COOKIE, max_age=KNOWN_SECONDS)
     except signing.BadSignature:
         known = ["", ""]
-    browser = known[1] if known[0] == name else None
+    browser = known[1] if attempts.spelling(known[0]) == attempts.spelling(name) else None
     return {"account": name, "address": source_of(request), "browser": browser}

@@ -9,19 +9,14 @@ from pathlib import Path
 import uvicorn
 
 from apps.clusters.admission.door import application
+from apps.clusters.extender.listener import configuration
 
 
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
     """Its URL, until the block ends."""
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        application,
-        ssl_certfile=str(directory / "tls.crt"),
-        ssl_keyfile=str(directory / "tls.key"),
-        lifespan="off",
-        log_level="warning",
-    )
+    config = configuration(application, ssl_certfile=str(directory / "tls.crt"), ssl_keyfile=str(directory / "tls.key"))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -18,6 +18,8 @@ from apps.nodes.services.telemetry.packing import Carried
 # A node is lost after ten seconds without a word; its row need not be written every second for that.
 SEEN_EVERY = timedelta(seconds=2)
 
+MIB = 1 << 20
+
 # A session's own table, neither logged nor flushed: COPY knows no conflicts, INSERT does.
 STAGE = "CREATE TEMP TABLE IF NOT EXISTS incoming_frame (LIKE nodes_usageframe) ON COMMIT DELETE ROWS"
 COPY = "COPY incoming_frame FROM STDIN (FORMAT BINARY)"
@@ -38,9 +40,13 @@ class Source:
     node_name: str
     node_uid: str
     gpu_ids: Mapping[str, int]
+    # Of each GPU, by its uuid.
+    memory_bytes: Mapping[str, int]
     # None: ask before the next frame is stored.
     carried: Mapping[str, Carried] | None = None
     asked_at: float = 0.0
+    # Something that it measured was refused.
+    warned: bool = False
 
 
 # A frame may name what was released, or was never there: the database is not asked about that every second.
@@ -56,8 +62,11 @@ class Measured(NamedTuple):
 
 def source_of(node: Node) -> Source:
     """A new connection's."""
-    gpu_ids = dict(Gpu.objects.filter(node=node).values_list("uuid", "pk"))
-    return Source(node.pk, node.name, str(node.uid), gpu_ids)
+    rows = list(Gpu.objects.filter(node=node).values_list("uuid", "pk", "memory_mib"))
+    gpu_ids = {uuid: key for uuid, key, _ in rows}
+    # The agent says bytes, of which the last MiB may be broken off here.
+    memory_bytes = {uuid: (memory_mib + 1) * MIB for uuid, _, memory_mib in rows}
+    return Source(node.pk, node.name, str(node.uid), gpu_ids, memory_bytes)
 
 
 def store(batch: Sequence[Measured]) -> None:

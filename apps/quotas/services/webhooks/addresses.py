@@ -16,6 +16,27 @@ from gpucloud.errors import Invalid
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # The well-known prefix by which IPv6 hosts reach IPv4 ones: it hides an address as a mapped one does.
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# What IANA's registries of special-purpose addresses list (iana-ipv4- and iana-ipv6-special-registry, as of 2026-01),
+# with multicast. Python's own `is_global` differs from one version to the next, and admits 192.0.0.8, fec0::1, 3fff::1.
+SPECIAL_IPV4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+            "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16",
+            "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
+        ),
+    )
+)  # fmt: skip
+# IANA gives out global unicast addresses of IPv6 from here alone: fec0::/10, fd00::/8, 5f00::/16 lie outside.
+GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
+# Teredo and 6to4 hide an IPv4 address and are no longer in use; 3ffe::/16 was given back.
+SPECIAL_IPV6 = tuple(
+    map(
+        ipaddress.IPv6Network,
+        ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3ffe::/16", "3fff::/20"),
+    )
+)
 
 
 class UrlRefused(Invalid):
@@ -86,14 +107,14 @@ def refuse(target: Target, address: Address) -> None:
 
 
 def public(address: Address) -> bool:
-    """Whether it is of the public internet, also where it is wrapped in another."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address in NAT64:
-            return public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
-        if inner:
-            return public(inner)
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    """Return True for a global unicast address outside of every special-purpose block, also where IPv6 wraps IPv4."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in SPECIAL_IPV4)
+    if address in NAT64:
+        return public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    if address.ipv4_mapped is not None:
+        return public(address.ipv4_mapped)
+    return address in GLOBAL_IPV6 and not any(address in network for network in SPECIAL_IPV6)
 
 
 def _literal(host: str) -> Address | None:

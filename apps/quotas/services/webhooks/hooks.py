@@ -11,6 +11,7 @@ from apps.quotas.models.webhook import TEST, DeliveryState
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.webhooks import addresses, outbox, signing
+from gpucloud import locks
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -45,9 +46,8 @@ def create(
     """Make a webhook; its secret is shown once. Raises UrlRefused, TooManyWebhooks, Denied."""
     _require(principal, tenant)
     addresses.parse(url)
-    there = Webhook.objects.filter(tenant=tenant).count()
-    if there >= MOST:
-        raise TooManyWebhooks(f"There are {there} already: remove one.", webhooks=there, most=MOST)
+    locks.serialize_transaction(f"webhooks of tenant {tenant.pk}" if tenant else "webhooks of the platform")
+    _refuse_many(tenant)
     hook = Webhook.objects.create(
         tenant=tenant,
         url=url,
@@ -123,6 +123,12 @@ def redeliver(
     _note(hook, principal=principal, action="redeliver", delivery=str(delivery.uid), kind=delivery.kind)
     transaction.on_commit(outbox.hint)
     return delivery
+
+
+def _refuse_many(tenant: Tenant | None) -> None:
+    there = Webhook.objects.filter(tenant=tenant).count()
+    if there >= MOST:
+        raise TooManyWebhooks(f"There are {there} already: remove one.", webhooks=there, most=MOST)
 
 
 def _require(principal: Principal, tenant: Tenant | None) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 from functools import cache
-
-import httpx
+from typing import TYPE_CHECKING
 
 from apps.quotas.services.webhooks import addresses
 from apps.quotas.services.webhooks.addresses import Target, UrlRefused
+
+if TYPE_CHECKING:
+    import httpx
 
 # In all: the name, the connection, TLS, the answer's head. Long enough for a receiver that stores before it answers.
 SECONDS = 15.0
@@ -36,6 +38,8 @@ class Answer:
 
 def post(url: str, body: bytes, headers: dict[str, str]) -> Answer:
     """Send it once. Never raises for what the other side does."""
+    import httpx  # noqa: PLC0415 - loaded by the worker that sends, not by every server that has this page
+
     try:
         target = addresses.parse(url)
         address = addresses.resolve(target)
@@ -49,6 +53,8 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> Answer:
 
 
 async def _post(target: Target, address: str, body: bytes, headers: dict[str, str]) -> Answer:
+    import httpx  # noqa: PLC0415 - as above
+
     url = httpx.URL(target.url)
     sent = {"Content-Type": "application/json", "User-Agent": AGENT, **headers, "Host": url.netloc.decode("ascii")}
     async with (
@@ -69,7 +75,7 @@ async def _post(target: Target, address: str, body: bytes, headers: dict[str, st
         return Answer(answer.status_code, None if ok else f"Answered {answer.status_code}.", _retry_after(answer))
 
 
-def _retry_after(answer: httpx.Response) -> int:
+def _retry_after(answer: "httpx.Response") -> int:
     """In seconds; the form with a date is not taken."""
     text = answer.headers.get("retry-after", "")
     return min(int(text), 86_400) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
@@ -78,4 +84,6 @@ def _retry_after(answer: httpx.Response) -> int:
 @cache
 def _trusted() -> ssl.SSLContext:
     """The public certificate authorities, or those that SSL_CERT_FILE or SSL_CERT_DIR name."""
+    import httpx  # noqa: PLC0415 - as above
+
     return httpx.create_ssl_context()

@@ -22,7 +22,10 @@ from gpucloud.api import etags
 
 @transaction.atomic
 def tell_owners(*, node: Node, changes: Iterable[Change]) -> int:
-    """A row in each claim's history for each change of a GPU that carries it; how many."""
+    """Write a row into the history of each claim on a GPU whose condition changed; return how many claims there are.
+
+    Changes past the bound of the node's audit rows are shown on pages, and get no row.
+    """
     told = 0
     for change in changes:
         if change.gpu is None:
@@ -30,7 +33,7 @@ def tell_owners(*, node: Node, changes: Iterable[Change]) -> int:
         rows = Assignment.objects.filter(gpu=change.gpu).exclude(state=AssignmentState.RELEASED)
         claims = [row.claim for row in rows.select_related("claim__tenant", "claim__pool").order_by("claim_id")]
         good = change.condition.status == GOOD
-        for claim in claims:
+        for claim in claims if change.recorded else ():
             audit.record(
                 principal=Principal(name=f"agent:{node.name}"),
                 action="claim.gpu_recovered" if good else "claim.gpu_unhealthy",

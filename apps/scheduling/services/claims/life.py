@@ -23,6 +23,7 @@ from apps.scheduling.services.accounting.budgets import refuse_spent
 from apps.scheduling.services.claims import states
 from apps.scheduling.services.placing.fleet import could_carry, read_fleet, read_nodes
 from apps.scheduling.services.reserving import charges
+from gpucloud import locks
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
@@ -124,6 +125,7 @@ def draft_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: An
 
 def _wait_for_quota(claim: Claim, error: QuotaExceeded) -> None:
     """Let it go into the queue uncharged, and say why. Raises TooManyWaiting."""
+    locks.serialize_transaction(f"waiting claims of tenant {claim.tenant_id}")
     _refuse_endless_queue(claim.tenant)
     claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
     states.tell_of(claim, EventKind.CLAIM_OVER_QUOTA, why=error.detail)
@@ -139,6 +141,8 @@ def _refuse_other_size(claim: Claim) -> None:
     """Two sizes of one group are two groups, of which one would wait for members that never come."""
     if claim.group is None:
         return
+    # The first member decides the size: the others wait until it is written.
+    locks.serialize_transaction(f"group {claim.group} of tenant {claim.tenant_id} in pool {claim.pool_id}")
     others = Claim.objects.filter(tenant=claim.tenant, pool=claim.pool, group=claim.group, state__in=WAITING)
     other = others.exclude(group_size=claim.group_size).first()
     if other is not None:

@@ -1,0 +1,54 @@
+"""Bounds for measured values: one impossible value would spoil every chart, sum and roll-up that holds it."""
+
+import logging
+
+import msgspec
+
+from agent import wire
+from apps.nodes.services.telemetry.storing import Source
+
+logger = logging.getLogger(__name__)
+
+# Of one GPU or its board; the largest take 1.4 kW, run at 3 GHz and stop themselves at some 110 °C.
+MOST_WATTS = 10_000
+MOST_CELSIUS = 200
+MOST_MHZ = 20_000
+# Linux's own limit of process ids.
+MOST_PROCESSES = 4_194_304
+
+
+def bounded(source: Source, usage: wire.Usage) -> wire.Usage:
+    """Return the frame without measurements that the node's hardware cannot have made; they are refused, not clipped.
+
+    The rest of the frame is stored and acknowledged, so the agent does not send it again.
+    """
+    gpus = [gpu for gpu in usage.gpus if _of_gpu(gpu, source.memory_bytes.get(gpu.uuid))]
+    largest = max(source.memory_bytes.values(), default=0)
+    items = [item for item in usage.assignments if _of_assignment(item, largest)]
+    refused = len(usage.gpus) - len(gpus) + len(usage.assignments) - len(items)
+    if not refused:
+        return usage
+    if not source.warned:
+        # Once a connection: the next frame has the same.
+        source.warned = True
+        logger.warning("node %s measured what it cannot: %d values are not stored", source.node_name, refused)
+    return msgspec.structs.replace(usage, gpus=gpus, assignments=items)
+
+
+def _of_gpu(gpu: wire.GpuUsage, memory_bytes: int | None) -> bool:
+    # One that is not the node's is left out where frames are packed.
+    return (
+        (memory_bytes is None or gpu.memory_bytes <= memory_bytes)
+        and (gpu.power_watts is None or gpu.power_watts <= MOST_WATTS)
+        and (gpu.temperature_celsius is None or -MOST_CELSIUS <= gpu.temperature_celsius <= MOST_CELSIUS)
+        and (gpu.sm_clock_mhz is None or gpu.sm_clock_mhz <= MOST_MHZ)
+        and (gpu.memory_clock_mhz is None or gpu.memory_clock_mhz <= MOST_MHZ)
+    )
+
+
+def _of_assignment(item: wire.AssignmentUsage, largest_bytes: int) -> bool:
+    return (
+        item.memory_bytes <= largest_bytes
+        and item.memory_limit_bytes <= largest_bytes
+        and item.processes <= MOST_PROCESSES
+    )

@@ -1,0 +1,1 @@
+"""The web server: uvicorn with bounded requests. Start it by `python -m gpucloud.server`."""

@@ -1,0 +1,15 @@
+"""One spelling of a name for whoever counts tries and whoever looks for the person."""
+
+from django.contrib.auth.forms import UsernameField
+
+from apps.quotas.services import attempts
+
+
+def test_every_character_that_the_form_reads_as_another_counts_as_that() -> None:
+    field = UsernameField()
+    for number in range(0x110000):
+        typed = chr(number)
+        if typed.isspace() or 0xD800 <= number < 0xE000:
+            continue
+        meant = field.to_python(typed)
+        assert attempts.spelling(typed) == attempts.spelling(str(meant)), hex(number)
