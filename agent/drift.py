@@ -117,7 +117,7 @@ class Drifts:
             runs = holding.members.any_left or holding.ending_since is not None
             yield Found("files-lost", claim, words, None if runs else partial(self._node.make_again, claim))
         elif fault := holding.usage_fault():
-            runs = holding.damaged and (holding.members.using_page() or holding.ending_since is not None)
+            runs = holding.damaged and (bool(holding.members.using_page()) or holding.ending_since is not None)
             yield Found("usage-damaged", claim, fault, None if runs else partial(self._node.repair_usage, claim))
         elif changed := holding.slots_changed():
             named = ", ".join(f"GPU-{gpu}" for gpu in changed)

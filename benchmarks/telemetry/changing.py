@@ -22,7 +22,7 @@ async def change_steadily(ready: Stage, agent: Agent, *, a_second: float, second
     first, begun = max(agent.frames), time.monotonic()
     until = begun + WARM_UP_SECONDS + seconds
     clients = [_resize(ready, agent, number, a_second / CLIENTS, until) for number in range(CLIENTS)]
-    lags, *changed = await asyncio.gather(_lags(agent.node.uid, until), *clients)
+    lags, changed = await asyncio.gather(_lags(agent.node.uid, until), asyncio.gather(*clients))
     wall = time.monotonic() - begun
     dropped = agent.socket.closed
     frames = max(agent.frames) - first
