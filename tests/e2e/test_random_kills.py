@@ -32,6 +32,10 @@ MOST_KEPT = 5
 HEALED_SECONDS = 60.0
 
 
+class Over(Exception):
+    """The end came while a client waited for quota."""
+
+
 class Client(threading.Thread):
     """Makes, resizes and releases claims, each request until it is answered; remembers what was acknowledged."""
 
@@ -51,6 +55,8 @@ class Client(threading.Thread):
                 if self._ended.is_set():
                     return
                 self._live(number)
+        except Over:
+            return
         except BaseException as error:
             self.failure = error
             raise
@@ -71,6 +77,12 @@ class Client(threading.Thread):
 
     def _asked(self, method: str, path: str, body: Json | None = None) -> Json:
         answer = insist(self._platform, method, path, body)
+        while answer.status == 409 and answer.body["type"] == "/problems/quota-exceeded" and not self._ended.is_set():
+            # What is being released is charged until the agent, which may be away, has confirmed it.
+            time.sleep(0.5)
+            answer = insist(self._platform, method, path, body)
+        if answer.status == 409 and self._ended.is_set():
+            raise Over
         assert 200 <= answer.status < 300, answer
         found: Json = answer.body
         if method == "DELETE":
