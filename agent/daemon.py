@@ -6,6 +6,7 @@ the arbiter is kept running. A stuck driver call can hold up samples and audit o
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 import time
@@ -167,6 +168,9 @@ class Daemon:
             statefile.write(self._settings.state_dir / "desired.json", desired)
         except OSError as error:
             log.warning("state-not-stored", reason=str(error))
+            # Without it the next agent keeps what the pages say; by an old one it would take that back.
+            with contextlib.suppress(OSError):
+                (self._settings.state_dir / "desired.json").unlink(missing_ok=True)
         self._follow(desired)
         now = time.monotonic()
         if self._node.apply(desired, now=now):

@@ -62,8 +62,8 @@ class Drifts:
         for one in list(self._all())[:MOST]:
             if one.key not in before:
                 log.warning("drift", kind=one.kind, claim=one.claim_uid, detail=one.detail)
-                # Lost files are told of as the tenant's own doing already (`agent/holding/troubles.py`).
-                if one.kind != "files-lost":
+                # These are told of as the tenant's own doing already (`agent/holding/troubles.py`).
+                if one.kind not in ("files-lost", "usage-damaged"):
                     self._report("drift-found", one.detail)
             if not (mend and self._mended(one)):
                 left.append(one)
@@ -116,6 +116,9 @@ class Drifts:
             # Programs that run hold the old files; new ones in their place would have them counted as using nothing.
             runs = holding.members.any_left or holding.ending_since is not None
             yield Found("files-lost", claim, words, None if runs else partial(self._node.make_again, claim))
+        elif fault := holding.usage_fault():
+            runs = holding.damaged and (bool(holding.members.using_page()) or holding.ending_since is not None)
+            yield Found("usage-damaged", claim, fault, None if runs else partial(self._node.repair_usage, claim))
         elif changed := holding.slots_changed():
             named = ", ".join(f"GPU-{gpu}" for gpu in changed)
             words = f"The limits page of claim {claim} was edited: of {named} it does not say what was written."

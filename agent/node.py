@@ -5,6 +5,7 @@ use that is to fall, a write that failed). What is on the disk is adopted, never
 between any two lines. Before the first desired state is known, nothing that is found is taken away.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -106,11 +107,37 @@ class Node:
         return {uid: reason for uid, reason in self._unreadable.items() if uid in wanted}
 
     def make_anew(self, claim_uid: str) -> None:
-        """Put such a page aside; the next step writes a new one. Raises PageError, OSError."""
-        page = self.directory(claim_uid) / "limits"
-        page.rename(page.with_suffix(".damaged"))
+        """Put the pages of such a claim aside; the next step writes new ones. Raises PageError, OSError."""
+        for page in (self.directory(claim_uid) / name for name in ("limits", "usage")):
+            with contextlib.suppress(FileNotFoundError):
+                page.rename(page.with_suffix(".damaged"))
         del self._unreadable[claim_uid]
         self._open(claim_uid)
+
+    def repair_usage(self, claim_uid: str) -> None:
+        """Make a damaged usage page usable again. Raises OSError; PageError while programs run on it."""
+        holding = self.holdings[claim_uid]
+        self._look_for_kin([holding], self._kin_looked_at)
+        holding.repair_usage()
+
+    def repair_pages(self, claim_uid: str, *, now: float) -> None:
+        """Make the claim's pages usable as far as that is possible at once, unless repairs wait for an operator.
+
+        To be called before a program starts on them. Raises nothing.
+        """
+        holding = self.holdings[claim_uid]
+        if not self._mends:
+            return
+        try:
+            if holding.find_lost():
+                self.step(now=now)
+            else:
+                if holding.limits_fault() is not None:
+                    holding.rewrite_limits()
+                if holding.usage_fault() is not None:
+                    self.repair_usage(claim_uid)
+        except (PageError, OSError) as error:
+            log.info("pages-not-repaired", claim=claim_uid, reason=str(error))
 
     def make_again(self, claim_uid: str) -> None:
         """New pages in the place of lost ones, if nobody has those mapped. Raises PageError."""

@@ -126,7 +126,9 @@ class Observation(Record, frozen=True, kw_only=True):
 
 
 # What somebody did behind the agent's back: `agent/drift.py` says how each is seen.
-DriftKind = Literal["files-lost", "limits-changed", "limits-unreadable", "directory-unknown", "library-other"]
+DriftKind = Literal[
+    "files-lost", "usage-damaged", "limits-changed", "limits-unreadable", "directory-unknown", "library-other"
+]
 
 
 class Drift(Record, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from agent.holding.abi import PagesLibrary
-from agent.holding.pages import UsagePage
+from agent.holding.usage import UsagePage
 
 LIBRARY = Path(__file__).resolve().parent.parent / "libvcuda" / "build" / "libvcuda-pages.so"
 # Often enough not to count, seldom enough to leave the core to those who are measured.

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import os
+import time
 
 import structlog
 
@@ -11,6 +12,7 @@ from agent.door import environment
 from agent.door.listener import Caller
 from agent.door.localwire import Environment, Refusal
 from agent.holding.claim import Holding
+from agent.holding.troubles import named
 from agent.node import Node
 from agent.settings import Library
 
@@ -71,15 +73,29 @@ def unready(node: Node, library: Library, wanted: list[wire.Assignment]) -> Refu
     """Why no program may start under the claim of these assignments; None where one may."""
     claim_uid = wanted[0].claim_uid
     refusal = _not_in_force(node, wanted)
-    lost = node.holdings[claim_uid].find_lost() if refusal is None else []
-    if lost:
-        # The program would find no limits.
-        return Refusal(code="failed", detail=f"{' and '.join(lost)} of claim {claim_uid} was deleted or replaced.")
+    if refusal is None:
+        node.repair_pages(claim_uid, now=time.monotonic())
+        refusal = _not_in_force(node, wanted) or _unusable(node.holdings[claim_uid])
     if refusal is None and not library.path.is_file():
         # ld.so would only warn, and the program would run without limits.
         words = f"The library that holds programs to their limits is not at {library.path}."
         return Refusal(code="failed", detail=words)
     return refusal
+
+
+def _unusable(holding: Holding) -> Refusal | None:
+    """Say which of the claim's pages a program could not start on; None if it can."""
+    if lost := holding.find_lost():
+        words = f"{' and '.join(lost)} of claim {holding.claim_uid} was deleted or replaced."
+    elif fault := holding.limits_fault():
+        words = f"{fault} An operator must repair it."
+    elif fault := holding.usage_fault():
+        pids = [process.pid for process in holding.members.using_page()]
+        cure = f"{named(pids)} must end first: then the page is made anew." if pids else "An operator must repair it."
+        words = f"{fault} {cure}"
+    else:
+        return None
+    return Refusal(code="failed", detail=words)
 
 
 def _not_in_force(node: Node, wanted: list[wire.Assignment]) -> Refusal | None:

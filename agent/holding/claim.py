@@ -10,15 +10,20 @@ import stat
 from pathlib import Path
 from uuid import UUID
 
+import structlog
+
 from agent import wire
 from agent.holding.abi import PageError, PagesLibrary
 from agent.holding.groups import Groups
 from agent.holding.members import Members
-from agent.holding.pages import Accounted, Attached, LimitSlot, LimitsPage, Totals, UsagePage
+from agent.holding.pages import LimitSlot, LimitsPage
 from agent.holding.registry import Registry
 from agent.holding.turns import allotted_percent
+from agent.holding.usage import Accounted, Attached, Totals, UsagePage
 from agent.machine import processes
 from agent.machine.processes import Process
+
+log = structlog.get_logger()
 
 # Tenants read the limits page; only the agent writes it.
 LIMITS_MODE = 0o644
@@ -83,6 +88,33 @@ class Holding:
             self._limits.set(slot)
             if not slot.is_open:
                 self._limits.close_gpu(slot.gpu, slot.generation)
+
+    def limits_fault(self) -> str | None:
+        """Put the limits page back where somebody cut or overwrote it; return what still is wrong with it."""
+        if not self._limits.make_whole():
+            return f"The limits page of claim {self.claim_uid} is damaged and cannot be put back."
+        if self.is_open_to_others:
+            return f"The limits page of claim {self.claim_uid} was given other permissions."
+        return None
+
+    def usage_fault(self) -> str | None:
+        """Return what keeps programs from starting on the usage page at this moment; None if nothing does."""
+        if not self._usage.is_whole:
+            return f"The usage page of claim {self.claim_uid} is damaged: it was cut or written over."
+        if self._usage.is_closed:
+            return f"The usage page of claim {self.claim_uid} was closed to the user whom it belongs to."
+        return None
+
+    def repair_usage(self) -> None:
+        """Make the usage page usable again in its place. Raises OSError; PageError while a process has it mapped."""
+        if not self._usage.is_whole:
+            if self.members.using_page():
+                raise PageError(f"programs run on the damaged usage page of claim {self.claim_uid}")
+            self._usage.make_anew()
+            log.info("usage-page-made-anew", claim=self.claim_uid)
+        if self._usage.is_closed:
+            self._usage.open_to_owner()
+        self.refresh()
 
     @property
     def is_open_to_others(self) -> bool:

@@ -11,8 +11,8 @@ import signal
 from pathlib import Path
 
 from agent.holding.groups import Groups
-from agent.holding.pages import Attached, UsagePage
 from agent.holding.registry import Registry
+from agent.holding.usage import Attached, UsagePage
 from agent.machine import processes
 from agent.machine.processes import Process
 
@@ -81,6 +81,11 @@ class Members:
     def any_left(self) -> bool:
         """Whether any process of the claim lives, also one that nobody has been able to look at."""
         return bool(self.living()) or self._groups.occupied()
+
+    def using_page(self) -> list[Process]:
+        """Return the living processes that have the usage page mapped, or that nobody has been able to look at."""
+        living = self.living()
+        return [one for one in living if processes.may_map(one, self._usage.inode, self._usage.path.name)]
 
     def attached(self, row: Attached) -> Process | None:
         """The process that stands in this row and maps the page; None where it is forged."""

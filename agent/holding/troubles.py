@@ -44,7 +44,8 @@ class Troubles:
             found.append(Trouble(uid, "claim-files-lost", f"{words} {more}"))
         if holding.damaged:
             words = f"The usage page of claim {uid} is damaged: one of its programs cut it or wrote over it."
-            more = "Its limits hold; until it is whole, the claim counts as using all that it may."
+            words += " Programs that run on it keep their limits, and the claim counts as using all that it may."
+            more = "New ones are refused until these have ended: then the page is made anew."
             found.append(Trouble(uid, "usage-page-damaged", f"{words} {more}"))
         if holding.full:
             words = f"All places in the usage page of claim {uid} are taken: its next process gets no GPU."

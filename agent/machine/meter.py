@@ -5,7 +5,8 @@ from uuid import UUID
 
 from agent import wire
 from agent.holding.claim import Holding
-from agent.holding.pages import LimitSlot, Totals
+from agent.holding.pages import LimitSlot
+from agent.holding.usage import Totals
 
 # What the wire takes; a share past it is a forged counter, not a measurement.
 MOST_PERCENT = 1000.0

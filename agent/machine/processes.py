@@ -88,6 +88,15 @@ def maps(process: Process, inode: int, name: str) -> bool:
     return False
 
 
+def may_map(process: Process, inode: int, name: str) -> bool:
+    """Return False only if the process is known not to have this file mapped: as `maps`, where doubt counts as yes."""
+    try:
+        (Path(f"/proc/{process.pid}") / "maps").read_bytes()
+    except OSError:
+        return alive(process)
+    return maps(process, inode, name)
+
+
 def other_file(process: Process, path: Path) -> str | None:
     """Another file of this name that the process maps instead; None where it maps this one, or none of the name.
 

@@ -7,18 +7,18 @@ worker, beat and this generator share the machine, or have processors of their o
 
 import argparse
 import asyncio
-import http.client
 import json
 import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
 from benchmarks.report import Row, description, print_report, quantile
 from benchmarks.telemetry import spying
+from benchmarks.telemetry.calls import call
+from benchmarks.telemetry.changing import change_steadily
 from benchmarks.telemetry.costs import memory, spent
 from benchmarks.telemetry.filled import Filled
 from benchmarks.telemetry.fleet import Agent, Browser, beat
@@ -70,6 +70,10 @@ def main() -> None:
                 os.sched_setaffinity(0, _processors(arguments.agents_cpus))
             print("filled", flush=True)
             kept.add("returning", uvloop.run(returning(ready, max(sizes))))
+            changed = change_steadily(
+                ready, Agent(ready.filled.nodes[0]), a_second=arguments.changes, seconds=arguments.changing
+            )
+            kept.add("one node changed steadily", uvloop.run(changed))
             for size in () if arguments.connect_only else sizes:
                 wanted = arguments.last if size == sizes[-1] else arguments.seconds
                 seconds = min(wanted, end - time.monotonic() - AROUND_SECONDS)
@@ -85,6 +89,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", default="100,300,1000", help="sizes of the fleet, one after the other")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each size but the last (60)")
     parser.add_argument("--last", type=float, default=600.0, help="of the last size (600)")
+    parser.add_argument("--changes", type=float, default=20.0, help="resizes a second of one node (20)")
+    parser.add_argument("--changing", type=float, default=20.0, help="seconds of these, before the fleet (20)")
     parser.add_argument("--within", type=float, default=3600.0, help="seconds for all: sizes are cut short (3600)")
     parser.add_argument("--connect-only", action="store_true", help="only how all agents come back at once")
     parser.add_argument("--cpus", help="processors of server, worker, beat, PostgreSQL and Valkey: 0,1")
@@ -190,25 +196,13 @@ def _browsers(filled: Filled, agents: list[Agent]) -> list[Browser]:
     return found
 
 
-def _call(ready: Stage, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", ready.port, timeout=60)
-    headers = {"Authorization": f"Bearer {ready.filled.token}", "Content-Type": "application/json"}
-    connection.request(method, f"/api/v1/{path}", json.dumps(body) if body else None, headers)
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    assert answer.status < 300, (answer.status, text)
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
 async def _resize_on(ready: Stage, agent: Agent, until: float) -> list[tuple[float, float]]:
     """Milliseconds from a PATCH being sent to its answer and to its generation at the node's agent, again and again."""
     found, claim, limit = [], agent.node.claims[0], 50
     while time.monotonic() < until - 2:
         limit = 130 - limit
         sent = time.time()
-        changed = await asyncio.to_thread(_call, ready, "PATCH", f"claims/{claim}/", {"core_limit": limit})
+        changed = await asyncio.to_thread(call, ready, "PATCH", f"claims/{claim}/", {"core_limit": limit})
         answered = time.time()
         key = claim, changed["generation"]
         end = time.monotonic() + IN_FORCE_SECONDS
@@ -226,10 +220,10 @@ async def _push_to_all(ready: Stage, agents: list[Agent]) -> dict[str, float]:
 
     until = time.monotonic() + IN_FORCE_SECONDS
     load = asyncio.ensure_future(beat(agents, until))
-    pool = await asyncio.to_thread(_call, ready, "GET", "pools/default/")
+    pool = await asyncio.to_thread(call, ready, "GET", "pools/default/")
     known = {id(agent): max(agent.frames) for agent in agents}
     begun = time.time()
-    await asyncio.to_thread(_call, ready, "PATCH", "pools/default/", {"core_ceiling": 189 - pool["core_ceiling"]})
+    await asyncio.to_thread(call, ready, "PATCH", "pools/default/", {"core_ceiling": 189 - pool["core_ceiling"]})
     answered = time.time()
     while time.monotonic() < until and any(max(agent.frames) == known[id(agent)] for agent in agents):  # noqa: ASYNC110
         await asyncio.sleep(0.02)

@@ -119,6 +119,12 @@ def lost(agents: list[tuple[str, int, int]]) -> int:
     return missing
 
 
+def lag_of(node_uid: str) -> int:
+    """Return how many frames the node's stored observation is behind what was wanted of it last."""
+    frame, observed = Node.objects.values_list("frame", "observed_frame").get(uid=node_uid)
+    return int(frame - observed)
+
+
 def behind(nodes: int) -> bool:
     """Whether any of the first nodes has not said that their newest frame is in force."""
     rows = Node.objects.order_by("pk").values_list("frame", "observed_frame")[:nodes]

@@ -49,9 +49,10 @@ int page_file_make(const char *path, const void *contents, size_t size, mode_t m
 
 int page_file_map(const char *path, size_t size, int writable, void **map)
 {
-    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW);
+    /* O_NONBLOCK: a FIFO in a page's place must hold nobody up. */
+    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
-        return -errno;
+        return errno == ELOOP || errno == EISDIR || errno == ENXIO ? -EBADMSG : -errno;
     struct stat st;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (size_t)st.st_size != size) {
         close(fd);

@@ -2,6 +2,7 @@
 #include "kernel.h"
 #include "shim.h"
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <limits.h>
 #include <pthread.h>
@@ -18,6 +19,7 @@
 
 #include "compat.h"
 #include "meter.h"
+#include "refusal.h"
 
 struct shim shim = {.hot_epoch = 1, .ns_per_tick = 1ull << 31};
 
@@ -29,23 +31,29 @@ static int8_t device_slot[MAX_DEVICES]; /* slot + 1; 0: not looked up */
 
 static char turns_path[PATH_MAX];
 
+/* Map the pages of the claim; SHIM_ACTIVE, or SHIM_REFUSED with the reason noted. */
 static int open_pages(const char *directory)
 {
     char path[PATH_MAX];
     struct vcuda_limits *limits;
-    if (snprintf(path, sizeof path, "%s/" VCUDA_LIMITS_FILE, directory) >= (int)sizeof path)
-        return 0;
-    if (vcuda_limits_open(path, 0, &limits) != 0)
-        return 0;
+    int error = -ENAMETOOLONG;
+    if (snprintf(path, sizeof path, "%s/" VCUDA_LIMITS_FILE, directory) < (int)sizeof path)
+        error = vcuda_limits_open(path, 0, &limits);
+    if (error) {
+        refusal_note_page(path, error);
+        return SHIM_REFUSED;
+    }
     snprintf(path, sizeof path, "%s/" VCUDA_USAGE_FILE, directory);
-    if (vcuda_usage_open(path, 1, &shim.usage) != 0) {
+    error = vcuda_usage_open(path, 1, &shim.usage);
+    if (error) {
         vcuda_limits_unmap(limits);
-        return 0;
+        refusal_note_page(path, error);
+        return SHIM_REFUSED;
     }
     shim.limits = limits;
     snprintf(turns_path, sizeof turns_path, "%s/" VCUDA_TURNS_FILE, directory);
     shim_find_turns();
-    return 1;
+    return SHIM_ACTIVE;
 }
 
 void shim_find_turns(void)
@@ -91,19 +99,25 @@ static void calibrate(void)
 
 static void in_child(void);
 
+/* A program that names a claim runs under its limits or not at all: pages are damaged by tenants, too. */
+static int choose_mode(void)
+{
+    const char *directory = getenv(VCUDA_CLAIM_DIR_ENV);
+    if (directory && *directory)
+        return open_pages(directory);
+    if (access(VCUDA_REQUIRE_FILE, F_OK) == 0) {
+        refusal_note_required(VCUDA_REQUIRE_FILE);
+        return SHIM_REFUSED;
+    }
+    int mode = compat_prepare(&directory);
+    return mode == SHIM_ACTIVE ? open_pages(directory) : mode;
+}
+
 int shim_mode_slow(void)
 {
     pthread_mutex_lock(&attach_mutex);
     if (shim.mode == SHIM_UNKNOWN) {
-        const char *directory = getenv(VCUDA_CLAIM_DIR_ENV);
-        int named = directory && *directory;
-        int mode = named && open_pages(directory) ? SHIM_ACTIVE : SHIM_INERT;
-        if (mode == SHIM_INERT && access(VCUDA_REQUIRE_FILE, F_OK) == 0)
-            mode = SHIM_REFUSED;
-        if (mode == SHIM_INERT && !named)
-            mode = compat_prepare(&directory);
-        if (mode == SHIM_ACTIVE && !named)
-            mode = open_pages(directory) ? SHIM_ACTIVE : SHIM_REFUSED;
+        int mode = choose_mode();
         if (mode == SHIM_ACTIVE)
             pthread_atfork(NULL, NULL, in_child);
         __atomic_store_n(&shim.mode, mode, __ATOMIC_RELEASE);

@@ -1,6 +1,7 @@
 /* What the parts of libvcuda share inside one process.
  *
  * attach.c   pages, slot, cached limits        watcher.c  the thread that hears changes
+ * refusal.c  why CUDA is refused
  * compat.c   limits by environment variables, read by settings.c
  *
  * lookup/    real.c: lookup, with symbols.c
@@ -17,9 +18,9 @@
 
 enum shim_mode {
     SHIM_UNKNOWN,
-    SHIM_INERT, /* no claim, or no valid page: everything passes through */
+    SHIM_INERT, /* no claim is named: everything passes through */
     SHIM_ACTIVE,
-    SHIM_REFUSED,  /* no valid page on a machine that requires one: cuInit fails */
+    SHIM_REFUSED,  /* a claim whose pages cannot be used, or none on a machine that requires one: cuInit fails */
     SHIM_UNUSABLE, /* limits by environment variables that cannot be read or kept: cuInit fails */
 };
 

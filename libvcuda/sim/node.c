@@ -111,6 +111,18 @@ void sim_clear_dead(struct sim_gpu *gpu)
     gpu->checked_ns = sim_now();
 }
 
+void sim_clear_dead_everywhere(struct sim_gpu *gpu)
+{
+    uint64_t pidns = pages_pidns();
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
+        struct sim_client *c = &gpu->client[i];
+        if (c->pid && c->pidns != pidns && !sim_pid_here(c->pid, c->pidns, c->start_time))
+            memset(c, 0, sizeof *c);
+    }
+    sim_share_clear_dead(gpu);
+    sim_clear_dead(gpu);
+}
+
 static struct sim_client *find_client(struct sim_gpu *gpu, uint32_t pid, uint64_t pidns)
 {
     for (int i = 0; i < SIM_MAX_CLIENTS; i++)
@@ -141,7 +153,7 @@ struct sim_client *sim_client_take(struct sim_gpu *gpu)
     struct sim_client *mine = find_client(gpu, pid, pidns);
     if (mine && mine->start_time == start_time)
         return mine;
-    sim_clear_dead(gpu);
+    sim_clear_dead_everywhere(gpu);
     mine = find_client(gpu, 0, 0);
     if (mine) {
         sim_find_groups(mine->group);
@@ -173,7 +185,7 @@ int sim_memory_take(struct sim_gpu *gpu, int64_t bytes)
     sim_lock(gpu);
     struct sim_client *client = sim_client_take(gpu);
     if (bytes > 0 && client && !has_room(gpu, client, (uint64_t)bytes))
-        sim_clear_dead(gpu);
+        sim_clear_dead_everywhere(gpu);
     int taken = client && (bytes <= 0 || has_room(gpu, client, (uint64_t)bytes));
     if (taken)
         client->memory_bytes += (uint64_t)bytes;

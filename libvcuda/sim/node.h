@@ -173,6 +173,7 @@ int sim_share_export(struct sim_gpu *gpu, int share, int fd); /* 0: no such desc
 int sim_share_of(const struct sim_gpu *gpu, int fd);          /* what the descriptor holds; -1: nothing */
 int sim_share_join(struct sim_gpu *gpu, int share);           /* 0: too many hold it */
 void sim_share_leave(struct sim_gpu *gpu, int share);
+void sim_share_clear_dead(struct sim_gpu *gpu);                                    /* of other pid namespaces */
 uint64_t sim_share_bytes(const struct sim_gpu *gpu, uint32_t pid, uint64_t pidns); /* as NVML shows it of a process */
 void sim_share_collect(struct sim_gpu *gpu);
 
@@ -188,6 +189,11 @@ unsigned sim_utilisation(const struct sim_gpu *gpu, int client);
 void sim_take_samples(struct sim_gpu *gpu, uint64_t now); /* locked */
 int sim_is_mig(void);
 /* Who calls, asked of /proc once in a thread's life. */
+/* The number here of a process of another pid namespace (namespaces.c); 0: it has ended. */
+#define SIM_PID_UNKNOWN UINT32_MAX
+uint32_t sim_pid_here(uint32_t pid, uint64_t pidns, uint64_t start_time);
+/* As sim_clear_dead, also of other pid namespaces, as far as they can be seen: walks through /proc. */
+void sim_clear_dead_everywhere(struct sim_gpu *gpu);
 void sim_find_self(uint32_t *pid, uint64_t *pidns, uint64_t *start_time);
 void sim_uuid_text(const uint8_t uuid[16], char text[48]); /* "GPU-...", or "MIG-..." */
 

@@ -66,7 +66,7 @@ nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimi
     if (getenv("GPUCLOUD_SIM_DMEM") && !has_files(limits->name_space))
         return NVML_ERROR_NOT_FOUND;
     sim_lock(device);
-    sim_clear_dead(device);
+    sim_clear_dead_everywhere(device);
     struct sim_limit *limit = sim_limit_of(device, inode_of(limits->name_space), limits->name_space);
     /* The kernel's counters take no maximum below what is in use, and say nothing (page_counter_set_max). */
     if (limit && sim_group_used(device, limit->group) <= limits->hard)
@@ -96,7 +96,7 @@ nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimi
     if (result)
         return result;
     sim_lock(device);
-    sim_clear_dead(device);
+    sim_clear_dead_everywhere(device);
     const struct sim_limit *limit = nearest(device, limits->name_space);
     if (limit) {
         limits->soft = limit->soft_bytes;

@@ -10,7 +10,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
         return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
-    sim_clear_dead(device);
+    sim_clear_dead_everywhere(device);
     uint64_t used = sim_memory_used(device);
     sim_unlock(device);
     /* As on a real card, the first version counts what the card keeps for itself as used. */

@@ -2,7 +2,6 @@
 #include "nvidia_ml.h"
 
 #include "node.h"
-#include "pages.h"
 
 #include <string.h>
 
@@ -13,21 +12,21 @@ static uint64_t granules(uint64_t bytes)
 }
 
 /* Entries of `size` bytes; all versions begin with pid and memory. A process of another pid namespace has no number here,
- * and is not shown. */
+ * and is not shown, unless this one is around it. */
 static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size_t size)
 {
     unsigned found = 0, room = infos ? *count : 0;
-    uint64_t pidns = pages_pidns();
     if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
         return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
-    sim_clear_dead(device);
+    sim_clear_dead_everywhere(device);
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
         const struct sim_client *c = &device->client[i];
         uint64_t bytes = c->pid ? granules(c->memory_bytes) + sim_share_bytes(device, c->pid, c->pidns) : 0;
-        if (!c->pid || c->pidns != pidns || !bytes)
+        uint32_t pid = bytes ? sim_pid_here(c->pid, c->pidns, c->start_time) : 0;
+        if (!pid || pid == SIM_PID_UNKNOWN)
             continue;
-        nvmlProcessInfo_t info = {c->pid, bytes, 0xffffffffu, 0xffffffffu};
+        nvmlProcessInfo_t info = {pid, bytes, 0xffffffffu, 0xffffffffu};
         if (found < room)
             memcpy((char *)infos + found * size, &info, size < sizeof info ? size : sizeof info);
         found++;
@@ -59,17 +58,17 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSam
                                              unsigned long long since_us)
 {
     unsigned found = 0, room = samples ? *count : 0;
-    uint64_t pidns = pages_pidns();
     if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
         return NVML_ERROR_GPU_IS_LOST;
     sim_lock(device);
     unsigned long long told_us = device->told_ns / 1000;
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
         const struct sim_client *c = &device->client[i];
-        if (!c->pid || c->pidns != pidns || told_us <= since_us)
+        uint32_t pid = c->pid && told_us > since_us ? sim_pid_here(c->pid, c->pidns, c->start_time) : 0;
+        if (!pid || pid == SIM_PID_UNKNOWN)
             continue;
         if (found < room)
-            samples[found] = (nvmlProcessSample_t){.pid = c->pid, .time_us = told_us, .sm = c->told_percent};
+            samples[found] = (nvmlProcessSample_t){.pid = pid, .time_us = told_us, .sm = c->told_percent};
         found++;
     }
     sim_unlock(device);

@@ -159,6 +159,21 @@ static int is_closed(const struct sim_descriptor *d)
     return closed;
 }
 
+void sim_share_clear_dead(struct sim_gpu *gpu)
+{
+    uint64_t pidns = pages_pidns();
+    for (int i = 0; i < SIM_SHARES; i++) {
+        struct sim_share *s = &gpu->share[i];
+        for (uint32_t h = 0; s->bytes && h < s->holders;) {
+            const struct sim_holder *o = &s->holder[h];
+            if (o->pidns != pidns && !sim_pid_here(o->pid, o->pidns, o->start_time))
+                remove_holder(s, h);
+            else
+                h++;
+        }
+    }
+}
+
 void sim_share_collect(struct sim_gpu *gpu)
 {
     uint64_t pidns = pages_pidns();

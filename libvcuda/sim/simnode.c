@@ -58,7 +58,7 @@ static int show(const char *path)
         char uuid[48];
         sim_uuid_text(gpu->uuid, uuid);
         sim_lock(gpu);
-        sim_clear_dead(gpu);
+        sim_clear_dead_everywhere(gpu);
         printf("%u %s %s %llu/%llu MiB %u%%\n", i, uuid, gpu->name, (unsigned long long)sim_memory_used(gpu) >> 20,
                (unsigned long long)gpu->memory_bytes >> 20, sim_utilisation(gpu, -1));
         for (int c = 0; c < SIM_MAX_CLIENTS; c++)

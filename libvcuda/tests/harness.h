@@ -93,6 +93,7 @@ void test_compat(void);
 void test_legacy(void);
 void test_compute(void);
 void test_life(void);
+void test_damage(void);
 void test_bugs(void);
 void test_kernel(void);
 void test_calls(void);

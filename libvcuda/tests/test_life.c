@@ -1,9 +1,5 @@
-/* Forks, missing and damaged pages, machines that require limits. */
+/* Forks within a claim. */
 #include "harness.h"
-
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 static void test_fork(void)
 {
@@ -24,27 +20,7 @@ static void test_fork(void)
     claim_end(&claim);
 }
 
-static void test_damage(void)
-{
-    struct claim claim;
-    struct player p;
-    char path[400];
-    claim_make(&claim, GIB, 100);
-    snprintf(path, sizeof path, "%s/limits", claim.directory);
-    if (truncate(path, 100) != 0)
-        perror(path);
-    play(&p, &claim, PRELOADED, "fill", "plain", "67108864", "2147483648", NULL);
-    finish(&p);
-    expect(said(&p, "got") == 2.0 * GIB, "with a damaged page the library is inert");
-    unlink(path);
-    play(&p, &claim, PRELOADED, "fill", "plain", "67108864", "2147483648", NULL);
-    finish(&p);
-    expect(said(&p, "got") == 2.0 * GIB, "with a missing page the library is inert");
-    vcuda_usage_unmap(claim.usage);
-}
-
 void test_life(void)
 {
     test_fork();
-    test_damage();
 }

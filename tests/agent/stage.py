@@ -15,7 +15,8 @@ from typing import Any
 
 from agent import wire
 from agent.holding.abi import PagesLibrary
-from agent.holding.pages import LimitSlot, LimitsPage, Totals, UsagePage
+from agent.holding.pages import LimitSlot, LimitsPage
+from agent.holding.usage import Totals, UsagePage
 from agent.machine import cgroups
 from tests.agent.control import PATIENCE_SECONDS, Control
 

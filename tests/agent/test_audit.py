@@ -13,7 +13,7 @@ import pytest
 
 from agent import wire
 from agent.holding.claim import gpu_key
-from agent.holding.pages import Accounted
+from agent.holding.usage import Accounted
 from agent.machine import audit, processes
 from agent.machine.audit import Audit
 from agent.machine.gpus import Listed

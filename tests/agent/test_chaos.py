@@ -24,6 +24,7 @@ from tests.agent.chaos import (
 )
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GPULOAD, Stage, eventually
+from tests.agent.test_drift import status
 
 # What an agent runs of its own code from its start until it has put a dozen claims in force, roughly.
 LINES = 30_000
@@ -170,6 +171,30 @@ async def test_a_full_disk_stops_no_resize_and_what_it_stops_is_told_and_done_la
     limit_files(stage.agent.pid, resource.RLIM_INFINITY)
     await world.send(link)
     await world.healed(link)
+
+
+async def test_an_agent_that_could_not_store_a_change_does_not_take_it_back_after_a_restart(
+    stage: Stage, link: Connection, control: Control
+) -> None:
+    world = World(stage)
+    steady, program = await settled(stage, link, world)
+    assert stage.agent is not None
+    limit_files(stage.agent.pid, 0)
+    world.resize(steady.uid)
+    await world.send(link)
+    await link.state(steady.uid, "in_force", 2)
+    # Nobody tells the next one what is wanted.
+    await control.stop()
+    await stage.kill()
+    stage.start()
+    await eventually(lambda: status(stage))
+    # Steps and looks for drift after that change nothing, either.
+    await asyncio.sleep(1.5)
+    slot = stage.slot(steady)
+    assert slot is not None
+    assert (slot.is_open, slot.generation) == (True, 2)
+    assert program.poll() is None
+    await control.start()
 
 
 async def test_two_agents_with_one_identity_do_not_throw_each_other_out_for_ever(

@@ -257,7 +257,7 @@ async def test_an_agent_started_without_its_server_holds_limits_and_mends(
     await control.stop()
     await stage.kill()
     stage.start()
-    held_now = await eventually(lambda: (stage.run_dir / "agent.sock").exists() and _status(stage))
+    held_now = await eventually(lambda: (stage.run_dir / "agent.sock").exists() and status(stage))
     assert [(one["claim"], one["tenant"], one["state"]) for one in held_now["assignments"]] == [
         (held.claim_uid, "vision", "in_force")
     ]
@@ -268,7 +268,7 @@ async def test_an_agent_started_without_its_server_holds_limits_and_mends(
     await control.start()
 
 
-def _status(stage: Stage) -> dict[str, Any] | None:
+def status(stage: Stage) -> dict[str, Any] | None:
     try:
         return stage.status()
     except Exception:  # noqa: BLE001 - it is not there yet

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from agent.holding.pages import Totals
+from agent.holding.usage import Totals
 from agent.machine.meter import Meter
 
 GPU = UUID(int=1)

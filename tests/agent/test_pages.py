@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.holding import pages
+from agent.holding import usage
 from agent.holding.abi import PagesLibrary
-from agent.holding.pages import Attached, UsagePage
+from agent.holding.usage import Attached, UsagePage
 from tests.agent.stage import BUILD, eventually
 
 DEAD = Attached(pid=4_000_000, namespace=1, start_ticks=1)
@@ -60,15 +60,15 @@ async def test_sigbus_ends_the_child_and_the_dead_are_cleared_by_a_later_try(
     write_row(page, library, DEAD)
     killed = tmp_path / "killed.py"
     killed.write_text(f"import os; os.kill(os.getpid(), {int(signal.SIGBUS)})")
-    monkeypatch.setattr(pages, "REAPER_RETRY_SECONDS", 0.1)
-    reaper = pages._REAPER
-    monkeypatch.setattr(pages, "_REAPER", killed)
+    monkeypatch.setattr(usage, "REAPER_RETRY_SECONDS", 0.1)
+    reaper = usage._REAPER
+    monkeypatch.setattr(usage, "_REAPER", killed)
     page.reap([DEAD])
     assert page.reaping
     await eventually(lambda: idle(page))
     assert page.read()
     assert page.processes() == [DEAD]
-    monkeypatch.setattr(pages, "_REAPER", reaper)
+    monkeypatch.setattr(usage, "_REAPER", reaper)
     await asyncio.sleep(0.1)
     page.reap([])
     assert page.reaping

@@ -12,7 +12,8 @@ import pytest
 
 from agent import wire
 from agent.holding.claim import gpu_key
-from agent.holding.pages import Accounted, LimitsPage
+from agent.holding.pages import LimitsPage
+from agent.holding.usage import Accounted
 from agent.machine import processes, shares
 from agent.machine.audit import Audit
 from agent.machine.auditor import Auditor

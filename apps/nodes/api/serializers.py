@@ -65,7 +65,8 @@ class DriftSerializer(Strict):
 
     kind = serializers.CharField(
         read_only=True,
-        help_text="`files-lost`, `limits-changed`, `limits-unreadable`, `directory-unknown` or `library-other`.",
+        help_text="`files-lost`, `usage-damaged`, `limits-changed`, `limits-unreadable`, `directory-unknown` or "
+        "`library-other`.",
     )
     claim_uid = serializers.UUIDField(read_only=True)
     detail = serializers.CharField(read_only=True)

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from agent import wire
 from apps.nodes.gateway import admission, intake, registry, wanted
+from apps.nodes.gateway.incoming import Incoming
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
@@ -46,37 +47,44 @@ class AgentConsumer(AsyncWebsocketConsumer):
         # Of this connection, so that it knows its own words.
         self.name = uuid.uuid4().hex
         self.outgoing = Outgoing()
+        self.incoming: Incoming[wire.FromAgent | Refused] = Incoming()
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         """Channels' own loop makes two tasks anew for each message, and has a thread look after old database
-        connections: at a frame a second of each node that is a third of the process. Here one task reads and one
-        writes for as long as the connection stands; whoever uses a connection to the database looks after it.
+        connections: at a frame a second of each node that is a third of the process. Here one task reads, one
+        handles and one writes for as long as the connection stands; whoever uses a connection to the database looks
+        after it.
         """
         self.scope, self.base_send = scope, send
-        both = [asyncio.ensure_future(self._read(receive)), asyncio.ensure_future(self.outgoing.write(send))]
+        reading = asyncio.ensure_future(self._read(receive))
+        # What was read before the agent left is handled: it will not be said again.
+        both = [asyncio.ensure_future(self._handle_all()), asyncio.ensure_future(self.outgoing.write(send))]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in (*done, *([reading] if reading.done() else [])):
                 task.result()
         except TimeoutError:
             logger.warning("node %s reads nothing of what it is told: hung up", self.node and self.node.name)
         except OSError:
             pass  # the agent is gone just now
         finally:
-            for task in both:
+            for task in (reading, *both):
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(reading, *both, return_exceptions=True)
             await self.disconnect(1006)
 
     async def _read(self, receive: Callable[[], Any]) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "websocket.receive":
-                await self.receive(text_data=message.get("text"), bytes_data=message.get("bytes"))
-            elif message["type"] == "websocket.connect":
-                await self.connect()
-            else:
-                break
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "websocket.receive":
+                    await self.receive(text_data=message.get("text"), bytes_data=message.get("bytes"))
+                elif message["type"] == "websocket.connect":
+                    await self.connect()
+                else:
+                    break
+        finally:
+            self.incoming.close()
 
     async def connect(self) -> None:
         """Accept first, so that a refusal can carry a close code that the agent can explain."""
@@ -95,18 +103,26 @@ class AgentConsumer(AsyncWebsocketConsumer):
         return await database_sync_to_async(nodes.authenticate)(credential=self.credential) is None
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """One frame."""
+        """Take in one frame, to be handled after those before it."""
         if self.node is None or self.outgoing.ended:
             return
         try:
-            frame = _decode(text_data)
-            if not self.welcomed and not isinstance(frame, wire.Hello):
-                raise Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
+            frame: wire.FromAgent | Refused = _decode(text_data)
         except Refused as refusal:
-            logger.warning("node %s sent a frame that is refused: %s", self.node.name, refusal.why)
-            self.outgoing.end(refusal.code, _brief(refusal.why))
-            return
-        await self._handle(self.node, frame)
+            frame = refusal
+        await self.incoming.put(frame)
+
+    async def _handle_all(self) -> None:
+        while (frame := await self.incoming.take()) is not None:
+            if self.node is None or self.outgoing.ended:
+                continue
+            if not isinstance(frame, Refused) and not self.welcomed and not isinstance(frame, wire.Hello):
+                frame = Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
+            if isinstance(frame, Refused):
+                logger.warning("node %s sent a frame that is refused: %s", self.node.name, frame.why)
+                self.outgoing.end(frame.code, _brief(frame.why))
+            else:
+                await self._handle(self.node, frame)
 
     async def _handle(self, node: Node, frame: wire.FromAgent) -> None:
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.ways import ways_in
+from apps.scheduling.services.claims.ways import INSTALLED, agent_command, ways_in
 
 # The others stand here in words of their own.
 SHOWN_WAYS = ("cdi", "env-file", "systemd-run", "systemd-unit")
@@ -24,12 +24,13 @@ def snippets(claim: Claim, *, server: str) -> list[Snippet]:
     """How to use, move and release the claim without this page."""
     url = f"{server}/api/v1/claims/{claim.uid}/"
     auth = '-H "Authorization: Bearer $GPUCLOUD_TOKEN"'
+    agent = next((agent_command(item.gpu.node) for item in claim.assignments.all()), INSTALLED)
     limit = min(100, claim.core_limit + 10) if claim.core_limit < 100 else claim.core_request
     return [
         Snippet(
             _("Run a program"),
             _("On the claim's node, where the agent is installed. The token stays out of the program."),
-            f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN\npython3 -m agent exec {claim.uid} -- python3 train.py",
+            f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN\n{agent} exec {claim.uid} -- python3 train.py",
         ),
         Snippet(
             _("Environment"),

@@ -3,6 +3,7 @@
 
 #include "compat.h"
 #include "meter.h"
+#include "refusal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +34,10 @@ CUresult cuInit(unsigned flags)
 {
     NEED_REAL(cuInit);
     int mode = shim_mode();
-    if (mode == SHIM_REFUSED)
+    if (mode == SHIM_REFUSED) {
+        refusal_print();
         return CUDA_ERROR_NOT_PERMITTED;
+    }
     if (mode == SHIM_UNUSABLE) {
         compat_complain();
         return CUDA_ERROR_INVALID_VALUE;

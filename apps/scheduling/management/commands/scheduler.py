@@ -44,6 +44,8 @@ LEAD_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 # Notices of one session are not lost. This is for what nobody has thought of; it is logged where it finds something.
 COMPARE_SECONDS = 60.0
+# A comparison that found something waits so long for a notice of it. It is rare, and nobody is placed meanwhile.
+LATE_NOTICE_SECONDS = 2.0
 # How long a pool over which something raised is left alone, at first and at last.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 60.0
 
@@ -163,9 +165,12 @@ class Command(BaseCommand):
         for key, picture in list(self.pictures.items()):
             self._hear()
             with self._alone(key):
+                # Only silence sends no notice: on a busy machine a node falls silent between two looks for it.
+                picture.listen_for_silence()
                 differed = picture.compare()
-                # Where notices came just now, they may be what the comparison has found.
-                if not self._hear() and differed:
+                # Where notices come now, they may be what the comparison has found: a change can be read before the
+                # listening session has been told of it, on a busy machine long before.
+                if differed and not self._hear(seconds=LATE_NOTICE_SECONDS):
                     logger.warning("pool %s: %s rows were not as they were kept", picture.pool.name, differed)
                 picture.forget_refusals()
         self._rounds(list(self.pictures), in_full=True)

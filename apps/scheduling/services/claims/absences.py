@@ -20,9 +20,19 @@ SILENT = timedelta(seconds=30)
 def watch_nodes() -> int:
     """Tell what has changed since it was told last; returns of how many nodes."""
     now = timezone.now()
+    _correct_signs_of_life(now)
     gone = Q(lost_at=None, last_seen_at__lt=now - SILENT)
     back = Q(lost_at__isnull=False) & (Q(last_seen_at__gte=now - FRESH) | Q(last_seen_at=None))
     return sum(_tell(key, now) for key in Node.objects.filter(gone | back).order_by("pk").values_list("pk", flat=True))
+
+
+@transaction.atomic
+def _correct_signs_of_life(now: datetime) -> None:
+    """Date signs of life from the future back to now."""
+    # After a clock was set back a node would not be silent until then. Clocks of several servers differ by less.
+    ahead = Node.objects.filter(last_seen_at__gt=now + FRESH).order_by("pk")
+    keys = list(ahead.select_for_update(skip_locked=True, no_key=True).values_list("pk", flat=True))
+    Node.objects.filter(pk__in=keys).update(last_seen_at=now)
 
 
 @transaction.atomic

@@ -8,7 +8,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.desired import claim_secret
 from apps.scheduling.services.claims.life import WrongState
-from apps.scheduling.services.claims.ways import ways_in
+from apps.scheduling.services.claims.ways import agent_command, ways_in
 
 
 def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:
             "LD_PRELOAD": node.library,
             "NVIDIA_VISIBLE_DEVICES": ",".join(item.gpu.uuid for item in assignments),
         },
-        "command": f"python -m agent exec {claim.uid} -- COMMAND",
+        "command": f"{agent_command(node)} exec {claim.uid} -- COMMAND",
         "ways": ways_in(claim),
     }
 

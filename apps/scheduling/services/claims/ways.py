@@ -10,6 +10,14 @@ from apps.nodes.models import Node
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED
 
+# The command that an installation puts on the PATH.
+INSTALLED = "gpucloud-agent"
+# Where an agent that was not installed has its library: below the checkout, or below the image's program.
+BUILT = "/libvcuda/build/libvcuda.so"
+IMAGE = "/srv/gpucloud"
+# The run directory of the machine's own agent, whose CDI specs stand where container engines look.
+SYSTEM_RUN_DIR = "/run/gpucloud"
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -19,6 +27,15 @@ class Way:
     title: str
     note: str
     line: str
+
+
+def agent_command(node: Node) -> str:
+    """Return how the agent's commands begin on this node: installed, in a checkout, or in our image."""
+    if not node.library.endswith(BUILT):
+        return INSTALLED
+    root = node.library.removesuffix(BUILT)
+    python = "python3" if root == IMAGE else f"{root}/.venv/bin/python"
+    return f"PYTHONPATH={root} {python} -m agent"
 
 
 def ways_in(claim: Claim) -> list[Way]:
@@ -32,7 +49,7 @@ def ways_in(claim: Claim) -> list[Way]:
             "exec",
             _("Run a program"),
             _("As any user; GPUCLOUD_URL with GPUCLOUD_TOKEN, or `env` of this answer, opens the claim."),
-            f"python3 -m agent exec {uid} -- COMMAND",
+            f"{agent_command(node)} exec {uid} -- COMMAND",
         ),
         Way(
             "gpucloud",
@@ -46,44 +63,67 @@ def ways_in(claim: Claim) -> list[Way]:
 
 
 def _containers(node: Node, uid: str, gpus: Sequence[str]) -> list[Way]:
-    directory, library = f"{node.run_dir}/claims/{uid}", node.library
     # Driver's libraries and devices are the NVIDIA container toolkit's part; a simulated node has none.
     drivers = "" if node.simulated else "".join(f"--device nvidia.com/gpu={gpu} " for gpu in gpus)
+    engine = "docker run" if node.run_dir == SYSTEM_RUN_DIR else f"podman --cdi-spec-dir {node.run_dir}/cdi run"
+    by_cdi = Way(
+        "cdi",
+        "Docker, Podman, nerdctl",
+        _(
+            "By CDI; `podman` and `nerdctl` take the same options. An image that does not run as root: first `{0}`."
+        ).format(_give(node, uid)),
+        f"{engine} {drivers}--device {wire.CDI_KIND}={uid} IMAGE COMMAND",
+    )
+    # The simulated driver and its node's file have places that only the agent knows: its CDI spec names them.
+    return [by_cdi] if node.simulated else [by_cdi, _by_env_file(node, uid, gpus)]
+
+
+def _by_env_file(node: Node, uid: str, gpus: Sequence[str]) -> Way:
+    directory, library = f"{node.run_dir}/claims/{uid}", node.library
+    # The last one: a process that lost its environment gets no GPU instead of one without limits.
+    mounts = (
+        f"-v {directory}:{directory}:ro -v {directory}/usage:{directory}/usage -v {library}:{library}:ro "
+        f"-v {_required(node)}:ro"
+    )
     visible = ",".join(gpus)
-    mounts = f"-v {directory}:{directory}:ro -v {directory}/usage:{directory}/usage -v {library}:{library}:ro"
-    return [
-        Way(
-            "cdi",
-            "Docker, Podman, nerdctl",
-            _(
-                "By CDI; `podman` and `nerdctl` take the same options. An image that does not run as root: first `{0}`."
-            ).format(f"python3 -m agent give {uid} --user UID"),
-            f"docker run {drivers}--device {wire.CDI_KIND}={uid} IMAGE COMMAND",
-        ),
-        Way(
-            "env-file",
-            _("Docker without CDI"),
-            _("The same by an environment file and mounts."),
-            f"docker run --gpus '\"device={visible}\"' --env-file {directory}/env {mounts} IMAGE COMMAND",
-        ),
-    ]
+    return Way(
+        "env-file",
+        _("Docker without CDI"),
+        _("The same by an environment file and mounts."),
+        f"docker run --gpus '\"device={visible}\"' --env-file {directory}/env {mounts} IMAGE COMMAND",
+    )
 
 
 def _units(node: Node, uid: str) -> list[Way]:
     directory = f"{node.run_dir}/claims/{uid}"
+    properties = (
+        f"EnvironmentFile={directory}/env",
+        # A file system of its own: systemd would otherwise make the file on the machine, for every program there.
+        "TemporaryFileSystem=/etc/gpucloud:ro",
+        f"BindReadOnlyPaths={_required(node)}",
+        # For units with ProtectSystem=strict.
+        f"ReadWritePaths={directory}/usage",
+    )
     return [
         Way(
             "systemd-run",
             _("A transient unit"),
-            _("As root, for a service that runs as root; another user’s first needs `{0}`.").format(
-                f"python3 -m agent give {uid} --user UID"
-            ),
-            f"systemd-run --property=EnvironmentFile={directory}/env COMMAND",
+            _("As root, for a service that runs as root; another user’s first needs `{0}`.").format(_give(node, uid)),
+            f"systemd-run {' '.join(f'--property={one}' for one in properties)} COMMAND",
         ),
         Way(
             "systemd-unit",
             _("A systemd unit"),
             _("In its [Service] section; the unit does not start where the claim is not."),
-            f"EnvironmentFile={directory}/env",
+            "\n".join(properties),
         ),
     ]
+
+
+def _give(node: Node, uid: str) -> str:
+    return f"{agent_command(node)} give {uid} --user UID"
+
+
+def _required(node: Node) -> str:
+    """Return where the file that says that limits are required lies, and where a program looks for it."""
+    return f"{node.run_dir}/container/require-limits:/etc/gpucloud/require-limits"

@@ -1,0 +1,169 @@
+"""Six clients ask all the time while random parts are killed and the node's disk is full now and then.
+
+Afterwards everything that was acknowledged is there, once; how long that took is printed.
+"""
+
+import contextlib
+import random
+import resource
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from tests.agent.chaos import limit_files
+from tests.e2e.test_chaos import QUOTAS, insist
+from tests.e2e.test_chaos_healing import PARTS
+from tests.platform import Json, Platform, until
+
+pytestmark = [pytest.mark.serial]
+
+CLIENTS = 6
+AGENT = "agent-sim-1"
+# Between two harms: short of what a part needs to be back, so that one is often met while another is away.
+PAUSE_SECONDS = 4.0
+DISK_FULL_SECONDS = 2.0
+# Of a client, so that all fit into the quota.
+MOST_KEPT = 5
+# On an idle machine it is under ten; no test judges that on a busy one.
+HEALED_SECONDS = 60.0
+
+
+class Over(Exception):
+    """The end came while a client waited for quota."""
+
+
+class Client(threading.Thread):
+    """Makes, resizes and releases claims, each request until it is answered; remembers what was acknowledged."""
+
+    def __init__(self, platform: Platform, tenant: str, number: int, stop: threading.Event) -> None:
+        super().__init__(name=f"client-{number}")
+        self._platform, self._tenant, self._ended = platform, tenant, stop
+        self._random = random.Random(number)  # noqa: S311
+        # What was acknowledged last of each claim; released ones too.
+        self.known: dict[str, Json] = {}
+        self.counts = {"made": 0, "resized": 0, "released": 0}
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Until the end is said."""
+        try:
+            for number in count():
+                if self._ended.is_set():
+                    return
+                self._live(number)
+        except Over:
+            return
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _live(self, number: int) -> None:
+        body = {"tenant": self._tenant, "name": f"{self.name}-{number}", "core_request": 5, "memory_mib": 512}
+        claim = self._asked("POST", "claims/", body)
+        self.counts["made"] += 1
+        for _ in range(self._random.randrange(1, 4)):
+            if self._ended.is_set():
+                return
+            claim = self._asked("PATCH", f"claims/{claim['uid']}/", {"core_limit": self._random.randrange(5, 101)})
+            self.counts["resized"] += 1
+        kept = [uid for uid, one in self.known.items() if not one.get("deleted")]
+        if self._random.random() < 0.9 or len(kept) > MOST_KEPT:
+            self._asked("DELETE", f"claims/{kept[0]}/")
+            self.counts["released"] += 1
+
+    def _asked(self, method: str, path: str, body: Json | None = None) -> Json:
+        answer = insist(self._platform, method, path, body)
+        while answer.status == 409 and answer.body["type"] == "/problems/quota-exceeded" and not self._ended.is_set():
+            # What is being released is charged until the agent, which may be away, has confirmed it.
+            time.sleep(0.5)
+            answer = insist(self._platform, method, path, body)
+        if answer.status == 409 and self._ended.is_set():
+            raise Over
+        assert 200 <= answer.status < 300, answer
+        found: Json = answer.body
+        if method == "DELETE":
+            self.known[path.split("/")[1]]["deleted"] = True
+        else:
+            self.known[found["uid"]] = found
+        return found
+
+
+@pytest.fixture
+def clients(platform: Platform) -> Iterator[list[Client]]:
+    tenant = platform.new_tenant(f"kills-{uuid.uuid4().hex[:8]}")
+    stop = threading.Event()
+    made = [Client(platform, tenant, number, stop) for number in range(CLIENTS)]
+    yield made
+    stop.set()
+    for client in made:
+        client.join()
+
+
+def harm(platform: Platform, dice: random.Random) -> str:
+    """Kill a random part, or fill the disk of the agent for a while; what was done."""
+    what = dice.choice([*PARTS, "disk-full"])
+    if what == "disk-full":
+        pid = platform.pid(AGENT)
+        with contextlib.suppress(ProcessLookupError):
+            limit_files(pid, 0)
+            time.sleep(DISK_FULL_SECONDS)
+            limit_files(pid, resource.RLIM_INFINITY)
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            platform.kill(what)
+    return what
+
+
+def settled(platform: Platform, clients: list[Client]) -> bool:
+    """True once every claim is as it was acknowledged last, and observed so."""
+    for uid, wanted in [item for client in clients for item in client.known.items()]:
+        claim = platform.granted("GET", f"claims/{uid}/")
+        if wanted.get("deleted"):
+            if claim["state"] != "released":
+                return False
+            continue
+        assert claim["generation"] >= wanted["generation"]
+        assert claim["core_limit"] == wanted["core_limit"]
+        if claim["observed_generation"] != claim["generation"] or claim["state"] != "active":
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(20.0, marks=pytest.mark.timeout(300)),
+        pytest.param(600.0, marks=[pytest.mark.long, pytest.mark.timeout(1500)]),
+    ],
+)
+def test_what_was_acknowledged_is_there_after_random_kills(
+    platform: Platform, clients: list[Client], seconds: float
+) -> None:
+    seed = random.randrange(1 << 32)  # noqa: S311
+    print("seed", seed)  # noqa: T201
+    dice, harms = random.Random(seed), list[str]()  # noqa: S311
+    for client in clients:
+        client.start()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        harms.append(harm(platform, dice))
+        time.sleep(PAUSE_SECONDS * dice.uniform(0.5, 1.5))
+    clients[0]._ended.set()
+    for client in clients:
+        client.join()
+        assert client.failure is None
+    begun = time.monotonic()
+    until(lambda: settled(platform, clients), seconds=HEALED_SECONDS, what="all to be as acknowledged")
+    asked = {name: sum(client.counts[name] for client in clients) for name in clients[0].counts}
+    print(f"{len(harms)} harms, {asked}, healed in {time.monotonic() - begun:.1f} s")  # noqa: T201
+    live = [claim for client in clients for claim in client.known.values() if not claim.get("deleted")]
+    assert platform.used(clients[0]._tenant) == {
+        name: sum(one[field] for one in live) for name, field in QUOTAS.items()
+    }
+    for gpu in platform.granted("GET", "gpus/?limit=200")["results"]:
+        assert gpu["core_used"] <= 100
+        assert gpu["memory_used_mib"] <= gpu["memory_mib"]
