@@ -41,11 +41,11 @@ COPY deploy/systemd deploy/systemd
 COPY --from=library /src/libvcuda/build libvcuda/build
 COPY --from=library /src/kernel/build apps/scheduling/core/placement/kernel/build
 ENV STATIC_ROOT=/srv/gpucloud/staticfiles
-# The settings want these; nothing of them is used or kept.
+# The settings want these; nothing of them is used or kept. And bytecode of our own code, as pip made it of the packages:
+# without it each process compiles all that it imports, and can keep nothing of it.
 RUN SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
-    python manage.py collectstatic --no-input --verbosity 0 --ignore '*.map' --ignore redoc --ignore rest_framework
-# pip compiled the packages; without this each process compiles our own code at each start and can keep nothing of it.
-RUN python -m compileall -q agent apps deploy gpucloud manage.py
+    python manage.py collectstatic --no-input --verbosity 0 --ignore '*.map' --ignore redoc --ignore rest_framework \
+    && python -m compileall -q agent apps deploy gpucloud manage.py
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 EXPOSE 8000

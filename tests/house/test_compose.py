@@ -46,7 +46,7 @@ def test_a_service_that_others_wait_for_has_three_minutes_to_start(name: str) ->
 
 
 def test_the_image_has_no_health_check_for_compose_to_wait_for_in_vain() -> None:
-    # One image for nine commands, of which one serves: `up --wait` fails at a service that switches the image's check off.
+    # One image for nine commands, of which one serves: `up --wait` fails at a service that switches the check off.
     assert "HEALTHCHECK" not in (ROOT / "Dockerfile").read_text()
     assert not any("disable" in service.get("healthcheck", ()) for service in SERVICES.values())
 
@@ -75,9 +75,10 @@ def test_an_agent_sees_neither_the_operators_files_nor_another_agents() -> None:
     assert len(AGENTS) == 2
     theirs = {name: volumes_of(name) for name in AGENTS}
     assert all(len(volumes) == 1 for volumes in theirs.values())
-    assert len(set.union(*theirs.values())) == len(AGENTS)
+    together = {volume for volumes in theirs.values() for volume in volumes}
+    assert len(together) == len(AGENTS)
     # The seed writes each agent's one-time token into that agent's own volume, the operator's files into another one.
-    operators = volumes_of("seed") - set.union(*theirs.values())
+    operators = volumes_of("seed") - together
     assert len(operators) == 1
     assert not any(operators & volumes for volumes in theirs.values())
 

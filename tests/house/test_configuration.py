@@ -13,7 +13,7 @@ from agent.__main__ import RUN_MORE
 from deploy.demo.programs import CONTROL_PLANE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
+REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "deploy/requirements-dist.txt")
 
 
 def example() -> list[tuple[str, str]]:

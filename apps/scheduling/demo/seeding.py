@@ -73,8 +73,8 @@ def operator(state_dir: Path) -> None:
 def enrol_later(state_dir: Path, *, name: str, pool: Pool) -> None:
     """Make the node, and a one-time token for its agent until that has enrolled.
 
-    The token lies in the agent's own directory, which may be a volume of its own. An agent whose directory was lost, and
-    its key with it, gets another token.
+    The token lies in the agent's own directory, which may be a volume of its own. An agent whose directory was lost,
+    and its key with it, gets another token.
     """
     node = Node.objects.filter(name=name).first()
     path = state_dir / "nodes" / name / "enrol.token"
