@@ -141,3 +141,39 @@ def test_every_bind_mount_and_secret_is_a_path_that_git_and_the_image_leave_out(
     assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
     allowed = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert "!secrets/" not in allowed
+
+
+def test_the_least_versions_are_the_same_everywhere() -> None:
+    """Of PostgreSQL and Redis, wherever a document says from which version on."""
+    found: dict[str, set[str]] = {"PostgreSQL": set(), "Redis": set(), "Valkey": set()}
+    for path in [ROOT / "README.md", ROOT / ".env.example", *sorted((ROOT / "docs").glob("*.md"))]:
+        for name, version in re.findall(r"(PostgreSQL|Redis|Valkey) (\d+)\s+or newer", path.read_text()):
+            found[name].add(version)
+    assert found == {"PostgreSQL": {"15"}, "Redis": {"7"}, "Valkey": {"7"}}
+
+
+def test_documents_say_how_to_sign_in_after_up() -> None:
+    for name in ("README.md", "docs/compose.md"):
+        assert "docker compose exec web python manage.py create_operator" in (ROOT / name).read_text()
+
+
+def test_documents_restore_by_the_commands_that_are_tried() -> None:
+    """tests/containers runs these; a document that says something else is not tried."""
+    said = (ROOT / "docs" / "operations.md").read_text()
+    tried = (ROOT / "tests" / "containers" / "test_compose.py").read_text()
+    for command in ("pg_dump", "dropdb", "createdb", "pg_restore", "check_ledger"):
+        assert command in said
+        assert command in tried
+    assert "--exit-on-error" in said
+    assert "--exit-on-error" in tried
+
+
+def test_podmans_override_takes_away_what_its_protocol_lacks() -> None:
+    waited_for = {name for name, service in SERVICES.items() if "start_interval" in service.get("healthcheck", ())}
+    text = (ROOT / "deploy" / "docker" / "podman.yml").read_text()
+    overridden = set(
+        re.findall(
+            r"^  (\w+):\n    healthcheck:\n(?:      .*\n)*?      start_interval: !reset null", text, re.MULTILINE
+        )
+    )
+    assert overridden == waited_for
