@@ -1,5 +1,6 @@
 """The examples of a TLS proxy, read by the proxies themselves where they are installed."""
 
+import ipaddress
 import os
 import re
 import shutil
@@ -38,10 +39,18 @@ def test_nginx_takes_its_example(tmp_path: Path) -> None:
 
 
 def test_the_server_believes_the_proxys_address_and_no_other() -> None:
-    services = yaml.safe_load((PROXY / "caddy.yml").read_text())["services"]
+    overriding = yaml.safe_load((PROXY / "caddy.yml").read_text())
+    services = overriding["services"]
     address = services["caddy"]["networks"]["proxy"]["ipv4_address"]
     assert services["web"]["environment"]["FORWARDED_ALLOW_IPS"] == address
     assert services["web"]["environment"]["HTTPS_ONLY"] == "1"
+    # And it comes from there: the name that it asks for is the server's on their own network only.
+    [alias] = services["web"]["networks"]["proxy"]["aliases"]
+    assert f"reverse_proxy {alias}:8000" in (PROXY / "Caddyfile").read_text()
+    # Not one that the engine may give to the server, which starts first.
+    [network] = overriding["networks"]["proxy"]["ipam"]["config"]
+    assert ipaddress.ip_address(address) in ipaddress.ip_network(network["subnet"])
+    assert ipaddress.ip_address(address) not in ipaddress.ip_network(network["ip_range"])
 
 
 def test_nginx_sets_the_visitors_address_and_appends_to_none() -> None:
