@@ -17,7 +17,7 @@ PROXY = ROOT / "deploy" / "proxy"
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="caddy is not installed")
 def test_caddy_takes_its_example(tmp_path: Path) -> None:
     environment = os.environ | {"GPUCLOUD_HOST": "gpus.example.org", "HOME": str(tmp_path)}
-    command = ["caddy", "validate", "--adapter", "caddyfile", "--config", PROXY / "Caddyfile"]
+    command = ["caddy", "validate", "--adapter", "caddyfile", "--config", str(PROXY / "Caddyfile")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "not formatted" not in done.stderr
@@ -33,7 +33,7 @@ def test_nginx_takes_its_example(tmp_path: Path) -> None:
     (tmp_path / "example.conf").write_text(example)
     whole = f"pid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{ include {tmp_path}/example.conf; }}\n"
     (tmp_path / "nginx.conf").write_text(whole)
-    command = ["nginx", "-t", "-q", "-p", tmp_path, "-c", tmp_path / "nginx.conf"]
+    command = ["nginx", "-t", "-q", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
