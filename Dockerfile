@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # One image for the control plane's processes and for the agent; docker-compose.yml says which command makes which.
 
 FROM debian:12-slim AS library
@@ -22,7 +21,8 @@ RUN python -m venv /opt/venv \
 FROM python:3.11-slim-bookworm
 RUN groupadd --gid 10001 gpucloud \
     && useradd --uid 10001 --gid gpucloud --home-dir /srv/gpucloud --no-create-home --shell /usr/sbin/nologin gpucloud \
-    && install --directory --owner gpucloud --group gpucloud --mode 0700 /var/lib/gpucloud
+    && install --directory --owner gpucloud --group gpucloud --mode 0700 /var/lib/gpucloud \
+       /var/lib/gpucloud/nodes /var/lib/gpucloud/nodes/sim-1 /var/lib/gpucloud/nodes/sim-2
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -41,14 +41,12 @@ COPY deploy/systemd deploy/systemd
 COPY --from=library /src/libvcuda/build libvcuda/build
 COPY --from=library /src/kernel/build apps/scheduling/core/placement/kernel/build
 ENV STATIC_ROOT=/srv/gpucloud/staticfiles
-# Bytecode is made once here: processes may write nothing, and would compile everything at each start. The settings want
-# the variables; nothing of them is used or kept.
-RUN python -m compileall -q gpucloud apps agent manage.py \
-    && SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
-    python manage.py collectstatic --no-input --verbosity 0 --ignore '*.map' --ignore redoc --ignore rest_framework
+# The settings want these; nothing of them is used or kept. And bytecode of our own code, as pip made it of the packages:
+# without it each process compiles all that it imports, and can keep nothing of it.
+RUN SECRET_KEY=build DATABASE_URL=postgresql://build@localhost/build REDIS_URL=redis://localhost \
+    python manage.py collectstatic --no-input --verbosity 0 --ignore '*.map' --ignore redoc --ignore rest_framework \
+    && python -m compileall -q agent apps deploy gpucloud manage.py
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 EXPOSE 8000
-# The control plane's container is healthy when it serves; the other commands switch this off in docker-compose.yml.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "deploy/docker/ready.py"]
 CMD ["python", "-m", "gpucloud.server", "--host", "0.0.0.0", "--port", "8000", "--workers", "2"]

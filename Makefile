@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long check format openapi roles protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-shim test-long test-containers check format dist openapi roles protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,11 +30,17 @@ test-shim: ## libvcuda alone: every behaviour on the simulated driver, then unde
 test-long: ## the counts that a release is judged by
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run --long
 
+test-containers: ## the image, Compose, CDI, an upgrade, a dump, on this machine's container engine (skipped without one or its base images)
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m pytest tests/containers -m containers -q
+
 check: ## format, lint, types, arrows, migrations, OpenAPI, C warnings, templates, compose; needs no database
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check
 
 format: ## rewrite Python and templates in the house's format
 	@$(BOOTSTRAP) --dev && $(RUN) -m ruff check --fix-only -q . && $(RUN) -m ruff format .
+
+dist: ## write dist/: the wheel of `gpucloud`, the agent as one file, a bill of materials, their digests
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.dist
 
 openapi: ## write docs/openapi.yaml anew from the views
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check --write-openapi

@@ -84,6 +84,14 @@ def secret(name: str) -> str:
         raise ImproperlyConfigured(f"{name}_FILE={file} cannot be read: {error.strerror}.") from error
 
 
+def required_secret(name: str) -> str:
+    """Return the secret from the variable or from the file that NAME_FILE names; without either the start fails."""
+    value = secret(name)
+    if not value:
+        raise ImproperlyConfigured(f"{name} is not set: see .env.example for what it means, or use `make demo`.")
+    return value
+
+
 def issuer(name: str) -> str:
     """An OpenID provider's address as it names itself; empty: there is none. In the clear on this machine only."""
     value = text(name, "").strip()
@@ -127,6 +135,8 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
         "PORT": "port",
     }.items():
         entry[key] = str(facts.pop(theirs, "") or "")
+    # A password of its own may lie in a file; one in the URL wins.
+    entry["PASSWORD"] = entry["PASSWORD"] or secret("DATABASE_PASSWORD")
     # What is asked for the fifth time on a connection is kept there as a plan, and then only its values are sent.
     entry["OPTIONS"] = {**facts, "server_side_binding": True, "cursor_factory": BindingCursor, "prepare_threshold": 5}
     if pool_size:

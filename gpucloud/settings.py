@@ -8,7 +8,7 @@ from gpucloud import environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-SECRET_KEY = environment.text("SECRET_KEY")
+SECRET_KEY = environment.required_secret("SECRET_KEY")
 # Keys that came before it: what they signed or digested stays valid until they are taken out.
 SECRET_KEY_FALLBACKS = environment.words("SECRET_KEY_FALLBACKS")
 DEBUG = environment.flag("DEBUG", default=False)

@@ -31,7 +31,7 @@ PROCESSES, PLATFORMS = "3", "2"
 C_SUITES = {
     "C, by the clock": "test-timed", "C, the rest": "test-untimed", "C, sanitizers": "sanitize", "C, long": "test-long",
 }  # fmt: skip
-TOGETHER = "not long and not serial and not alone"
+TOGETHER = "not long and not serial and not alone and not containers"
 # Where the tests marked ``alone`` are: reading all files to find them takes longer than they do.
 BY_THE_CLOCK = "tests/benchmarks"
 # A module's tests stay together, with what they share, until a process has nothing left to do.
@@ -142,6 +142,7 @@ def main() -> int:
         rows = [
             *c_suite("C, long"),
             *pytest_suite("Python, long", "long", "--timeout=3600", *extra),
+            *pytest_suite("Python, containers", "containers", *(extra or ["tests/containers"])),
         ]
     else:
         rows = [

@@ -23,6 +23,10 @@ PRELOAD_FILE = "ld.so.preload"
 # A process that lost GPUCLOUD_CLAIM_DIR gets no GPU, instead of one without limits.
 REQUIRE_FILE = "require-limits"
 CONTAINER_FILES = {PRELOAD_FILE: "/etc/ld.so.preload", REQUIRE_FILE: "/etc/gpucloud/require-limits"}
+# The last of `ro` and `rw` counts for every runtime. `docker run --read-only` appends `ro` to mounts that do not name
+# it already; a usage page that cannot be written means no GPU.
+READ_ONLY = ("bind", "nosuid", "nodev", "ro")
+WRITABLE = (*READ_ONLY, "rw")
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
@@ -82,5 +86,5 @@ def _mount(path: Path, inside: str | None = None, *, writable: bool = False) -> 
     return {
         "hostPath": str(path),
         "containerPath": inside or str(path),
-        "options": ["rw" if writable else "ro", "nosuid", "nodev", "bind"],
+        "options": list(WRITABLE if writable else READ_ONLY),
     }

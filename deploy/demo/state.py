@@ -26,7 +26,7 @@ class State:
     pids.json                           who runs now; gone when nothing does
     postgres/, run/                     the database; sockets
     nodes/<name>/                       an agent's identity and, simulated, its virtual node
-    nodes/<name>.enrol                  a one-time token for an agent that is not enrolled yet
+    nodes/<name>/enrol.token            a one-time token for an agent that is not enrolled yet
     logs/                               one file per program
     """
 
@@ -52,7 +52,7 @@ class State:
 
     def enrol_token(self, name: str) -> str | None:
         """The agent's one-time token, where it was given one."""
-        return self._text(f"nodes/{name}.enrol")
+        return self._text(f"nodes/{name}/enrol.token")
 
     def operator_password(self) -> str | None:
         return self._text("operator.password")

@@ -1,17 +1,16 @@
 #!/bin/sh
-# An agent with simulated GPUs. The seed service left its one-time token in the shared volume; once it is enrolled, the
-# agent's own identity lies beside it and the token is worth nothing.
+# An agent with simulated GPUs. The seed service left its one-time token in the agent's own volume; once it is enrolled, its
+# identity lies beside the token, which is then worth nothing.
 set -eu
 name=$1
 state=/var/lib/gpucloud/nodes/$name
 build=/srv/gpucloud/libvcuda/build
 
-mkdir -p "$state"
 if [ ! -e "$state/node.sim" ]; then
     "$build/simnode" create "$state/node.sim" --name "$name" --gpus 4 --memory 24GiB
 fi
-if [ -r "$state.enrol" ]; then
-    GPUCLOUD_ENROL_TOKEN=$(cat "$state.enrol")
+if [ -r "$state/enrol.token" ]; then
+    GPUCLOUD_ENROL_TOKEN=$(cat "$state/enrol.token")
     export GPUCLOUD_ENROL_TOKEN
 fi
 export GPUCLOUD_RUN_DIR=/dev/shm/gpucloud GPUCLOUD_SIM_NODE="$state/node.sim" LD_LIBRARY_PATH="$build/sim"

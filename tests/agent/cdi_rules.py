@@ -40,6 +40,11 @@ class Mount(Known):
     type: str | None = None
     options: list[str] = []
 
+    @property
+    def writable(self) -> bool:
+        """True if the last of `ro` and `rw` is `rw`, which is how OCI runtimes read options."""
+        return [one for one in self.options if one in {"ro", "rw"}][-1:] != ["ro"]
+
 
 class Hook(Known):
     hook_name: str

@@ -75,7 +75,7 @@ def unshared(container: Container) -> list[str]:
             make = f"mkdir -p $(dirname {inside}); : >> {inside}"
         # A mount point inside a mount that is there already is the host's own file.
         lines += [f"[ -e {inside} ] || {{ {make}; }}", f"mount --bind {host} {inside}"]
-        if "ro" in mount.options:
+        if not mount.writable:
             lines.append(f"mount -o remount,bind,ro {inside}")
     lines.append(f"mount -t proc proc {root}/proc")
     variables = " ".join(shlex.quote(one) for one in (PATH, *container.edits.env))

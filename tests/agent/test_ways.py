@@ -92,9 +92,22 @@ async def test_a_claims_spec_is_valid_and_names_its_gpus(stage: Stage, link: Con
     edits = await edits_of(stage, first)
     variables = dict(one.split("=", 1) for one in edits.env)
     assert variables["CUDA_VISIBLE_DEVICES"] == f"{first.gpu_uuid},{second.gpu_uuid}"
-    writable = {mount.host_path for mount in edits.mounts if "rw" in mount.options}
+    writable = {mount.host_path for mount in edits.mounts if mount.writable}
     assert writable == {str(stage.claim_dir(first) / "usage"), str(stage.node_file)}
     assert spec_file(stage, first).stat().st_mode & 0o777 == 0o644
+
+
+async def test_a_read_only_container_of_docker_can_still_write_its_usage_page(
+    stage: Stage, held: wire.Assignment
+) -> None:
+    edits = await edits_of(stage, held)
+    # `docker run --read-only`: every mount that does not say `ro` gets it as its last option.
+    hardened = [
+        mount if "ro" in mount.options else msgspec.structs.replace(mount, options=[*mount.options, "ro"])
+        for mount in edits.mounts
+    ]
+    writable = {mount.host_path for mount in hardened if mount.writable}
+    assert writable == {str(stage.claim_dir(held) / "usage"), str(stage.node_file)}
 
 
 async def test_a_spec_follows_the_claims_gpus_and_ends_with_the_release(

@@ -13,7 +13,7 @@ from agent.__main__ import RUN_MORE
 from deploy.demo.programs import CONTROL_PLANE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
+REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "deploy/requirements-dist.txt")
 
 
 def example() -> list[tuple[str, str]]:
@@ -21,8 +21,8 @@ def example() -> list[tuple[str, str]]:
     blocks = (ROOT / ".env.example").read_text().split("\n\n")
     found = []
     for block in blocks:
-        comment = " ".join(line.removeprefix("# ") for line in block.splitlines() if line.startswith("#"))
-        found += [(name, comment) for name in re.findall(r"^([A-Z_]+)=", block, re.MULTILINE)]
+        comment = " ".join(line.removeprefix("# ") for line in block.splitlines() if line.startswith("# "))
+        found += [(name, comment) for name in re.findall(r"^#?([A-Z_]+)=", block, re.MULTILINE)]
     return found
 
 
@@ -31,20 +31,27 @@ def settings_variables() -> set[str]:
     return set(re.findall(r"environment\.\w+\(\s*\"([A-Z_]+)\"", source))
 
 
+def files_of_secrets() -> set[str]:
+    """Return the variables that name a file with a secret."""
+    return {"DATABASE_PASSWORD_FILE", "OIDC_CLIENT_SECRET_FILE", "SECRET_KEY_FILE"}
+
+
 def compose_variables() -> set[str]:
     return set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "docker-compose.yml").read_text()))
 
 
 def test_the_example_names_what_the_settings_and_compose_read_and_nothing_else() -> None:
-    assert {name for name, _ in example()} == settings_variables() | compose_variables()
+    assert {name for name, _ in example()} == settings_variables() | compose_variables() | files_of_secrets()
 
 
 def test_the_demo_keeps_what_the_settings_read_from_agents_and_programs() -> None:
-    assert settings_variables() <= CONTROL_PLANE
+    assert settings_variables() | files_of_secrets() <= CONTROL_PLANE
 
 
 def test_compose_passes_on_everything_that_the_settings_read() -> None:
-    assert settings_variables() <= compose_variables()
+    web = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["web"]
+    passed = {name.removesuffix("_FILE") for name in web["environment"]}
+    assert settings_variables() <= passed
 
 
 @pytest.mark.parametrize(("name", "comment"), example())

@@ -71,10 +71,14 @@ def operator(state_dir: Path) -> None:
 
 
 def enrol_later(state_dir: Path, *, name: str, pool: Pool) -> None:
-    """The node, and a one-time token for its agent until that has enrolled."""
+    """Make the node, and a one-time token for its agent until that has enrolled.
+
+    The token lies in the agent's own directory, which may be a volume of its own. An agent whose directory was lost,
+    and its key with it, gets another token.
+    """
     node = Node.objects.filter(name=name).first()
-    path = state_dir / "nodes" / f"{name}.enrol"
-    if node is not None and node.enrolled_at is not None:
+    path = state_dir / "nodes" / name / "enrol.token"
+    if node is not None and node.enrolled_at is not None and path.with_name("agent.json").exists():
         path.unlink(missing_ok=True)
         return
     if node is None:
@@ -86,7 +90,7 @@ def enrol_later(state_dir: Path, *, name: str, pool: Pool) -> None:
 
 def write_secret(path: Path, text: str) -> None:
     """To a file that only its owner may read, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
