@@ -23,7 +23,7 @@ class Clocks:
         self._offsets = directory / "clock-offsets"
         self._offsets.write_bytes(bytes(WIDTH * len(PLACES)))
         self._library = directory / "clock_offset.so"
-        command = ["cc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", self._library, SOURCE, "-ldl"]
+        command = ["cc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(self._library), str(SOURCE), "-ldl"]
         subprocess.run(command, check=True, timeout=60)
 
     @property
