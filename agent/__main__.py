@@ -52,7 +52,9 @@ The token and the secret are not passed on to the program.
 exit codes: the program's, or 125 the claim cannot be used, 126 the command cannot be run, 127 it was not found,
 2 bad usage"""
 CHECK_MORE = """\
-It changes nothing. The environment is that of `agent run`.
+It changes nothing. Where an agent runs, that agent looks: what it finds holds in its unit's sandbox. Without one, or
+for another user than root and the agent's own, this command looks; the last line says which. The environment is that
+of `agent run`.
 
 exit codes: 0 nothing failed, 1 something did, 2 bad usage or settings"""
 
@@ -127,6 +129,7 @@ def _add_questions(commands: Commands) -> None:
     check.add_argument("--server", metavar="URL", help="the control plane's address (else GPUCLOUD_SERVER)")
     check.add_argument("--state-dir", metavar="DIR", help="of the agent (else GPUCLOUD_STATE_DIR, or the default)")
     check.add_argument("--json", action="store_true", help="for programs")
+    check.add_argument("--here", action="store_true", help="look from this process, though an agent runs")
     check.set_defaults(call=_check)
 
 
@@ -221,16 +224,17 @@ def _status(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from agent import settings  # noqa: PLC0415
-    from agent.check import everything, words  # noqa: PLC0415
+    from agent.check import words  # noqa: PLC0415
+    from agent.door import self_check  # noqa: PLC0415
 
     try:
         chosen = settings.read(server=options.server, state_dir=options.state_dir, environment=os.environ)
     except settings.SettingsError as error:
         return _fail(error, EXIT_USAGE)
-    found = everything.of_everything(chosen)
+    found = self_check.find(chosen, here=options.here)
     sys.stdout.write((words.as_json(found) if options.json else words.as_table(found)) + "\n")
     sys.stdout.flush()
-    return EXIT_FAILED if any(check.state == "failed" for check in found) else 0
+    return EXIT_FAILED if any(check.state == "failed" for check in found.checks) else 0
 
 
 if __name__ == "__main__":

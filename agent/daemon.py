@@ -10,7 +10,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -20,7 +20,7 @@ import structlog
 from msgspec import structs
 
 from agent import VERSION, statefile, wire
-from agent.check import everything as check
+from agent.check.running import SelfCheck
 from agent.door import admission, report
 from agent.door.listener import Caller, Door
 from agent.door.localwire import Answer, Refusal, Request, Status
@@ -54,8 +54,6 @@ T = TypeVar("T")
 NVML_RETRY_SECONDS = 10.0
 # Without the persistence daemon, a machine of eight GPUs takes 10 to 20 s for its first answer.
 NVML_SECONDS = 30.0
-# It takes milliseconds; the hello must not wait for what hangs.
-CHECK_SECONDS = 2.0
 
 
 class Daemon:
@@ -95,7 +93,7 @@ class Daemon:
         self._troubles = Troubles(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
-        self._checks: list[wire.Check] = []
+        self._self_check = SelfCheck(settings, self._inventory_now)
         self._told: Hashable = None
         self._look_now = asyncio.Event()
         self._deaths = Deaths(self._look_now.set)
@@ -259,18 +257,13 @@ class Daemon:
             simulated=self._settings.library.simulated_node is not None,
             arbiter=self._arbiter.installed,
             gpus=list(self._inventory.gpus),
-            checks=await self._check(),
+            checks=await self._self_check.of_machine(self._inventory),
             kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
         )
 
-    async def _check(self) -> list[wire.Check]:
-        """What the self-check finds of the machine; what it last found where it takes too long (a hung disk, say)."""
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                self._checks = await asyncio.to_thread(check.of_machine, self._settings, self._inventory)
-        except TimeoutError:
-            log.warning("check-abandoned", reason=f"it took more than {CHECK_SECONDS:g} s")
-        return self._checks
+    async def _inventory_now(self) -> Inventory:
+        await self._take_inventory()
+        return self._inventory
 
     async def _take_inventory(self) -> bool:
         """Look at the GPUs; True if NVML answered."""
@@ -344,7 +337,9 @@ class Daemon:
     async def _in_nvml_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._nvml_thread, call)
 
-    def _answer(self, request: Request, caller: Caller) -> Answer:
+    def _answer(self, request: Request, caller: Caller) -> Answer | Awaitable[Answer]:
+        if request.ask == "check":
+            return self._self_check.answer(caller)
         if request.ask == "status":
             return self._status(caller)
         if request.claim is None or request.secret is None:

@@ -45,8 +45,8 @@ class Platform:
     Without the seeded claims' programs, unless asked for: they would take processor time from every test there is.
     """
 
-    def __init__(self, state: Path, *, programs: bool = False) -> None:
-        self.state, self._programs = state, programs
+    def __init__(self, state: Path, *, programs: bool = False, environment: dict[str, str] | None = None) -> None:
+        self.state, self._programs, self._environment = state, programs, environment or {}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = state.with_name(state.name + ".log")
@@ -63,6 +63,7 @@ class Platform:
         """Start, or resume what an earlier start left. Raises AssertionError with the log where it does not come up."""
         environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         environment |= {"DEMO_DIR": str(self.state), "PORT": str(self.port), "PYTHONUNBUFFERED": "1"}
+        environment |= self._environment
         command = [sys.executable, "-m", "deploy.demo", "--with-parent"]
         command += [] if self._programs else ["--without-programs"]
         with self.log.open("wb") as log:

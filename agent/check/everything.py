@@ -42,9 +42,9 @@ def of_machine(settings: Settings, inventory: Inventory) -> list[Check]:
     return [_looked(name, look) for name, look in checks]
 
 
-def of_everything(settings: Settings) -> list[Check]:
-    """All of it, as `python -m agent check` says it."""
-    found = of_machine(settings, _inventory(settings.nvml_library))
+def of_everything(settings: Settings, inventory: Inventory | None = None) -> list[Check]:
+    """Look at all of it, as `agent check` prints it; a running agent gives its own inventory."""
+    found = of_machine(settings, _inventory(settings.nvml_library) if inventory is None else inventory)
     found.append(_looked("enrolled", lambda: server.enrolled(settings.state_dir)))
     return found + server.reachable(settings.server)
 

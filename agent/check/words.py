@@ -2,13 +2,14 @@
 
 import msgspec
 
-from agent.wire import Check
+from agent.door.self_check import Findings
 
 MARKS = {"ok": "ok  ", "warning": "WARN", "failed": "FAIL"}
 
 
-def as_table(checks: list[Check]) -> str:
-    """A line for each, and under what is not right a line that says what to do."""
+def as_table(findings: Findings) -> str:
+    """Return a line for each, under what is not right one that says what to do, and by whom it was seen."""
+    checks = findings.checks
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -18,10 +19,12 @@ def as_table(checks: list[Check]) -> str:
     failed = sum(check.state == "failed" for check in checks)
     warned = sum(check.state == "warning" for check in checks)
     lines.append(f"{failed} failed, {warned} to look at, {len(checks) - failed - warned} in order")
+    lines.append(findings.words)
     return "\n".join(lines)
 
 
-def as_json(checks: list[Check]) -> str:
-    """The same, with `ok`: whether nothing failed."""
-    ok = all(check.state != "failed" for check in checks)
-    return msgspec.json.format(msgspec.json.encode({"ok": ok, "checks": checks}), indent=2).decode()
+def as_json(findings: Findings) -> str:
+    """Return the same, with `ok`: whether nothing failed."""
+    ok = all(check.state != "failed" for check in findings.checks)
+    facts = {"ok": ok, "seen_by": findings.seen_by, "seen_how": findings.words, "checks": findings.checks}
+    return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()

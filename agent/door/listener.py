@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,9 +40,9 @@ class Caller(NamedTuple):
 
 
 class Door:
-    """The listening socket; `answer` is asked for each well-formed request."""
+    """The listening socket; `answer` is asked for each well-formed request, and may take its time."""
 
-    def __init__(self, path: Path, answer: Callable[[Request, Caller], Answer]) -> None:
+    def __init__(self, path: Path, answer: Callable[[Request, Caller], Answer | Awaitable[Answer]]) -> None:
         self._path = path
         self._answer = answer
         # By user. Root, and whoever runs as the agent, is not counted: nobody's silence shuts the door to them.
@@ -120,7 +120,8 @@ class Door:
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             return Refusal(code="bad-request", detail=f"The request is not valid: {error}")
         try:
-            return self._answer(request, caller)
+            answer = self._answer(request, caller)
+            return answer if isinstance(answer, Answer) else await answer
         except OSError as error:
             log.warning("request-failed", reason=str(error))
             return Refusal(code="failed", detail=f"The agent could not do it: {error}.")

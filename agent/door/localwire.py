@@ -1,7 +1,7 @@
 """The wire format of `<run dir>/agent.sock`: one JSON line each way, then the connection closes.
 
-Whoever can reach the socket may ask; the claim's secret is what opens a claim. `status` answers only the agent's own
-user and root, because it names every tenant on the node.
+Whoever can reach the socket may ask; the claim's secret is what opens a claim. `status` and `check` answer only the
+agent's own user and root: one names every tenant on the node, the other takes time.
 """
 
 import socket
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from agent.wire import AssignmentState, AuditPolicy, Count, GpuProcess, Sharing, Uid
+from agent.wire import AssignmentState, AuditPolicy, Check, Count, GpuProcess, Sharing, Uid
 
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
@@ -27,9 +27,11 @@ PASSING: frozenset[str] = frozenset({"unknown-claim", "not-in-force", "busy"})
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`environment`: let me run under this claim. `page`: let this user's programs in. `status`: what do you hold."""
+    """`environment`: let me run under this claim. `page`: let this user's programs in. `status`: what do you hold.
+    `check`: look at what you need.
+    """
 
-    ask: Literal["environment", "page", "status"] = "environment"
+    ask: Literal["environment", "page", "status", "check"] = "environment"
     claim: Uid | None = None
     secret: Annotated[str, Meta(max_length=512)] | None = None
     # For `page`, a user and a group; the caller's own where it is left out.
@@ -125,15 +127,23 @@ class Status(Answer, frozen=True, kw_only=True):
     assignments: list[Held]
 
 
+class Checked(Answer, frozen=True, kw_only=True):
+    """What the agent's self-check found, and whose agent it is."""
+
+    server: str
+    pid: int
+    checks: list[Check]
+
+
 class Unreachable(Exception):
     """No agent answers at this socket; the message says what was tried."""
 
 
-def ask(path: Path, request: Request) -> Environment | Refusal | Status:
-    """Ask the agent; blocks up to TIMEOUT_SECONDS. Raises Unreachable."""
+def ask(path: Path, request: Request, *, seconds: float = TIMEOUT_SECONDS) -> Environment | Refusal | Status | Checked:
+    """Ask the agent; block for up to so many seconds. Raises Unreachable."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-            peer.settimeout(TIMEOUT_SECONDS)
+            peer.settimeout(seconds)
             peer.connect(str(path))
             peer.sendall(msgspec.json.encode(request) + b"\n")
             with peer.makefile("rb") as lines:
@@ -141,6 +151,6 @@ def ask(path: Path, request: Request) -> Environment | Refusal | Status:
     except OSError as error:
         raise Unreachable(f"No agent answers at {path}: {error.strerror or error}.") from error
     try:
-        return msgspec.json.decode(line, type=Environment | Refusal | Status)
+        return msgspec.json.decode(line, type=Environment | Refusal | Status | Checked)
     except msgspec.DecodeError as error:
         raise Unreachable(f"What answers at {path} is no agent of this version: {error}.") from error

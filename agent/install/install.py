@@ -91,7 +91,7 @@ def _settle(asked: Asked, kept: str | None) -> None:
 
 def _look(asked: Asked, place: Path, say: Callable[[str], None]) -> None:
     """The self-check of the new version, before anything is changed for it."""
-    told = _run(asked, place, "check", text=True)
+    told = _run(asked, place, "check", "--here", text=True)
     say(told.stdout.rstrip() or told.stderr.rstrip())
     if told.returncode != 0 and not asked.force:
         raise Refused("Nothing was changed. Mend what failed and run the same command again, or add --force.")

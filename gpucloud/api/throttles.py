@@ -29,12 +29,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # In microseconds by Redis' own clock: the servers' may differ. Returns how many more may come now, and the wait.
+# A moment later than an empty bucket's was kept before that clock was set back: the bucket begins anew.
 TAKE = """
 local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local full = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now) + interval
-local room = now - (full - burst * interval)
+local empty = now + burst * interval
+local kept = tonumber(redis.call('GET', KEYS[1]) or now)
+if kept > empty then
+    kept = now
+end
+local full = math.max(kept, now) + interval
+local room = empty - full
 if room < 0 then
     return {-1, math.ceil(-room)}
 end

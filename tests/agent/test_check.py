@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,25 +12,42 @@ from typing import Any
 
 import pytest
 
-from agent import wire
+from agent import settings, wire
 from agent.check import devices, kernel, library, places, server
+from agent.check.running import SelfCheck
+from agent.door.listener import Caller
+from agent.door.localwire import Refusal
+from agent.machine import processes
 from agent.machine.gpus import Inventory
-from tests.agent.control import Connection
+from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, ROOT, Stage
 
+# The agent, with a state directory of 8 MiB that only it sees: what a unit's sandbox may do.
+SANDBOXED = """
+import ctypes, subprocess, sys
+assert ctypes.CDLL(None, use_errno=True).unshare(0x00020000) == 0
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "state", sys.argv.pop(1)], check=True)
+from agent.__main__ import main
+sys.exit(main())
+"""
 
-async def checked(stage: Stage, *, url: str | None = None, **more: str) -> tuple[int, dict[str, Any]]:
+
+async def checked(
+    stage: Stage, *options: str, url: str | None = None, seen_by: str = "command", **more: str
+) -> tuple[int, dict[str, Any]]:
     """Exit code and findings by name of `agent check --json`."""
     variables = {"GPUCLOUD_SIM_NODE": str(stage.node_file), "GPUCLOUD_LIBRARY": str(BUILD / "libvcuda.so")} | more
     command = [sys.executable, "-m", "agent", "check", "--json", "--server", url or stage.control.url]
     program = await asyncio.create_subprocess_exec(
-        *[*command, "--state-dir", str(stage.state_dir)],
+        *[*command, "--state-dir", str(stage.state_dir), *options],
         env=stage.environment(**variables),
         cwd=ROOT,
         stdout=subprocess.PIPE,
     )
     out, _ = await program.communicate()
     told = json.loads(out)
+    assert told["seen_by"] == seen_by, told["seen_how"]
     found = {check["name"]: check for check in told["checks"]}
     assert told["ok"] == all(check["state"] != "failed" for check in found.values())
     assert all(check["cure"] for check in found.values() if check["state"] != "ok")
@@ -61,6 +79,47 @@ async def test_a_started_agent_sends_what_it_finds_of_the_machine(stage: Stage, 
     found = {check.name: check for check in hello.checks}
     assert {"driver", "library", "preload", "arbiter", "run-dir", "state-dir", "disk", "cgroup"} <= found.keys()
     assert found["library"].state == "ok"
+
+
+async def test_a_running_agent_checks_what_it_needs_itself(stage: Stage, link: Connection) -> None:
+    await link.expect(wire.Hello)
+    # What the shell of a person says of the library is not what the agent has loaded.
+    broken = {"GPUCLOUD_LIBRARY": str(stage.state_dir / "libvcuda.so")}
+    code, found = await checked(stage, seen_by="agent", **broken)
+    assert found["library"]["state"] == found["preload"]["state"] == found["enrolled"]["state"] == "ok"
+    # The control plane of these tests answers nothing but what the agent needs.
+    assert {name for name, check in found.items() if check["state"] == "failed"} <= {"server"}
+    code, found = await checked(stage, "--here", **broken)
+    assert (code, found["library"]["state"]) == (1, "failed")
+
+
+async def test_another_servers_agent_is_not_taken_for_this_ones(stage: Stage, link: Connection) -> None:
+    await link.expect(wire.Hello)
+    code, found = await checked(stage, url="http://127.0.0.1:9")
+    assert (code, found["server"]["state"]) == (1, "failed")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make mounts of its own")
+async def test_the_check_tells_what_holds_in_the_agents_sandbox(stage: Stage, control: Control) -> None:
+    stage.state_dir.mkdir()
+    stage.start(code=SANDBOXED, arguments=(str(stage.state_dir),))
+    await (await control.connection(seconds=60)).expect(wire.Hello)
+    _, inside = await checked(stage, seen_by="agent")
+    assert (inside["disk"]["state"], inside["enrolled"]["state"]) == ("failed", "ok")
+    _, outside = await checked(stage, "--here")
+    assert (outside["disk"]["state"], outside["enrolled"]["state"]) == ("ok", "warning")
+
+
+async def test_no_other_user_lets_the_agent_check_itself() -> None:
+    async def inventory() -> Inventory:
+        raise AssertionError("it looked")
+
+    own = processes.find(os.getpid())
+    assert own is not None
+    chosen = settings.read(server="http://127.0.0.1:9", state_dir=None, environment={})
+    answer = await SelfCheck(chosen, inventory).answer(Caller(own, os.getuid() + 1, 0))
+    assert isinstance(answer, Refusal)
+    assert answer.code == "not-allowed"
 
 
 def test_missing_device_files_are_named(tmp_path: Path) -> None:

@@ -1,23 +1,32 @@
-"""Six clients ask all the time while random parts are killed and the node's disk is full now and then.
+"""Six clients ask all the time while random parts are killed, the node's disk is full and clocks jump now and then.
 
 Afterwards everything that was acknowledged is there, once; how long that took is printed.
 """
 
 import contextlib
+import email.utils
+import os
 import random
 import resource
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
+from deploy.embedded import postgres, valkey
 from tests.agent.chaos import limit_files
+from tests.e2e.clocks import Clocks
 from tests.e2e.test_chaos import QUOTAS, insist
 from tests.e2e.test_chaos_healing import PARTS
-from tests.platform import Json, Platform, until
+from tests.platform import ROOT, Json, Platform, until
 
 pytestmark = [pytest.mark.serial]
 
@@ -26,8 +35,11 @@ AGENT = "agent-sim-1"
 # Between two harms: short of what a part needs to be back, so that one is often met while another is away.
 PAUSE_SECONDS = 4.0
 DISK_FULL_SECONDS = 2.0
+# Before and behind the machine's clock, and back to it.
+JUMPS = (600, -600, 0)
 # Of a client, so that all fit into the quota.
 MOST_KEPT = 5
+UNRELEASED = ("pending", "queued", "assigned", "active", "suspended", "releasing", "failed")
 # On an idle machine it is under ten; no test judges that on a busy one.
 HEALED_SECONDS = 60.0
 
@@ -92,6 +104,22 @@ class Client(threading.Thread):
         return found
 
 
+@pytest.fixture(scope="module")
+def clocks() -> Iterator[Clocks]:
+    with tempfile.TemporaryDirectory(prefix="gpucloud-clocks-") as directory:
+        yield Clocks(Path(directory))
+
+
+@pytest.fixture(scope="module")
+def platform(clocks: Clocks) -> Iterator[Platform]:
+    """A platform whose clocks can be set, for this module alone."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gpucloud-platform-") as directory,
+        Platform(Path(directory) / "demo", environment=clocks.environment) as it,
+    ):
+        yield it
+
+
 @pytest.fixture
 def clients(platform: Platform) -> Iterator[list[Client]]:
     tenant = platform.new_tenant(f"kills-{uuid.uuid4().hex[:8]}")
@@ -103,10 +131,14 @@ def clients(platform: Platform) -> Iterator[list[Client]]:
         client.join()
 
 
-def harm(platform: Platform, dice: random.Random) -> str:
-    """Kill a random part, or fill the disk of the agent for a while; what was done."""
-    what = dice.choice([*PARTS, "disk-full"])
-    if what == "disk-full":
+def harm(platform: Platform, clocks: Clocks, dice: random.Random) -> str:
+    """Kill a random part, fill the disk of the agent for a while, or set a clock; return what was done."""
+    what = dice.choice([*PARTS, "disk-full", "clock-node", "clock-server"])
+    if what == "clock-node":
+        clocks.jump("node", dice.choice(JUMPS))
+    elif what == "clock-server":
+        clocks.jump("server", dice.choice(JUMPS))
+    elif what == "disk-full":
         pid = platform.pid(AGENT)
         with contextlib.suppress(ProcessLookupError):
             limit_files(pid, 0)
@@ -119,18 +151,56 @@ def harm(platform: Platform, dice: random.Random) -> str:
 
 
 def settled(platform: Platform, clients: list[Client]) -> bool:
-    """True once every claim is as it was acknowledged last, and observed so."""
-    for uid, wanted in [item for client in clients for item in client.known.items()]:
-        claim = platform.granted("GET", f"claims/{uid}/")
-        if wanted.get("deleted"):
-            if claim["state"] != "released":
-                return False
-            continue
-        assert claim["generation"] >= wanted["generation"]
-        assert claim["core_limit"] == wanted["core_limit"]
-        if claim["observed_generation"] != claim["generation"] or claim["state"] != "active":
+    """Return True once no claim but those acknowledged is left, and each is observed as it was acknowledged last."""
+    known = {uid: wanted for client in clients for uid, wanted in client.known.items()}
+    live = {uid: wanted for uid, wanted in known.items() if not wanted.get("deleted")}
+    # Reading thousands of released claims would take longer than healing.
+    tenant = clients[0]._tenant
+    left = {
+        claim["uid"]: claim
+        for state in UNRELEASED
+        for claim in platform.granted("GET", f"claims/?tenant={tenant}&state={state}&limit=200")["results"]
+    }
+    assert left.keys() <= known.keys(), "a claim was made twice"
+    if left.keys() != live.keys():
+        return False
+    for uid, wanted in live.items():
+        assert left[uid]["generation"] >= wanted["generation"]
+        assert left[uid]["core_limit"] == wanted["core_limit"]
+        if left[uid]["observed_generation"] != left[uid]["generation"] or left[uid]["state"] != "active":
             return False
     return True
+
+
+def check_released(platform: Platform, clients: list[Client]) -> None:
+    """Read every claim whose release was acknowledged; raise AssertionError where one is not released."""
+    for uid in [uid for client in clients for uid, wanted in client.known.items() if wanted.get("deleted")]:
+        assert platform.granted("GET", f"claims/{uid}/")["state"] == "released"
+
+
+def check_ledger(platform: Platform) -> None:
+    """Run `manage.py check_ledger`; raise AssertionError with the numbers that differ."""
+    services = {"DATABASE_URL": postgres.url(platform.state), "REDIS_URL": valkey.url(platform.state)}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check_ledger"],
+        cwd=ROOT,
+        env=os.environ | services,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_clocks_of_the_platform_can_be_set(platform: Platform, clocks: Clocks) -> None:
+    def ahead() -> float:
+        date = email.utils.parsedate_to_datetime(platform.call("GET", "me/").headers["date"])
+        return date.timestamp() - time.time()
+
+    for seconds in JUMPS:
+        clocks.jump("server", seconds)
+        until(lambda by=seconds: abs(ahead() - by) < 5, seconds=10, what=f"a clock that is {seconds} s ahead")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +211,7 @@ def settled(platform: Platform, clients: list[Client]) -> bool:
     ],
 )
 def test_what_was_acknowledged_is_there_after_random_kills(
-    platform: Platform, clients: list[Client], seconds: float
+    platform: Platform, clocks: Clocks, clients: list[Client], seconds: float
 ) -> None:
     seed = random.randrange(1 << 32)  # noqa: S311
     print("seed", seed)  # noqa: T201
@@ -150,20 +220,23 @@ def test_what_was_acknowledged_is_there_after_random_kills(
         client.start()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        harms.append(harm(platform, dice))
+        harms.append(harm(platform, clocks, dice))
         time.sleep(PAUSE_SECONDS * dice.uniform(0.5, 1.5))
     clients[0]._ended.set()
     for client in clients:
         client.join()
         assert client.failure is None
+    print(dict(Counter(harms)))  # noqa: T201
     begun = time.monotonic()
     until(lambda: settled(platform, clients), seconds=HEALED_SECONDS, what="all to be as acknowledged")
     asked = {name: sum(client.counts[name] for client in clients) for name in clients[0].counts}
     print(f"{len(harms)} harms, {asked}, healed in {time.monotonic() - begun:.1f} s")  # noqa: T201
+    check_released(platform, clients)
     live = [claim for client in clients for claim in client.known.values() if not claim.get("deleted")]
     assert platform.used(clients[0]._tenant) == {
         name: sum(one[field] for one in live) for name, field in QUOTAS.items()
     }
+    check_ledger(platform)
     for gpu in platform.granted("GET", "gpus/?limit=200")["results"]:
         assert gpu["core_used"] <= 100
         assert gpu["memory_used_mib"] <= gpu["memory_mib"]

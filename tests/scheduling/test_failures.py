@@ -2,12 +2,14 @@
 
 import logging
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
 from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
@@ -286,3 +288,25 @@ def test_gpu_states_are_what_they_were_after_a_failure(cast: Cast, machine: Mach
 
     assert free(picture.fleet.gpus()) == free(device.state for device in picture.devices.values())
     assert picture.compare() == 0
+
+
+def test_a_scheduler_that_failed_begins_anew_though_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, clock, begun = Command(), time.time, list[float]()
+
+    def serve() -> None:
+        begun.append(time.monotonic())
+        if len(begun) > 1:
+            scheduler.stopping = True
+            return
+        # So soon after the failure that the pause has begun.
+        threading.Timer(0.2, lambda: monkeypatch.setattr(time, "time", lambda: clock() - 600)).start()
+        raise ValueError("a first time")
+
+    monkeypatch.setattr(scheduler, "_serve", serve)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(connection, "close", lambda: None)
+    rescue = threading.Timer(15, scheduler._stop)
+    rescue.start()
+    scheduler.handle()
+    rescue.cancel()
+    assert len(begun) == 2

@@ -1,11 +1,13 @@
 """The throttle: one bucket for each caller, the same for all server processes, and no lock when Redis is away."""
 
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from gpucloud.api import throttles
 from tests.cast import Api, Cast, give_plenty, token_for
@@ -64,6 +66,13 @@ def test_a_bucket_fills_again() -> None:
 
     assert eventually(lambda: not taken(), seconds=20)
     assert eventually(taken, seconds=20)
+
+
+def test_a_clock_of_redis_that_was_set_back_shuts_nobody_out(settings: Any) -> None:
+    ahead = (time.time() + 600) * 1e6
+    with Redis.from_url(settings.REDIS_URL) as client:
+        client.set(f"{settings.REDIS_PREFIX}:throttle:token:x", f"{ahead:.2f}")
+    assert throttles.Buckets().take("token:x", per_second=1, burst=2) == (1, 0)
 
 
 def test_server_processes_share_a_bucket(cast: Cast) -> None:

@@ -90,9 +90,9 @@ class Command(BaseCommand):
                 time.sleep(1)
             except Exception:
                 # Of no pool alone: all is read anew on another session.
-                until = self.aside.add(None, now=time.time())
-                logger.exception("the scheduler failed and begins anew in %.0f s", until - time.time())
-                while time.time() < until and not self.stopping:
+                until = self.aside.add(None, now=time.monotonic())
+                logger.exception("the scheduler failed and begins anew in %.0f s", until - time.monotonic())
+                while time.monotonic() < until and not self.stopping:
                     time.sleep(NOTICE_SECONDS)
         connection.close()
         logger.info("scheduler stopped")
@@ -136,7 +136,7 @@ class Command(BaseCommand):
             del self.pictures[key]
         led = []
         for key, pool in pools.items():
-            if key in self.pictures or self.aside.holds(key, now=time.time()) or not self.session.leads(pool):
+            if key in self.pictures or self.aside.holds(key, now=time.monotonic()) or not self.session.leads(pool):
                 continue
             with self._alone(key, pool):
                 self.pictures[key] = Picture(pool)
@@ -153,7 +153,7 @@ class Command(BaseCommand):
             raise
         except Exception:
             picture = self.pictures.pop(key, None)
-            now = time.time()
+            now = time.monotonic()
             until = self.aside.add(key, now=now)
             pool = picture.pool if picture is not None else pool
             logger.exception("pool %s failed: it is set aside for %.0f s", pool, until - now)

@@ -44,7 +44,7 @@ def each(rows: Iterable[Row], act: Callable[[Row], int]) -> int:
 
 
 class Aside:
-    """What has failed, by key, and until when it is left alone: each time twice as long. Times are in Unix seconds."""
+    """What has failed, by key, and until when it is left alone: each time twice as long. Times are of one clock."""
 
     # What has gone well for so many times its last pause begins anew.
     FORGIVEN = 10
