@@ -108,6 +108,10 @@ class Installation(Platform):
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "5")
+        # Compose removes the volumes that its file names now; an upgrade leaves those of the former file.
+        whose = f"label=com.docker.compose.project={self.project}"
+        if left := docker("volume", "ls", "--quiet", "--filter", whose).stdout.split():
+            docker("volume", "rm", *left)
 
     def serves(self) -> bool:
         """True if database, broker and migrations are right, asked from outside the containers."""
