@@ -39,8 +39,9 @@ async def test_a_flood_of_events_and_conditions_adds_a_bounded_number_of_audit_r
                 type="DiskSpace", status="False" if number % 2 else "True", reason="Full", since=float(number)
             )
             await agent.say(wire.Conditions(conditions=[told]))
-        await agent.say(usage(1, time.time()))
-        assert isinstance(await agent.hear(), wire.Ack)
+            # Of conditions that wait only the newest counts: each is handled before the next.
+            await agent.say(usage(number + 1, time.time()))
+            assert isinstance(await agent.hear(), wire.Ack)
     assert await in_database(AuditEvent.objects.count) - before == 5 + 7
     said = await in_database(lambda: list(AuditEvent.objects.filter(action=agent_rows.SUPPRESSED)))
     assert len(said) == 2

@@ -32,7 +32,8 @@ static void take_skipped(struct meter_lane *lane)
     lane->now.skipping_since_ns = lane->skipping_since_ns;
     lane->now.skipped_counted_ns = lane->skip_counted_ns;
     lane->skip_given = 0;
-    lane->skip_left_ns = lane->skip_counted_ns = 0;
+    __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip_counted_ns, 0, __ATOMIC_RELAXED);
 }
 
 void meter_charge_skipped(struct meter_lane *lane)
@@ -87,7 +88,7 @@ static void drop_burst(struct meter_lane *lane)
     struct origin *origin = origin_of(lane->context);
     inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
     __atomic_fetch_add(&lane->skipped_ns, lane->now.skipped_ns, __ATOMIC_RELAXED);
-    lane->skip_counted_ns = lane->now.skipped_counted_ns;
+    __atomic_store_n(&lane->skip_counted_ns, lane->now.skipped_counted_ns, __ATOMIC_RELAXED);
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.skipped, __ATOMIC_RELAXED);
     if (origin)
         origin_discard(origin, &lane->now);
@@ -113,9 +114,9 @@ static void give_skips(struct meter_lane *lane, uint64_t ticks)
     lane->skip_given = thrown((uint32_t)most, ticks);
     if (!lane->skip_given)
         return;
-    lane->skipping_since_ns = burst->closed_ns;
+    __atomic_store_n(&lane->skipping_since_ns, burst->closed_ns, __ATOMIC_RELAXED);
     /* Under a limit it is reckoned with at once, whether it will be launched or not. */
-    lane->skip_counted_ns = unlimited ? 0 : work_ns;
+    __atomic_store_n(&lane->skip_counted_ns, unlimited ? 0 : work_ns, __ATOMIC_RELAXED);
     inflight_add(lane->slot, lane->skip_counted_ns);
     __atomic_store_n(&lane->skip_left_ns, work_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
@@ -167,6 +168,7 @@ void meter_cover_others(struct meter_lane *lane)
     if (lane->open || !lane->context || !__atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE))
         return;
     lane->now = (struct meter_burst){.begun_ns = shim_now(), .contended = 1};
+    take_skipped(lane);
     lane->left_ns = 0;
     lane_set_open(lane, 1);
     meter_close(lane);

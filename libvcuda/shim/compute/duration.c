@@ -37,7 +37,9 @@
 
 static double empty_of(const struct origin *origin)
 {
-    return origin->overhead_ns < EMPTY_MOST_NS ? origin->overhead_ns : 0;
+    double empty;
+    __atomic_load(&origin->overhead_ns, &empty, __ATOMIC_RELAXED);
+    return empty < EMPTY_MOST_NS ? empty : 0;
 }
 
 double duration_gap(const struct origin *origin)

@@ -95,7 +95,9 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->epoch = 0;
     lane_set_free_at(lane, 0);
     lane->skip = lane->skip_given = 0;
-    lane->skip_left_ns = lane->skip_counted_ns = lane->skipped_ns = 0;
+    __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip_counted_ns, 0, __ATOMIC_RELAXED);
+    lane->skipped_ns = 0;
     if (new) {
         uint32_t at = __atomic_fetch_add(&lane_count, 1, __ATOMIC_ACQ_REL);
         if (at >= LANES) {
@@ -145,7 +147,9 @@ void lane_clear(struct meter_lane *lane)
     lane_set_free_at(lane, 0);
     lane->epoch = 0;
     lane->skip = lane->skip_given = 0;
-    lane->skip_left_ns = lane->skip_counted_ns = lane->skipped_ns = 0;
+    __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip_counted_ns, 0, __ATOMIC_RELAXED);
+    lane->skipped_ns = 0;
 }
 
 /* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */

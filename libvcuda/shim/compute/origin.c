@@ -163,7 +163,7 @@ int origin_times(struct origin *o, const struct meter_burst *burst, CUevent star
 {
     double end, zero;
     if (burst->zero && burst->start && elapsed(burst->zero, burst->start, &zero) && zero < o->overhead_ns)
-        o->overhead_ns = zero;
+        __atomic_store(&o->overhead_ns, &zero, __ATOMIC_RELAXED);
     if (burst->base)
         renew(o, burst->base);
     if (!start || !o->base || !elapsed(start, burst->end, length_ns) || !elapsed(o->base, burst->end, &end))

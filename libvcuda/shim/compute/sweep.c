@@ -103,7 +103,9 @@ static void give_up_others(struct meter_lane *lane)
 /* What a program launched without events before it paused stands in flight, and the GPU's turns would wait for it. */
 static int has_stale_skips(const struct meter_lane *lane)
 {
-    return !lane->open && lane->skip_counted_ns && shim_now() - lane->skipping_since_ns > SKIPS_STALE_NS;
+    return !__atomic_load_n(&lane->open, __ATOMIC_RELAXED) &&
+           __atomic_load_n(&lane->skip_counted_ns, __ATOMIC_RELAXED) &&
+           shim_now() - __atomic_load_n(&lane->skipping_since_ns, __ATOMIC_RELAXED) > SKIPS_STALE_NS;
 }
 
 /* Before leaving a lane: what was launched meanwhile. */
