@@ -4,6 +4,7 @@ The kills fall just before and just after each request, so what they hit (the re
 work, the observation) differs from step to step and from run to run. The invariants hold for every one of them.
 """
 
+import http.client
 import subprocess
 import time
 import urllib.error
@@ -48,7 +49,8 @@ def insist(platform: Platform, method: str, path: str, body: Json | None = None)
     def attempt() -> Answer | None:
         try:
             answer = platform.call(method, path, body, Idempotency_Key=key)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
+            # An answer that was cut off is none, too.
             return None
         return None if answer.status in (409, 503) and "retry-after" in answer.headers else answer
 
