@@ -243,7 +243,7 @@ static struct bounds bounds_of(const struct cell *cell, const struct figures *ba
     };
 }
 
-/* A machine that is busy with something else may hold a program up: what is too low is measured again, twice at most, the bare
+/* A machine that is busy with something else may hold a program up: what is too low is measured again, four times at most, the bare
  * program too. What is too high is never excused. */
 static void test_cell(const struct cell *cell)
 {
@@ -253,7 +253,7 @@ static void test_cell(const struct cell *cell)
     join(us, sizeof us, "durations-us", cell, 0, 0);
     join(alone, sizeof alone, "alone-ns", cell, 0, 1);
     join(queued, sizeof queued, "queued-ns", cell, GAP_NS, 1);
-    for (int try = 0; try < 3; try++) {
+    for (int try = 0; try < 5; try++) {
         struct claim claim;
         bare = run_cell(cell, NULL);
         claim_make(&claim, 4 * GIB, cell->limit);
