@@ -7,8 +7,8 @@ from apps.quotas.models import Tenant
 from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.models import Assignment
-from apps.scheduling.services.claims import life
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Machine
 from tests.history import add_history
 
@@ -45,7 +45,7 @@ def _token(number: int, tenant: Tenant) -> str:
 def _placed(tenant: Tenant) -> list[Assignment]:
     pool = tenants.create_pool(principal=SYSTEM, name="default")
     for number in range(ACTIVE):
-        life.create_claim(
+        lifecycle.create_claim(
             principal=SYSTEM, tenant=tenant, pool=pool, name=f"live-{number}", core_request=10, core_limit=20,
             memory_mib=1024,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.events import ROUNDS_CHANNEL
 from apps.scheduling.models import Assignment, Claim, FleetSnapshot, Round
 from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.charging import states
 
 TENANTS = 4
 GPUS_PER_NODE = 8

@@ -17,7 +17,7 @@ from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.quotas.services.tokens import keyed_digest
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.charging import states
 from benchmarks.telemetry.filled import SECRET, Filled, FilledNode
 
 GPUS, EACH = 8, 2

@@ -13,7 +13,7 @@ from apps.clusters.models import Cluster
 from apps.clusters.services import bindings, clusters, holding
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give, give_plenty, used
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import Paper, container, node, pod, request

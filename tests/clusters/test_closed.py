@@ -11,7 +11,7 @@ from apps.clusters.services import bindings, clusters, holding
 from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Reservation
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import container, pod

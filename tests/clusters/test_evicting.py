@@ -15,11 +15,11 @@ from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.forgetting import forget_node
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming import preemption
+from apps.scheduling.services.reclaiming.forgetting import forget_node
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give_plenty
 from tests.clusters import paper
 from tests.clusters.kubeconfigs import kubeconfig

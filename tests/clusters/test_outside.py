@@ -13,10 +13,10 @@ from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims import life
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.placing.fleet import read_fleet
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.fleet.devices import read_fleet
+from apps.scheduling.services.rebalancing import guarantees
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed
 from tests.clusters import paper
 from tests.clusters.kubeconfigs import kubeconfig
@@ -81,7 +81,7 @@ def test_a_pod_on_a_gpu_that_is_full_has_what_is_freed_there(cast: Cast, cluster
     claim, _ = placed(cast, machine, tenant=cast.globex, core_request=90, memory_mib=GIB)
     follow(cluster, running("train", paper.container(30, 10)))
     assert free(machine)[0] == 0
-    life.release_claim(principal=SYSTEM, claim=claim)
+    lifecycle.release_claim(principal=SYSTEM, claim=claim)
     machine.obey()
     assert free(machine)[0] == 70
     assert tried(cast, core_request=80, memory_mib=1) == "queued"

@@ -15,7 +15,7 @@ from apps.clusters.models import Cluster, PodHold
 from apps.clusters.services import bindings, clusters, holding, outside
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import Paper, container, node, pod, request

@@ -14,7 +14,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import hub
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
 from tests.nodes.agents import Agent, enrol_with, in_database, said

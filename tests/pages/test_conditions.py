@@ -14,7 +14,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.pages import attention
 from apps.scheduling.pages.fleet import read_fleet_map
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, gpu_uuid, placed
 from tests.pages.conftest import SignIn
 

@@ -17,7 +17,7 @@ from pytest_django import DjangoAssertNumQueries
 from apps.nodes.models import Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from gpucloud.urls import server_error
 from gpucloud.web.looks import LOOKS
 from gpucloud.web.tags import SPRITE, coded

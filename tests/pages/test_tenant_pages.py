@@ -14,7 +14,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
 from apps.scheduling.models import Round
 from apps.scheduling.pages import export
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give, placed
 from tests.pages.conftest import SignIn
 

@@ -12,9 +12,9 @@ from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events, live, watching
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, placed
 
 

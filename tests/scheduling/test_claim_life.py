@@ -9,10 +9,10 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.quotas import change_quota
 from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.claims.life import ImpossibleClaim, LimitBelowRequest, WrongState, release_claim
+from apps.scheduling.services.claims.lifecycle import ImpossibleClaim, LimitBelowRequest, WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
-from apps.scheduling.services.placing.replays import replay
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.replays import replay
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import (
     GIB,
     MIB_BYTES,

@@ -20,12 +20,12 @@ from apps.scheduling.core.values import Placed, Refused, Request
 from apps.scheduling.management.commands import scheduler
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.fleet import read_devices
-from apps.scheduling.services.placing.notices import NoLongerLeader
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.rounds import rounds
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.rounds import rounds
+from apps.scheduling.services.failures import NoLongerLeader
+from apps.scheduling.services.fleet.devices import read_devices
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, lose
 from tests.scheduling.life import Kept, Life
 

@@ -14,8 +14,7 @@ from apps.scheduling.core.rebalancing.values import Bounds
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.rebalancing import proposals
+from apps.scheduling.services.rebalancing import guarantees, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud import locks
 from tests.cast import GIB, Cast, Machine, placed, used

@@ -11,13 +11,13 @@ from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim, Round
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing import rounds as scheduling_rounds
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.queue import line
-from apps.scheduling.services.placing.replays import replay
-from apps.scheduling.services.placing.rounds import rounds, run_round
+from apps.scheduling.services.cycles import rounds as scheduling_rounds
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.queue import line
+from apps.scheduling.services.cycles.replays import replay
+from apps.scheduling.services.cycles.rounds import rounds, run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
 
 SMALL: dict[str, Any] = {"core_request": 10, "memory_mib": GIB}

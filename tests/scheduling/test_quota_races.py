@@ -20,7 +20,7 @@ from apps.quotas.services.charging import Whose
 from apps.scheduling.models import Claim
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims import resize
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, placed, used
 from tests.racing import outcomes, race, without_constraint

@@ -18,9 +18,9 @@ from apps.quotas.services import charging
 from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.quotas import change_quota
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import GIB, Answer, Cast, Machine, ask, assert_books_agree, give, give_plenty, hello, placed, seen, used
 from tests.racing import outcomes, race, without_constraint
 

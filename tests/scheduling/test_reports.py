@@ -5,7 +5,7 @@ import pytest
 from agent import wire
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, placed, seen
 from tests.scheduling.routes import stored

@@ -12,9 +12,9 @@ from apps.quotas.services import member_limits, tenants
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.reserving.clock import drive
-from apps.scheduling.services.reserving.reservations import change_reservation, create_reservation
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reservations.clock import drive
+from apps.scheduling.services.reservations.lifecycle import change_reservation, create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, used
 from tests.scheduling.clock import START, Clock
 

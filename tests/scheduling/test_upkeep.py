@@ -14,10 +14,10 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing import rounds
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles import rounds
+from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import hub
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, seen, used
 

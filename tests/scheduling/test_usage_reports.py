@@ -15,10 +15,10 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.prices import set_price
 from apps.scheduling import tasks
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.accounting import metering
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.charging import metering
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import GIB, MODEL, Api, Cast, Machine, ask, give, give_plenty, placed
 from tests.measurements import keep
 from tests.scheduling.clock import START, Clock

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.waiting import WaitingDoor
 from gpucloud import hub
 from gpucloud.asgi import application

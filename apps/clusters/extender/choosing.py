@@ -27,8 +27,9 @@ from apps.quotas.models import Tenant
 from apps.quotas.services import charging
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
-from apps.scheduling.services.claims import life, states
-from apps.scheduling.services.placing.fleet import read_fleet, read_nodes, taken
+from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
 from gpucloud.errors import GpucloudError
 
 
@@ -78,7 +79,7 @@ class ByLedger:
         charging.charge(whose, amounts=due)
         for _, asked in _wanting(pod):
             request = _request(asked, whole_mib)
-            life.create_claim(
+            lifecycle.create_claim(
                 principal=holding.principal_of(cluster),
                 tenant=tenant,
                 pool=cluster.pool,

@@ -20,7 +20,7 @@ from apps.clusters.importing.taking import hold
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
 from apps.quotas.principals import Principal
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
 from gpucloud.errors import GpucloudError
 
 Pod = Mapping[str, Any]
@@ -136,7 +136,7 @@ def _end(key: int, cluster: Cluster, why: str) -> int:
     # Claims before all else: the order of locks.
     row = PodClaim.objects.select_related("claim").get(pk=key)
     if row.claim is not None:
-        life.release_claim(principal=principal_of(cluster), claim=row.claim, why=why)
+        lifecycle.release_claim(principal=principal_of(cluster), claim=row.claim, why=why)
     row = PodClaim.objects.select_for_update(of=("self",)).get(pk=key)
     if row.ended_at is not None:
         return 0

@@ -22,9 +22,9 @@ from apps.scheduling.api.queue import ClaimDocumentSerializer
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.environment import claim_environment, shell_lines
 from apps.scheduling.services.claims.leases import renew_claim
-from apps.scheduling.services.claims.life import create_claim, release_claim
-from apps.scheduling.services.claims.rehearsal import rehearse
+from apps.scheduling.services.claims.lifecycle import create_claim, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named

@@ -17,7 +17,7 @@ from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.demo.platform import CLAIMS, POOLS, TENANTS
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.claims.environment import claim_environment
-from apps.scheduling.services.claims.life import create_claim
+from apps.scheduling.services.claims.lifecycle import create_claim
 
 OPERATOR = "operator"
 WORKLOADS_SECONDS = 30.0

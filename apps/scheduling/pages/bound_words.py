@@ -14,8 +14,8 @@ from apps.quotas.models.budget import Period
 from apps.quotas.models.limits import ClaimField
 from apps.scheduling.models import Claim
 from apps.scheduling.pages.quotas import RESOURCE_WORDS
-from apps.scheduling.services.accounting.budgets import standing_of
-from apps.scheduling.services.claims.states import charged_by_users
+from apps.scheduling.services.charging.budgets import standing_of
+from apps.scheduling.services.charging.states import charged_by_users
 from gpucloud.web.tags import amount, duration, mib, percent
 
 # Further ones are counted: what is looked for is who holds most.

@@ -27,7 +27,7 @@ from apps.scheduling.pages.bound_forms import (
 )
 from apps.scheduling.pages.forms import seen
 from apps.scheduling.pages.tenants import find as find_tenant
-from apps.scheduling.services.accounting.preview import preview_of_bounds
+from apps.scheduling.services.previews.quota_changes import preview_of_bounds
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 if TYPE_CHECKING:

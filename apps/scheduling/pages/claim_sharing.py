@@ -21,7 +21,7 @@ from apps.scheduling.pages.access import page
 from apps.scheduling.pages.claims import find
 from apps.scheduling.pages.fields import choice, switch, words
 from apps.scheduling.pages.forms import ServiceForm, number
-from apps.scheduling.services.claims.life import locked
+from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.claims.resize import UNCHARGED, resize_claim
 from gpucloud.errors import GpucloudError
 

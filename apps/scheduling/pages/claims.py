@@ -23,8 +23,8 @@ from apps.scheduling.pages.measured import NOTHING, chart_of_claim, difference, 
 from apps.scheduling.pages.overview import with_use
 from apps.scheduling.pages.rounds import placed_by
 from apps.scheduling.pages.snippets import snippets
-from apps.scheduling.services.claims.life import create_claim, limits
-from apps.scheduling.services.placing.queue import place_of
+from apps.scheduling.services.claims.lifecycle import create_claim, limits
+from apps.scheduling.services.cycles.queue import place_of
 from gpucloud.errors import GpucloudError
 from gpucloud.web.newest import part_of
 

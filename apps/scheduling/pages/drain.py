@@ -20,7 +20,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.pages.access import page
 from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import ServiceForm
-from apps.scheduling.services.claims.draining import drain_node, plan
+from apps.scheduling.services.reclaiming.draining import drain_node, plan
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 MINUTES = 60

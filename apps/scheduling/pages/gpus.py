@@ -16,7 +16,7 @@ from apps.scheduling.pages.bars import bars_of
 from apps.scheduling.pages.claims import find_all, last_change, last_resizes, room
 from apps.scheduling.pages.forms import ResizeForm
 from apps.scheduling.pages.measured import chart_of_shares, use_of_assignments, use_of_gpus
-from apps.scheduling.services.claims.life import limits
+from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.claims.resize import resize_claim
 from gpucloud.errors import GpucloudError
 

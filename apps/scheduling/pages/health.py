@@ -10,8 +10,8 @@ from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import Principal
 from apps.scheduling.pages.access import page
 from apps.scheduling.pages.forms import in_words
-from apps.scheduling.services.claims.forgetting import forget_node
 from apps.scheduling.services.claims.health import clear_gpu, lift_fence
+from apps.scheduling.services.reclaiming.forgetting import forget_node
 from gpucloud.errors import Conflict
 
 

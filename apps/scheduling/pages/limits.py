@@ -16,7 +16,7 @@ from apps.scheduling.pages.access import page
 from apps.scheduling.pages.bound_words import FIELDS, MOST_HOLDERS, PERIODS, Members, hours, value_of
 from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.tenants import find as find_tenant
-from apps.scheduling.services.accounting.budgets import Standing, counted_standing
+from apps.scheduling.services.charging.budgets import Standing, counted_standing
 
 PER_PAGE: Final = 50
 # From here on it is announced that a budget comes to its end; see `accounting.budgets.THRESHOLDS`.

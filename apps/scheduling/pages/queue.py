@@ -17,7 +17,7 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.shared import shared
-from apps.scheduling.services.placing import queue
+from apps.scheduling.services.cycles import queue
 
 PER_PAGE = 50
 COLUMNS = [

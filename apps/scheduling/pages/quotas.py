@@ -21,7 +21,7 @@ from apps.scheduling.pages.access import page
 from apps.scheduling.pages.export import as_file, asked_as_file
 from apps.scheduling.pages.forms import ServiceForm
 from apps.scheduling.pages.tenants import find as find_tenant
-from apps.scheduling.services.accounting.preview import preview
+from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.newest import part_of
 

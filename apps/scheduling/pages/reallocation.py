@@ -15,7 +15,7 @@ from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.claims import claim_shown, find, resize_form, room
 from apps.scheduling.pages.forms import ResizeForm, in_words
 from apps.scheduling.services.claims.leases import renew_claim
-from apps.scheduling.services.claims.life import limits, release_claim
+from apps.scheduling.services.claims.lifecycle import limits, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from gpucloud.errors import Conflict, GpucloudError
 

@@ -20,7 +20,7 @@ from apps.scheduling.models.reservation import OPEN, ReservationState
 from apps.scheduling.pages.access import page
 from apps.scheduling.pages.forms import ServiceForm, moment, number, seen
 from apps.scheduling.pages.reservations import find, whole_minutes, window_taken
-from apps.scheduling.services.reserving.reservations import change_reservation
+from apps.scheduling.services.reservations.lifecycle import change_reservation
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 A_DAY, A_WEEK = 24 * 60, 7 * 24 * 60

@@ -21,12 +21,8 @@ from apps.scheduling.pages.access import page, wants_fragment
 from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.reservation_forms import BookingForm, WeekForm
 from apps.scheduling.pages.week import A_WEEK, monday, rows_of
-from apps.scheduling.services.reserving.calendar import NodeMissing, pool_calendar
-from apps.scheduling.services.reserving.reservations import (
-    create_reservation,
-    preview_reservation,
-    release_reservation,
-)
+from apps.scheduling.services.reservations.calendar import NodeMissing, pool_calendar
+from apps.scheduling.services.reservations.lifecycle import create_reservation, preview_reservation, release_reservation
 from gpucloud.errors import GpucloudError
 
 PER_PAGE = 50

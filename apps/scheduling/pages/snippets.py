@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.ways import INSTALLED, agent_command, ways_in
+from apps.scheduling.services.claims.launch_methods import INSTALLED, agent_command, ways_in
 
 # The others stand here in words of their own.
 SHOWN_WAYS = ("cdi", "env-file", "systemd-run", "systemd-unit")

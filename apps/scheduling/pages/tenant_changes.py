@@ -17,7 +17,7 @@ from apps.scheduling.pages.access import page
 from apps.scheduling.pages.bound_words import Effect
 from apps.scheduling.pages.tenants import NewTenantForm
 from apps.scheduling.pages.tenants import find as find_tenant
-from apps.scheduling.services.accounting.preview import preview
+from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.tags import percent
 

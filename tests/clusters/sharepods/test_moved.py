@@ -18,8 +18,8 @@ from apps.clusters.sharepods.watching import WatchedSharePods
 from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.life import end_assignments
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.lifecycle import end_assignments
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 

@@ -22,10 +22,10 @@ from apps.quotas.models import Pool
 from apps.scheduling.core.placement import native
 from apps.scheduling.core.placement.backends import chosen
 from apps.scheduling.models import Round
-from apps.scheduling.services.placing.failures import SESSION_LOST, Aside
-from apps.scheduling.services.placing.notices import Session
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.rounds import rounds
+from apps.scheduling.services.cycles.notices import Session
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.rounds import rounds
+from apps.scheduling.services.failures import SESSION_LOST, Aside
 from gpucloud import counters
 
 logger = logging.getLogger(__name__)

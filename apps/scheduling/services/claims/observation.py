@@ -13,9 +13,9 @@ from agent import wire
 from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.drift import take_drifts
-from apps.scheduling.services.claims.life import locked
+from apps.scheduling.services.claims.lifecycle import locked
 from gpucloud import counters
 from gpucloud.statements import kept
 

@@ -14,9 +14,9 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services.accounting.budgets import refuse_spent
-from apps.scheduling.services.claims import loans, states
-from apps.scheduling.services.claims.life import (
+from apps.scheduling.services.charging import borrowing, states
+from apps.scheduling.services.charging.budgets import refuse_spent
+from apps.scheduling.services.claims.lifecycle import (
     WrongState,
     limits,
     locked,
@@ -24,7 +24,7 @@ from apps.scheduling.services.claims.life import (
     refuse_impossible,
     refuse_low_limit,
 )
-from apps.scheduling.services.reserving.reserved import Guard
+from apps.scheduling.services.fleet.reserved import Guard
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -103,7 +103,7 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
     if owns:
-        loans.give_back(claim)
+        borrowing.give_back(claim)
     _resize_loans(claim, resized=resized)
     for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
         grows = core or memory_mib
@@ -130,8 +130,8 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
 
 def _resize_loans(claim: Claim, *, resized: bool) -> None:
     if claim.lent_core and (resized or not claim.rebalance):
-        loans.lend(claim, 0)
-    if claim.borrowed_core and resized and not loans.borrow_other(claim, claim.core_request):
+        borrowing.lend(claim, 0)
+    if claim.borrowed_core and resized and not borrowing.borrow_other(claim, claim.core_request):
         raise NoRoom(
             f"The claim runs on core that others lend, and of that {claim.core_request} percent are not there.",
             core_request=claim.core_request,

@@ -22,11 +22,11 @@ from apps.scheduling.core import rebalancing as core
 from apps.scheduling.core.rebalancing.values import Change, Observation
 from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
-from apps.scheduling.services.claims import loans
-from apps.scheduling.services.claims.life import WrongState, locked
+from apps.scheduling.services.charging import borrowing
+from apps.scheduling.services.claims.lifecycle import WrongState, locked
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.failures import each
+from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of, observe
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, GpucloudError
@@ -92,7 +92,7 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
 def end_loans() -> int:
     """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
     lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
-    over = [claim for claim in lent if not (_lends_still(claim.pool) and loans.lends(claim.pool))]
+    over = [claim for claim in lent if not (_lends_still(claim.pool) and borrowing.lends(claim.pool))]
     return each(over, _end_loan)
 
 
