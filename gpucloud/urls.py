@@ -24,8 +24,8 @@ urlpatterns = [
     path("api/v1/", include("apps.clusters.api.urls")),
     path("admin/", records.urls),
     path("", include("apps.scheduling.metrics.views")),
-    path("", include("apps.scheduling.pages.urls")),
-    path("", include("apps.clusters.pages.urls")),
+    path("", include("apps.console.urls")),
+    path("", include("apps.console.clusters.urls")),
 ]
 
 

@@ -173,7 +173,7 @@ def test_every_icon_that_is_named_is_in_the_sprite() -> None:
     symbols = set(re.findall(r'<symbol id="([^"]+)"', _file(SPRITE).decode()))
     templates = (Path(settings.BASE_DIR) / "templates").rglob("*.html")
     named = {name for file in templates for name in re.findall(r"{% icon '([^']+)'", file.read_text())}
-    attention = Path(settings.BASE_DIR) / "apps" / "scheduling" / "pages" / "attention.py"
+    attention = Path(settings.BASE_DIR) / "apps" / "console" / "overview" / "attention.py"
     named |= set(re.findall(r'Notice\(\s*"\w+",\s*"([a-z0-9-]+)"', attention.read_text()))
     assert named | {look.icon for look in LOOKS.values()} <= symbols
 
