@@ -28,7 +28,7 @@ from apps.scheduling.services.claims.draining import leaving
 from apps.scheduling.services.claims.life import end_assignments
 from apps.scheduling.services.lending.reclaim import Plan, asking, plans
 from apps.scheduling.services.placing.failures import each
-from gpucloud.locks import alone
+from gpucloud.locks import exclusive
 
 # Renewed by every turn; over by itself where there are no more turns.
 BORROWING_STOPS = timedelta(seconds=30)
@@ -39,7 +39,7 @@ SPARED = "The room is needed no longer, or is there without it."
 
 def drive() -> int:
     """One turn of every pool; returns how many claims it changed. Two at once are one."""
-    with alone("preemption") as free:
+    with exclusive("preemption") as free:
         return _turns() if free else 0
 
 
