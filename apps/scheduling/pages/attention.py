@@ -19,7 +19,7 @@ from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimStat
 from apps.scheduling.models.claim import Idle
 from apps.scheduling.pages.fleet import Fleet
 from apps.scheduling.pages.quotas import RESOURCE_WORDS
-from gpucloud.web.looks import Tone
+from gpucloud.web.badges import Tone
 from gpucloud.web.tags import amount
 
 # A list that needs scrolling hides what it should show; the claims page has the rest.

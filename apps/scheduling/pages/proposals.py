@@ -20,8 +20,8 @@ from apps.scheduling.pages.export import Row, as_file, asked_as_file, facts_of
 from apps.scheduling.pages.forms import in_words, seen
 from apps.scheduling.services.rebalancing import proposals
 from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.web.badges import badge
 from gpucloud.web.keyset import keyset_page
-from gpucloud.web.looks import look
 
 COLUMNS = [
     "uid", "pool", "tenant", "claim", "claim_uid", "kind", "policy", "before", "after", "explanation", "numbers",
@@ -36,7 +36,7 @@ CHANGES: Final = {
 }
 STATES: Final[list[tuple[str, Any]]] = [
     ("", _("Waiting for a yes")),
-    *((one.value, look(one).word) for one in ProposalState if one != "proposed"),
+    *((one.value, badge(one).label) for one in ProposalState if one != "proposed"),
     ("all", _("All")),
 ]
 
