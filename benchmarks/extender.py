@@ -31,7 +31,7 @@ from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod
 from apps.clusters.kube.reflector import Seen
 from benchmarks.report import Row, print_report, quantile
-from gpucloud import garbage
+from gpucloud import gc_tuning
 
 GPUS, UNITS = 8, 320
 ASKED = [(10, 8), (25, 80), (30, 60), (50, 160), (50, 40), (100, 1), (100, 1), (200, 1), (400, 1), (1600, 1)]
@@ -111,7 +111,7 @@ def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[
     mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
     mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
     # As the command does once it knows its cluster.
-    garbage.settle()
+    gc_tuning.freeze_startup_objects()
     door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
     server = uvicorn.Server(configuration(door))
     asyncio.run(server.serve(sockets=[link]))

@@ -18,7 +18,7 @@ from benchmarks.report import Row, print_report, quantile
 from deploy import embedded
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
-from gpucloud import garbage
+from gpucloud import gc_tuning
 
 GPUS_PER_NODE = 8
 TENS_HOURS = 2
@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace, database: int) -> list[Row]:
     filled = fill(-(-arguments.gpus // GPUS_PER_NODE))
     now = fill_levels(days=arguments.days, minute_days=arguments.minute_days)
     # As the server does, of which this process plays the part.
-    garbage.settle()
+    gc_tuning.freeze_startup_objects()
     node = filled.nodes[len(filled.nodes) // 2]
     whom = {
         "one claim": f"claim={node.claims[0]}",

@@ -17,7 +17,7 @@ from django.urls import path  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitingDoor  # noqa: E402
-from gpucloud import garbage  # noqa: E402
+from gpucloud import gc_tuning  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 from gpucloud.serving import OneThread  # noqa: E402
@@ -39,4 +39,4 @@ websockets = URLRouter(
 application = ProtocolTypeRouter({"http": StaticDoor(waiting), "websocket": websockets})
 
 # Settings, models, URLs and templates stay for ever; what comes after them is connections and requests.
-garbage.settle()
+gc_tuning.freeze_startup_objects()

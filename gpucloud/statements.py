@@ -1,18 +1,19 @@
-"""Queries that are put into SQL once and asked often.
+"""Compiled queries: querysets that are translated to SQL once and executed often.
 
-Django puts a query together anew each time, which costs several times what the database needs for a small answer. What
-every request asks is written as a function and kept:
+Django compiles a queryset anew for each execution, which costs several times what the database needs for a small
+answer. A query that every request executes is written as a function and compiled once:
 
-    @kept
+    @compiled_query
     def by_key(key: Any) -> QuerySet[Token]:
         return Token.objects.select_related("tenant").filter(key=key)
 
     by_key("5c0ffee")  # → [<Token>]
 
-The function is called once, with an expression in the place of each value; its query may use them wherever Django takes
-an expression, and nothing else may depend on them: not whether there is a filter, nor how many values it has. None
-equals nothing, as in SQL. Each call after that is the kept SQL with its values: Django's connection, cursor and models,
-without its compiler. That it answers as its queryset would is tested of each (`tests/scheduling/test_statements.py`).
+The function is called once, with an expression in the place of each value. Its queryset may use them wherever Django
+takes an expression; its shape must not depend on them: neither whether there is a filter nor how many values it has.
+None equals nothing, as in SQL. Each later call executes the compiled SQL with its values through Django's connection,
+cursor and models, without its compiler. A test compares each compiled query with its queryset
+(`tests/scheduling/test_statements.py`).
 """
 
 import inspect
@@ -25,23 +26,23 @@ from django.db.models.query import ModelIterable, get_related_populators
 from django.db.transaction import TransactionManagementError
 
 T = TypeVar("T")
-# What makes an object, or a tuple of values, of a row.
+# Makes an object, or a tuple of values, from a row.
 Reader = Callable[[Any], Any]
 
 
 class Placeholder(Value):
-    """Stands where a value will be, by its number among the function's parameters."""
+    """A stand-in for a value, numbered by its place among the function's parameters."""
 
     def as_sql(self, compiler: Any, connection: Any) -> Any:
-        """Itself instead of its value: the caller's comes in its place."""
+        """Pass this placeholder as the parameter: each call replaces it with a value."""
         return "%s", [self]
 
 
-class Kept(Generic[T]):
-    """A query, put into SQL when it is first asked."""
+class CompiledQuery(Generic[T]):
+    """A query that is compiled to SQL at its first call."""
 
-    # Every one of the program, for the test that compares them with Django's answers.
-    every: "ClassVar[list[Kept[Any]]]" = []
+    # All compiled queries of the program, for the test that compares them with their querysets.
+    every: "ClassVar[list[CompiledQuery[Any]]]" = []
 
     def __init__(self, build: Callable[..., QuerySet[Any, T]]) -> None:
         self.build = build
@@ -49,7 +50,10 @@ class Kept(Generic[T]):
         self.every.append(self)
 
     def __call__(self, *values: Any) -> list[T]:
-        """The rows, in the query's order. Raises TransactionManagementError for locks outside of a transaction."""
+        """Return the rows in the query's order.
+
+        Raises TransactionManagementError if the query locks rows outside of a transaction.
+        """
         if self._compiler is None:
             self._compile()
         if self._locks and not connection.in_atomic_block:
@@ -70,33 +74,33 @@ class Kept(Generic[T]):
         self._locks = queryset.query.select_for_update
         columns = [column for column, _, _ in compiler.select]
         self._converters = compiler.get_converters(columns)
-        of_models = queryset._iterable_class is ModelIterable  # noqa: SLF001 - only it tells them from values_list
-        self._read: Reader = _of_models(compiler) if of_models else tuple
+        of_models = queryset._iterable_class is ModelIterable  # noqa: SLF001 - nothing else distinguishes models from values_list
+        self._read: Reader = _model_reader(compiler) if of_models else tuple
         self._compiler = compiler
 
 
-def kept(build: Callable[..., QuerySet[Any, T]]) -> Kept[T]:
-    """Keep the function's query."""
-    return Kept(build)
+def compiled_query(build: Callable[..., QuerySet[Any, T]]) -> CompiledQuery[T]:
+    """Turn a function that builds a queryset into a compiled query."""
+    return CompiledQuery(build)
 
 
-def prefetched(row: Model, name: str, related: list[Any]) -> None:
-    """Let `row.name.all()` be these, and each of them know its row, as `prefetch_related` does."""
+def set_prefetched(row: Model, name: str, related: list[Any]) -> None:
+    """Set the result of `row.name.all()` and the back reference of each object, as `prefetch_related` does."""
     manager = getattr(row, name)
     for item in related:
         setattr(item, manager.field.name, row)
     queryset = manager.model.objects.all()
-    queryset._result_cache = related  # noqa: SLF001 - Django has no other way to say it
+    queryset._result_cache = related  # noqa: SLF001 - Django has no public API for it
     vars(row).setdefault("_prefetched_objects_cache", {})[name] = queryset
 
 
-def _of_models(compiler: Any) -> Reader:
-    """Objects with those that `select_related` names, as Django's own iterator makes them."""
+def _model_reader(compiler: Any) -> Reader:
+    """Return a reader of rows as objects with their `select_related` objects, as Django's own iterator makes them."""
     model: type[Model] = compiler.klass_info["model"]
     fields = compiler.klass_info["select_fields"]
     columns = slice(fields[0], fields[-1] + 1)
     names = [column.target.attname for column, _, _ in compiler.select[columns]]
-    populators: Any = get_related_populators  # the published types are of another version's
+    populators: Any = get_related_populators  # the published types are for another version
     related = populators(compiler.klass_info, compiler.select, connection.alias)
     annotations = compiler.annotation_col_map or {}
 

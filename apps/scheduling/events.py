@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from apps.nodes.gateway import registry
 from apps.quotas.models import Pool
-from gpucloud import counters, hub, serving
+from gpucloud import counters, hints, serving
 
 if TYPE_CHECKING:
     from apps.scheduling.models import Claim
@@ -28,8 +28,8 @@ ROUNDS_CHANNEL = "gpucloud_rounds"
 # By its name: tasks call services, and services call this.
 DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
-# Messages by group of the hub.
-Messages = dict[str, hub.Message]
+# Messages by group of the hint bus.
+Messages = dict[str, hints.Message]
 WATCHED_LIST = "watch.claims."
 # A page that watches a list reads all of it again: once in a while is enough, however many claims come.
 GATHER_SECONDS = 0.1
@@ -131,7 +131,7 @@ def _send(messages: Messages) -> None:
         loop.call_soon_threadsafe(_leave, messages)
     else:
         try:
-            hub.say(messages.items())
+            hints.publish(messages.items())
         except (RedisError, OSError) as error:
             _nobody_heard(messages, error)
 
@@ -167,7 +167,7 @@ def _begin(messages: Messages) -> None:
 
 async def _sent(messages: Messages) -> None:
     try:
-        await hub.here().say(messages.items())
+        await hints.bus().publish(messages.items())
     except (RedisError, OSError, TimeoutError) as error:
         _nobody_heard(messages, error)
 

@@ -14,8 +14,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language, gettext_noop
 from django.utils.translation import gettext as _
 
+from gpucloud.web.badges import badge
 from gpucloud.web.glossary import FIELDS, WORDS
-from gpucloud.web.looks import look
 from gpucloud.web.navigation import sections, whereabouts
 
 register = template.Library()
@@ -61,9 +61,9 @@ def state(name: str) -> SafeString:
 @lru_cache(maxsize=1000)
 def _state(name: str, _language: str | None) -> SafeString:
     # A list of some hundred has the same few.
-    shown = look(name)
+    shown = badge(name)
     return format_html(
-        '<span class="state tone-{}" data-state="{}">{}{}</span>', shown.tone, name, icon(shown.icon), shown.word
+        '<span class="state tone-{}" data-state="{}">{}{}</span>', shown.tone, name, icon(shown.icon), shown.label
     )
 
 

@@ -15,7 +15,7 @@ from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.cycles.rounds import run_round
-from gpucloud import hub
+from gpucloud import hints
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
 from tests.nodes.agents import Agent, enrol_with, in_database, said
 from tests.scheduling.routes import stored
@@ -160,7 +160,7 @@ async def test_a_word_of_another_release_does_not_keep_pushes_from_the_socket(ag
     agent = agents()
     await agent.greet()
     group = registry.group(machine.node.pk)
-    await hub.here().say([(group, {"type": "node.of-tomorrow"}), (group, {}), (group, CHANGED)])
+    await hints.bus().publish([(group, {"type": "node.of-tomorrow"}), (group, {}), (group, CHANGED)])
     assert isinstance(await agent.hear(), wire.Desired)
 
 
@@ -202,9 +202,9 @@ async def test_who_says_hello_twice_is_told_once_and_leaves_nothing_behind(agent
     await agent.say(hello("gpu1"))
     assert [type(await agent.hear()) for _ in range(2)] == [wire.Welcome, wire.Desired]
     group = registry.group(machine.node.pk)
-    assert len(hub.here()._joined[group]) == 1
+    assert len(hints.bus()._joined[group]) == 1
     await agent.hang_up()
-    assert group not in hub.here()._joined
+    assert group not in hints.bus()._joined
 
 
 def usage(seq: int, at: float, *uids: str, gpus: tuple[str, ...] = ()) -> wire.Usage:

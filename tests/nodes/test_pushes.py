@@ -15,7 +15,7 @@ from agent import wire
 from apps.nodes.gateway import admission, outgoing, registry, wanted
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.gateway.wanted import Wanted
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.asgi import application
 from tests.cast import Machine, hello
 from tests.nodes.agents import Agent
@@ -189,4 +189,4 @@ async def test_an_agent_that_reads_nothing_holds_no_turn_and_is_hung_up(
         for _ in range(admission.AT_ONCE):
             await turns.enter_async_context(admission.turn())
     await asyncio.wait_for(deaf.connection, 10)
-    assert registry.group(machine.node.pk) not in hub.here()._joined
+    assert registry.group(machine.node.pk) not in hints.bus()._joined

@@ -18,7 +18,7 @@ from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.cycles import rounds
 from apps.scheduling.services.cycles.rounds import run_round
-from gpucloud import hub
+from gpucloud import hints
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, seen, used
 
 
@@ -82,8 +82,8 @@ def test_the_time_limit_counts_from_placing(cast: Cast, machine: Machine) -> Non
 @contextmanager
 def pushes(node: Node) -> Iterator[Callable[[float], bool]]:
     """Whether the servers are told, within so many seconds, that the node is to be sent its desired state."""
-    with hub._redis().pubsub() as heard:
-        heard.subscribe(hub._channel(registry.group(node.pk)))
+    with hints._redis().pubsub() as heard:
+        heard.subscribe(hints._channel(registry.group(node.pk)))
         assert heard.get_message(timeout=5)
         yield lambda seconds: heard.get_message(timeout=seconds) is not None
 

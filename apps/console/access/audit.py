@@ -14,7 +14,7 @@ from apps.console.shell.forms import moment
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import AuditEvent, Tenant
 from apps.quotas.principals import Principal
-from gpucloud.web.newest import part_of
+from gpucloud.web.keyset import keyset_page
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -76,7 +76,7 @@ def audit_log(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     rows = form.narrowed(AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk"))
     if file := asked_as_file(request):
         return as_file(file, "audit", COLUMNS, _facts(rows))
-    part = part_of(rows, request.GET)
+    part = keyset_page(rows, request.GET)
     events = [(event, changes(event)) for event in part.rows]
     shown = {"form": form, "events": events, "part": part, "filtered": form.has_changed()}
     return render(request, "audit/_rows.html" if wants_fragment(request) else "audit/log.html", shown)

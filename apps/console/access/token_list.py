@@ -16,7 +16,7 @@ from apps.console.shell.owner_filter import WhoseForm
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import Role, Token
 from apps.quotas.principals import Principal
-from gpucloud.web.newest import part_of
+from gpucloud.web.keyset import keyset_page
 
 COLUMNS = [*tokens.COLUMNS, "standing"]
 STATES: Final = [("", _("All")), ("alive", _("Those that work")), ("ended", _("Those that have ended"))]
@@ -45,7 +45,12 @@ def token_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     rows = {"alive": rows.filter(pk__in=alive), "ended": rows.exclude(pk__in=alive)}.get(state or "", rows)
     if file := asked_as_file(request):
         return as_file(file, "tokens", COLUMNS, map(_facts, rows.iterator()))
-    shown = {"form": form, "part": part_of(rows, request.GET), "wanted": form.wanted, "filtered": form.has_changed()}
+    shown = {
+        "form": form,
+        "part": keyset_page(rows, request.GET),
+        "wanted": form.wanted,
+        "filtered": form.has_changed(),
+    }
     return render(request, "tokens/_rows.html" if wants_fragment(request) else "tokens/list.html", shown)
 
 

@@ -25,7 +25,7 @@ from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.lifecycle import create_claim, limits
 from apps.scheduling.services.cycles.queue import place_of
 from gpucloud.errors import GpucloudError
-from gpucloud.web.newest import part_of
+from gpucloud.web.keyset import keyset_page
 
 COLUMNS = [
     "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
@@ -46,7 +46,7 @@ def claim_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     if file := asked_as_file(request):
         whole = _with_places(rows).order_by("-pk").iterator(chunk_size=1000)
         return as_file(file, "claims", COLUMNS, map(_facts, whole))
-    part = part_of(rows.only("pk"), request.GET)
+    part = keyset_page(rows.only("pk"), request.GET)
     shown_rows = rows.filter(pk__in=[row.pk for row in part.rows])
     shown = {"claims": with_use(shown_rows), "part": part, "form": form, "filtered": form.has_changed()}
     template = "claims/_rows.html" if wants_fragment(request) else "claims/list.html"

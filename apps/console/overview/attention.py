@@ -19,7 +19,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
-from gpucloud.web.looks import Tone
+from gpucloud.web.badges import Tone
 from gpucloud.web.tags import amount
 
 # A list that needs scrolling hides what it should show; the claims page has the rest.

@@ -20,8 +20,8 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.services.rebalancing import proposals
 from gpucloud.errors import GpucloudError, PreconditionFailed
-from gpucloud.web.looks import look
-from gpucloud.web.newest import part_of
+from gpucloud.web.badges import badge
+from gpucloud.web.keyset import keyset_page
 
 COLUMNS = [
     "uid", "pool", "tenant", "claim", "claim_uid", "kind", "policy", "before", "after", "explanation", "numbers",
@@ -36,7 +36,7 @@ CHANGES: Final = {
 }
 STATES: Final[list[tuple[str, Any]]] = [
     ("", _("Waiting for a yes")),
-    *((one.value, look(one).word) for one in ProposalState if one != "proposed"),
+    *((one.value, badge(one).label) for one in ProposalState if one != "proposed"),
     ("all", _("All")),
 ]
 
@@ -70,7 +70,7 @@ def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponseBas
     rows = rows if state == "all" else rows.filter(state=state)
     if file := asked_as_file(request):
         return as_file(file, "proposals", COLUMNS, map(_facts, rows.iterator()))
-    part = part_of(rows, request.GET)
+    part = keyset_page(rows, request.GET)
     mine = principal.with_role("member")
     shown = [(worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
     template = "proposals/_rows.html" if wants_fragment(request) else "proposals/list.html"

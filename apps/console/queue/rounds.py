@@ -16,7 +16,7 @@ from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Gpu
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, FleetSnapshot, Round
-from gpucloud.web.newest import part_of
+from gpucloud.web.keyset import keyset_page
 
 MOST_SHOWN = 200
 # After what it placed was committed: on a busy machine a moment, never this long.
@@ -49,7 +49,7 @@ def round_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
         return as_file(
             file, "rounds", COLUMNS, (facts_of(row, COLUMNS, round=row.pk, pool=row.pool.name) for row in found)
         )
-    part = part_of(rows, request.GET)
+    part = keyset_page(rows, request.GET)
     shown = {"form": form, "part": part, "rounds": part.rows}
     return render(request, "rounds/_rows.html" if wants_fragment(request) else "rounds/list.html", shown)
 

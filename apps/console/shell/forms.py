@@ -21,7 +21,7 @@ from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
 from apps.scheduling.models import ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT
 from gpucloud.errors import GpucloudError
-from gpucloud.web.looks import look
+from gpucloud.web.badges import badge
 from gpucloud.web.tags import mib, percent
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class FilterForm(forms.Form):
     state = forms.ChoiceField(
         label=_("State"),
         required=False,
-        choices=[("", _("All but released")), *((value, look(value).word) for value in ClaimState.values)],
+        choices=[("", _("All but released")), *((value, badge(value).label) for value in ClaimState.values)],
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     tenant = forms.ModelChoiceField(

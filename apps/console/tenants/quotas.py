@@ -23,7 +23,7 @@ from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
 from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.errors import GpucloudError, PreconditionFailed
-from gpucloud.web.newest import part_of
+from gpucloud.web.keyset import keyset_page
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -119,7 +119,7 @@ def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
     quota = find(principal, pk)
     # An unlimited one has nothing that could be raised.
     shown["may_ask"] = quota.hard is not None and quota.tenant_id in principal.with_role(Role.ADMIN)
-    part = part_of(entries, request.GET)
+    part = keyset_page(entries, request.GET)
     uids = {entry.claim_uid for entry in part.rows if entry.claim_uid}
     names = dict(Claim.objects.filter(uid__in=uids).values_list("uid", "name"))
     rows = [(entry, entry.claim_uid and names.get(entry.claim_uid)) for entry in part.rows]

@@ -26,7 +26,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
-from gpucloud.web.looks import look
+from gpucloud.web.badges import badge
 
 PER_PAGE = 50
 COLUMNS = [
@@ -35,7 +35,7 @@ COLUMNS = [
 ]  # fmt: skip
 STATES: Final[list[tuple[str, Any]]] = [
     ("", _("Waiting for an answer")),
-    *((one.value, look(one).word) for one in RequestState),
+    *((one.value, badge(one).label) for one in RequestState),
     ("all", _("All")),
 ]
 ASKS, ANSWERS = ("accept", "withdraw"), ("approve", "counter", "deny")
@@ -221,7 +221,7 @@ def _answered(request: HttpRequest, principal: Principal, row: QuotaRequest, for
             return True
         form.refuse(error)
         return False
-    messages.success(request, gettext("The request is {0}.").format(str(look(done.state).word).lower()))
+    messages.success(request, gettext("The request is {0}.").format(str(badge(done.state).label).lower()))
     return True
 
 

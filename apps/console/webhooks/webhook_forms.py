@@ -14,7 +14,7 @@ from apps.quotas.models import EventKind, Tenant, Webhook
 from apps.quotas.models.webhook import TEST, DeliveryState
 from apps.quotas.principals import Principal
 from gpucloud.errors import GpucloudError
-from gpucloud.web.looks import look
+from gpucloud.web.badges import badge
 
 SETTABLE: Final = ("url", "events", "description")
 SELECT: Final = {"class": "form-select"}
@@ -117,7 +117,7 @@ class ChangeForm(WebhookForm):
 
 
 # Of the list of deliveries; None: all.
-STATES: Final = [(None, _("All")), *((one.value, look(one).word) for one in DeliveryState)]
+STATES: Final = [(None, _("All")), *((one.value, badge(one).label) for one in DeliveryState)]
 
 
 class DeliveryForm(forms.Form):

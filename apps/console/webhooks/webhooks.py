@@ -25,7 +25,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses, hooks, signing
 from apps.quotas.services.webhooks.sending import DISABLED_AFTER
 from gpucloud.errors import GpucloudError, PreconditionFailed
-from gpucloud.web.newest import part_of
+from gpucloud.web.keyset import keyset_page
 
 PER_PAGE = 50
 # A file goes from hand to hand, and the path of a URL may be a secret: without it, as in the audit log.
@@ -128,7 +128,7 @@ def webhook_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -
         if done:
             return redirect("webhook", uid=uid)
         shown |= conflict
-    part = part_of(rows, request.GET)
+    part = keyset_page(rows, request.GET)
     shown |= {"part": part, "deliveries": [_told(row, hook) for row in part.rows]}
     shown |= {"wanted": wanted, "states": STATES, "filtered": bool(wanted)}
     template = "_living" if request.method == "GET" and wants_fragment(request) else "webhook"

@@ -21,7 +21,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.nodes.services.telemetry import plausible, storing
 from apps.nodes.services.telemetry.storing import Source
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         await self._supersede(node, group)
         if not self.welcomed:
             # Once, whoever says hello twice: it is left once.
-            await hub.here().join(group, self._hear)
+            await hints.bus().join(group, self._hear)
         self.source = await database_sync_to_async(storing.source_of)(node)
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed = True
@@ -176,7 +176,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _supersede(self, node: Node, group: str) -> None:
         """Have an older connection of the node closed, here or in another process."""
         try:
-            await hub.here().say([(group, {"type": "node.superseded", "by": self.name})])
+            await hints.bus().publish([(group, {"type": "node.superseded", "by": self.name})])
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning("other servers do not hear that node %s connected here: %s", node.name, error)
 
@@ -195,7 +195,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         else:
             self.outgoing.ack(seq)
 
-    def _heard(self, message: hub.Message) -> None:
+    def _heard(self, message: hints.Message) -> None:
         """What workers, other servers and other connections of the node say."""
         match message:
             case {"type": "node.changed"}:
@@ -225,7 +225,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def disconnect(self, code: int) -> None:
         """Leave the group; what is wanted stays in the database."""
         if self.node is not None:
-            await hub.here().leave(registry.group(self.node.pk), self._hear)
+            await hints.bus().leave(registry.group(self.node.pk), self._hear)
 
 
 class Refused(Exception):

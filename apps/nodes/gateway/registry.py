@@ -50,5 +50,5 @@ def claims() -> Claims:
 
 
 def group(node_id: int) -> str:
-    """The hub's group of a node's connection; names are chosen here, never by a peer."""
+    """Return the hint group of a node's connection; names are chosen here, never by a peer."""
     return f"node.{node_id}"

@@ -26,7 +26,7 @@ from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.services import cohorts, member_limits
 from gpucloud.errors import Conflict
-from gpucloud.statements import kept
+from gpucloud.statements import compiled_query
 
 # The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. Of an unlimited quota nothing
 # is borrowed: GREATEST passes over null. Written out, as every claim goes through here: one statement instead of three.
@@ -220,7 +220,7 @@ def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
     return [quota for quota in _quotas_of(whose.tenant.pk, whose.pool.pk) if quota.resource in amounts]
 
 
-@kept
+@compiled_query
 def _quotas_of(tenant: Any, pool: Any) -> QuerySet[ResourceQuota]:
     rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant)
     return rows.select_related("pool", "share").order_by("pk")

@@ -16,7 +16,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
 from gpucloud.api import etags
-from gpucloud.statements import kept
+from gpucloud.statements import compiled_query
 
 
 def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> dict[str, int]:
@@ -45,7 +45,7 @@ def _limits(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> di
     return {resource: hard for resource in resources if (hard := of.get(resource)) is not None}
 
 
-@kept
+@compiled_query
 def _limits_of(tenant: Any, user: Any) -> QuerySet[MemberLimit]:
     return MemberLimit.objects.filter(Q(user=user) | Q(user=None), tenant=tenant)
 

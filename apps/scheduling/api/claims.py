@@ -28,7 +28,7 @@ from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named
-from gpucloud.statements import kept, prefetched
+from gpucloud.statements import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
@@ -47,17 +47,17 @@ SHOWN = ("tenant", "pool", "reservation")
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
 
 
-@kept
+@compiled_query
 def _by_uid(uid: Any) -> QuerySet[Claim]:
     return Claim.objects.select_related(*SHOWN).filter(uid=uid)
 
 
-@kept
+@compiled_query
 def _assignments_of(claim: Any) -> QuerySet[Assignment]:
     return Assignment.objects.select_related("gpu__node").filter(claim=claim)
 
 
-@kept
+@compiled_query
 def _default_pools() -> QuerySet[Pool]:
     return Pool.objects.filter(name=DEFAULT)
 
@@ -102,7 +102,7 @@ class ClaimView(ApiView):
 
     def shown(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
         """The claim as it was read, or has just been made or changed."""
-        prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
+        set_prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(kind.document(claim), status=status, headers=headers)
 

@@ -11,7 +11,7 @@ from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment, AssignmentState
-from gpucloud.statements import kept
+from gpucloud.statements import compiled_query
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
@@ -39,7 +39,7 @@ def could_carry(pool: Pool, request: Request) -> bool:
     return gpus.order_by("node").values("node").annotate(gpus=Count("pk")).filter(gpus__gte=request.gpu_count).exists()
 
 
-@kept
+@compiled_query
 def _large_enough(pool: Any, memory_mib: Any) -> QuerySet[Gpu, tuple[int]]:
     return Gpu.objects.filter(node__pool=pool, memory_mib__gte=memory_mib).values_list("pk")[:1]
 

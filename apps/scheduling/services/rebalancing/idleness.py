@@ -30,7 +30,7 @@ from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
-from gpucloud.locks import alone
+from gpucloud.locks import exclusive
 
 # So often within its shortest window a pool is looked at, and no more often than this: what is read grows with both.
 LOOKS, LEAST_BETWEEN = 30, timedelta(seconds=5)
@@ -39,7 +39,7 @@ IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
 
 def drive() -> int:
     """A look at every pool whose time has come; returns how many claims changed. Two at once are one."""
-    with alone("idleness") as free:
+    with exclusive("idleness") as free:
         if not free:
             return 0
         now = timezone.now()

@@ -30,7 +30,7 @@ from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of, observe
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, GpucloudError
-from gpucloud.locks import alone
+from gpucloud.locks import exclusive
 
 REBALANCER = Principal(name="rebalancer", is_operator=True)
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
@@ -76,7 +76,7 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
     now = now or timezone.now()
     if dry_run:
         return _plan(pool, now)
-    with alone(lock_name(pool)) as free:
+    with exclusive(lock_name(pool)) as free:
         if not free:
             return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
         # In a savepoint: an error of the database would else keep the lock from being let go.
@@ -126,7 +126,7 @@ def _close(seen: Proposal) -> bool:
 
 
 def lock_name(pool: Pool) -> str:
-    """Of what a run of the pool is alone at."""
+    """Return the name of the lock that a run of the pool holds."""
     return f"rebalancer:{pool.name}"
 
 

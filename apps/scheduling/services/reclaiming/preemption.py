@@ -28,7 +28,7 @@ from apps.scheduling.services.claims.lifecycle import end_assignments
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.reclaiming.draining import leaving
 from apps.scheduling.services.reclaiming.reclaim import Plan, asking, plans
-from gpucloud.locks import alone
+from gpucloud.locks import exclusive
 
 # Renewed by every turn; over by itself where there are no more turns.
 BORROWING_STOPS = timedelta(seconds=30)
@@ -39,7 +39,7 @@ SPARED = "The room is needed no longer, or is there without it."
 
 def drive() -> int:
     """One turn of every pool; returns how many claims it changed. Two at once are one."""
-    with alone("preemption") as free:
+    with exclusive("preemption") as free:
         return _turns() if free else 0
 
 

@@ -1,4 +1,4 @@
-"""A serving process's memory: what it knows is not looked through again and again, and is freed all the same."""
+"""Cycle collection in serving processes."""
 
 import gc
 import weakref
@@ -6,26 +6,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpucloud import garbage
+from gpucloud import gc_tuning
 
 
 class Known:
-    """Something in memory."""
+    """An object in memory."""
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restore_collector() -> Iterator[None]:
     before = gc.get_threshold()
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
 
 
-def test_what_is_known_is_out_of_the_collectors_rounds_and_is_freed_when_it_is_dropped() -> None:
+def test_startup_objects_are_not_collected_and_are_freed_when_dropped() -> None:
     known = [Known()]
     dropped = weakref.ref(known[0])
     assert any(found is known for found in gc.get_objects())
-    garbage.settle()
+    gc_tuning.freeze_startup_objects()
     assert not any(found is known for found in gc.get_objects())
     known.clear()
     assert dropped() is None
