@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from agent.holding.abi import PagesLibrary
-from agent.holding.usage import UsagePage
+from agent.claims.abi import PagesLibrary
+from agent.claims.usage import UsagePage
 
 LIBRARY = Path(__file__).resolve().parent.parent / "libvcuda" / "build" / "libvcuda-pages.so"
 # Often enough not to count, seldom enough to leave the core to those who are measured.

@@ -31,7 +31,7 @@ from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod
 from apps.clusters.kube.reflector import Seen
 from benchmarks.report import Row, print_report, quantile
-from gpucloud import gc_tuning
+from gpucloud.fastpath import gc_tuning
 
 GPUS, UNITS = 8, 320
 ASKED = [(10, 8), (25, 80), (30, 60), (50, 160), (50, 40), (100, 1), (100, 1), (200, 1), (400, 1), (1600, 1)]

@@ -18,7 +18,7 @@ from benchmarks.report import Row, print_report, quantile
 from deploy import embedded
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
-from gpucloud import gc_tuning
+from gpucloud.fastpath import gc_tuning
 
 GPUS_PER_NODE = 8
 TENS_HOURS = 2

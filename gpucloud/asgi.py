@@ -17,11 +17,11 @@ from django.urls import path  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitingDoor  # noqa: E402
-from gpucloud import gc_tuning  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
-from gpucloud.serving import OneThread  # noqa: E402
-from gpucloud.web.static import StaticDoor  # noqa: E402
+from gpucloud.fastpath import gc_tuning  # noqa: E402
+from gpucloud.fastpath.serving import OneThread  # noqa: E402
+from gpucloud.fastpath.static_files import StaticDoor  # noqa: E402
 
 # The published types of Channels' routing do not know its own consumers.
 route: Any = path

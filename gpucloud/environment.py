@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from gpucloud.cursors import BindingCursor
+from gpucloud.fastpath.cursors import BindingCursor
 
 TRUE = {"1", "true", "yes", "on"}
 FALSE = {"0", "false", "no", "off", ""}
@@ -126,7 +126,7 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
         facts = conninfo_to_dict(url)
     except ProgrammingError as error:
         raise ImproperlyConfigured(f"{name} is not a PostgreSQL URL: {error}") from error
-    entry: dict[str, Any] = {"ENGINE": "gpucloud.database", "CONN_MAX_AGE": 0}
+    entry: dict[str, Any] = {"ENGINE": "gpucloud.fastpath.database", "CONN_MAX_AGE": 0}
     for key, theirs in {
         "NAME": "dbname",
         "USER": "user",

@@ -15,9 +15,10 @@ from django.db import connection, transaction
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from apps.nodes.gateway import registry
+from apps.nodes.models.node import hint_group
 from apps.quotas.models import Pool
-from gpucloud import counters, hints, serving
+from gpucloud import counters, hints
+from gpucloud.fastpath import serving
 
 if TYPE_CHECKING:
     from apps.scheduling.models import Claim
@@ -83,7 +84,7 @@ def push(node_ids: Sequence[int], *, why: str) -> None:
     What it is they read themselves, when they send it: hints may come twice, late, or in another order.
     """
     counters.PUSHES.add(why, amount=len(node_ids))
-    _send({registry.group(node_id): {"type": "node.changed"} for node_id in node_ids})
+    _send({hint_group(node_id): {"type": "node.changed"} for node_id in node_ids})
 
 
 def drive_reservations_on_commit() -> None:
@@ -100,7 +101,7 @@ def _queue(task: str, *arguments: object) -> None:
 
 def node_forgotten_on_commit(node_id: int) -> None:
     """Close the connection of a node's agent. Repair: its key is void, so its next hello is refused."""
-    transaction.on_commit(lambda: _send({registry.group(node_id): {"type": "node.forgotten"}}))
+    transaction.on_commit(lambda: _send({hint_group(node_id): {"type": "node.forgotten"}}))
 
 
 def claim_changed_on_commit(claim: "Claim") -> None:

@@ -5,7 +5,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from agent.server.backoff import Backoff
+from agent.backoff import Backoff
 from agent.server.link import WELCOME_SECONDS
 from benchmarks.report import Row, quantile
 from benchmarks.telemetry.costs import spent

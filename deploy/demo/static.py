@@ -44,6 +44,6 @@ def _digest() -> str:
     for package in ("Django", "drf-spectacular-sidecar", "whitenoise"):
         found.update(f"{package} {version(package)}\n".encode())
     files = sorted(path for path in (ROOT / "static").rglob("*") if path.is_file())
-    for file in [ROOT / "gpucloud/web/static.py", ROOT / "gpucloud/settings.py", *files]:
+    for file in [ROOT / "gpucloud/fastpath/static_files.py", ROOT / "gpucloud/settings.py", *files]:
         found.update(f"{file.relative_to(ROOT)}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
     return found.hexdigest()[:16]

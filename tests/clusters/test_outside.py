@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from apps.clusters.importing import following
 from apps.clusters.models import Cluster, PodHold
-from apps.clusters.services import bindings, clusters, holding, outside
+from apps.clusters.services import bindings, clusters, outside
 from apps.nodes.models import Gpu
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
@@ -71,7 +72,7 @@ def test_what_nobodys_pod_uses_is_free_once_it_is_over(cast: Cast, cluster: Clus
     for _ in range(2):
         follow(cluster, pod)
     assert free(machine) == (0, 0)
-    holding.end(cluster=cluster, pod_uid="uid-train")
+    following.end(cluster=cluster, pod_uid="uid-train")
     assert free(machine) == (100, 24 * GIB)
     assert not PodHold.objects.exists()
 
@@ -126,11 +127,11 @@ def test_promises_that_came_to_nothing_are_forgotten(cast: Cast, cluster: Cluste
     unheard = paper.pod("unheard", paper.container(10, 1))
     for uid in ("uid-chosen", "uid-unheard", "uid-gone"):
         outside.keep(cluster=cluster, pod_uid=uid, parts={machine.gpu().pk: (10, 256)})
-    holding.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
+    following.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
     # The watch may not have heard of them yet.
     assert PodHold.objects.count() == 3
     PodHold.objects.update(since=timezone.now() - timedelta(minutes=2))
-    holding.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
+    following.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
     assert list(PodHold.objects.values_list("pod_uid", flat=True)) == ["uid-chosen"]
     assert machine.gpu().core_outside == 10
 

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.demo.nodes import ROOT
 from deploy.demo.static import collected
-from gpucloud.web.static import StaticDoor
+from gpucloud.fastpath.static_files import StaticDoor
 
 STYLE = "css/site.css"
 Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
@@ -29,7 +29,7 @@ def door(place: Path, settings: Any) -> Asked:
     """Asks the door for a path; what it leaves to the application is answered with 418."""
     settings.STATIC_ROOT = str(place)
     settings.WHITENOISE_USE_FINDERS = False
-    settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "gpucloud.web.static.Named"}}
+    settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "gpucloud.fastpath.static_files.Named"}}
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 418, "headers": []})

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpucloud import gc_tuning
+from gpucloud.fastpath import gc_tuning
 
 
 class Known:

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from agent import wire
-from apps.nodes.gateway import admission, intake, registry
+from apps.nodes.gateway import admission, intake
 from apps.nodes.models import Gpu, Node, Sample
+from apps.nodes.models.node import hint_group
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
@@ -159,7 +160,7 @@ async def test_what_is_committed_reaches_the_socket_without_a_worker(
 async def test_a_word_of_another_release_does_not_keep_pushes_from_the_socket(agents: Agents, machine: Machine) -> None:
     agent = agents()
     await agent.greet()
-    group = registry.group(machine.node.pk)
+    group = hint_group(machine.node.pk)
     await hints.bus().publish([(group, {"type": "node.of-tomorrow"}), (group, {}), (group, CHANGED)])
     assert isinstance(await agent.hear(), wire.Desired)
 
@@ -201,7 +202,7 @@ async def test_who_says_hello_twice_is_told_once_and_leaves_nothing_behind(agent
     await agent.greet()
     await agent.say(hello("gpu1"))
     assert [type(await agent.hear()) for _ in range(2)] == [wire.Welcome, wire.Desired]
-    group = registry.group(machine.node.pk)
+    group = hint_group(machine.node.pk)
     assert len(hints.bus()._joined[group]) == 1
     await agent.hang_up()
     assert group not in hints.bus()._joined

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from gpucloud.serving import OneThread
+from gpucloud.fastpath.serving import OneThread
 
 PART = [(b"hx-request", b"true")]
 

@@ -10,7 +10,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from apps.quotas.models import Membership, Tenant, Token
-from gpucloud.statements import CompiledQuery, compiled_query
+from gpucloud.fastpath.compiled_queries import CompiledQuery, compiled_query
 from tests.scheduling.routes import Platform
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from apps.nodes.gateway import registry
 from apps.nodes.models import Node
+from apps.nodes.models.node import hint_group
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
@@ -83,7 +83,7 @@ def test_the_time_limit_counts_from_placing(cast: Cast, machine: Machine) -> Non
 def pushes(node: Node) -> Iterator[Callable[[float], bool]]:
     """Whether the servers are told, within so many seconds, that the node is to be sent its desired state."""
     with hints._redis().pubsub() as heard:
-        heard.subscribe(hints._channel(registry.group(node.pk)))
+        heard.subscribe(hints._channel(hint_group(node.pk)))
         assert heard.get_message(timeout=5)
         yield lambda seconds: heard.get_message(timeout=seconds) is not None
 

@@ -16,12 +16,13 @@ from django.db import transaction
 
 from apps.clusters.core.gpu_admission import WHOLE, Asked, Chosen, View
 from apps.clusters.formats.gpu_manager import UNIT_MIB
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.client import Refused as RefusedByCluster
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.pods import PodSeen
 from apps.clusters.models import Cluster, PodClaim
-from apps.clusters.services import bindings, holding, outside
+from apps.clusters.services import bindings, outside
 from apps.nodes.models import Node
 from apps.quotas.models import Tenant
 from apps.quotas.services import charging
@@ -75,12 +76,12 @@ class ByLedger:
                 for item in pods:
                     for _, asked in _wanting(item):
                         due.update(_charged(_request(asked, whole_mib)))
-        whose = charging.Whose(holding.principal_of(cluster), tenant, cluster.pool, uuid.uuid4())
+        whose = charging.Whose(cluster.principal, tenant, cluster.pool, uuid.uuid4())
         charging.charge(whose, amounts=due)
         for _, asked in _wanting(pod):
             request = _request(asked, whole_mib)
             lifecycle.create_claim(
-                principal=holding.principal_of(cluster),
+                principal=cluster.principal,
                 tenant=tenant,
                 pool=cluster.pool,
                 name=f"{pod.namespace}/{pod.name}"[:200],
@@ -93,7 +94,7 @@ class ByLedger:
     def _pays(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
         try:
             return self._tenant(cluster, namespace) == tenant
-        except (holding.Unbound, RefusedByCluster):  # nobody's, or just being removed
+        except (following.Unbound, RefusedByCluster):  # nobody's, or just being removed
             return False
 
     def _tenant(self, cluster: Cluster, namespace: str) -> Tenant:
@@ -103,7 +104,7 @@ class ByLedger:
             labels = self._client.get(f"/api/v1/namespaces/{namespace}")["metadata"].get("labels") or {}
         tenant = bindings.tenant_of(rows, namespace, dict(labels))
         if tenant is None:
-            raise holding.Unbound(f"Namespace {namespace} is bound to no tenant: bind it.", namespace=namespace)
+            raise following.Unbound(f"Namespace {namespace} is bound to no tenant: bind it.", namespace=namespace)
         return tenant
 
     def _memory_of_a_gpu(self, cluster: Cluster) -> int:

@@ -14,10 +14,12 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError
 
 from agent import wire
-from apps.nodes.gateway import admission, intake, registry, wanted
+from apps.nodes.gateway import admission, intake, wanted
 from apps.nodes.gateway.incoming import Incoming
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.models import Node
+from apps.nodes.models.node import hint_group
+from apps.nodes.providers import node_claims
 from apps.nodes.services import nodes
 from apps.nodes.services.telemetry import plausible, storing
 from apps.nodes.services.telemetry.storing import Source
@@ -132,13 +134,13 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 case wire.Hello():
                     await self._hello(node, frame)
                 case wire.Observed():
-                    await database_sync_to_async(registry.claims().observed)(node, frame)
+                    await database_sync_to_async(node_claims.get().observed)(node, frame)
                 case wire.Usage():
                     self._usage(frame)
                 case wire.Event():
-                    await database_sync_to_async(registry.claims().event)(node, frame)
+                    await database_sync_to_async(node_claims.get().event)(node, frame)
                 case wire.Conditions():
-                    await database_sync_to_async(registry.claims().conditions)(node, frame)
+                    await database_sync_to_async(node_claims.get().conditions)(node, frame)
         except nodes.CredentialRevoked as error:
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, _brief(error.detail))
         except GpucloudError as error:
@@ -161,7 +163,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _greet(self, node: Node, hello: wire.Hello) -> None:
         """Nothing is sent while the turn is held: an agent that reads nothing keeps nobody waiting."""
         self.node = node = await database_sync_to_async(nodes.take_hello)(node=node, hello=hello)
-        group = registry.group(node.pk)
+        group = hint_group(node.pk)
         await self._supersede(node, group)
         if not self.welcomed:
             # Once, whoever says hello twice: it is left once.
@@ -225,7 +227,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def disconnect(self, code: int) -> None:
         """Leave the group; what is wanted stays in the database."""
         if self.node is not None:
-            await hints.bus().leave(registry.group(self.node.pk), self._hear)
+            await hints.bus().leave(hint_group(self.node.pk), self._hear)
 
 
 class Refused(Exception):

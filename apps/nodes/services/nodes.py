@@ -21,7 +21,7 @@ from apps.quotas.services.tenants import InUse, NameTaken
 from apps.quotas.services.tokens import is_digest_of, keyed_digest, keyed_digests
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 ENROLMENT_PREFIX = "gpe_"
 KEY_PREFIX = "gpn_"

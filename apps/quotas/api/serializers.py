@@ -12,7 +12,7 @@ from apps.quotas.models import Pool, Resource, Role, Tenant, User
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 MAX_AMOUNT = 2**53 - 1  # beyond it JSON readers lose digits
 

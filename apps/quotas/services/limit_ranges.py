@@ -13,7 +13,7 @@ from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
 from gpucloud.api import etags
 from gpucloud.errors import Invalid
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 SETTABLE = ("minimum", "maximum", "default")
 # What a claim must say where no range has a default for it.

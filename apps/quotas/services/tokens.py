@@ -18,7 +18,7 @@ from apps.quotas.principals import RANK, SCOPES, Principal, RoleMissing, ScopeMi
 from apps.quotas.services import audit
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 PREFIX = "gpc_"
 # `last_used_at` tells an unused token from a used one; a write per request would tell no more.

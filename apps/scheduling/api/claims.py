@@ -28,7 +28,7 @@ from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named
-from gpucloud.statements import compiled_query, set_prefetched
+from gpucloud.fastpath.compiled_queries import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."

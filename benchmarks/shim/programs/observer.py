@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.machine import audit, checkup, sampling
-from agent.machine.gpus import Nvml
-from agent.machine.vitals import VitalSigns
+from agent.claims import audit
+from agent.host import checkup, sampling
+from agent.host.gpus import Nvml
+from agent.host.health_metrics import VitalSigns
 
 
 def main() -> None:

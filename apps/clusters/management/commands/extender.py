@@ -21,7 +21,7 @@ from apps.clusters.kube.pods import PodSeen
 from apps.clusters.kube.reflector import NODES, PODS, Reflector
 from apps.clusters.models import Cluster, Placement
 from apps.clusters.services.clusters import kubeconfig_of
-from gpucloud import gc_tuning
+from gpucloud.fastpath import gc_tuning
 
 logger = logging.getLogger(__name__)
 

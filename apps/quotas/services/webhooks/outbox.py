@@ -16,7 +16,7 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError
 
 from apps.quotas.models import Tenant, Webhook, WebhookDelivery
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from apps.scheduling.core.metering import PER_GPU_HOUR
 from apps.scheduling.models import Claim
 from apps.scheduling.services.charging.metering import gpu_hours, metered
 from gpucloud.errors import Conflict
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 THRESHOLDS = (80, 95, 100)
 # What is older is counted for good: no transaction lasts so long that it would still add to it.

@@ -69,7 +69,7 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
 
 
 def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
-    """What each claim and reservation of the tenant bears, in one pool or in all; see `apps.quotas.holdings`."""
+    """What each claim and reservation of the tenant bears, in one pool or in all; see `apps.quotas.providers`."""
     field = f"charged_{resource}"
     claims = Claim.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
     if pool is not None:

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.drift import take_drifts
 from apps.scheduling.services.claims.lifecycle import locked
 from gpucloud import counters
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment, AssignmentState
-from gpucloud.statements import compiled_query
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
