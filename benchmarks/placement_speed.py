@@ -174,10 +174,10 @@ def measure(backend: str, policy: str, run: int, decisions: int, nodes: int) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="placement_speed", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--backends", nargs="+", default=["c", "numpy"], help="of c, numpy, python (c numpy)")
+    parser.add_argument("--backends", nargs="+", default=["c", "python"], help="of c, python (c python)")
     parser.add_argument("--policies", nargs="+", default=["gpucloud"], help="(gpucloud)")
     parser.add_argument("--runs", type=int, default=3, help="(3)")
-    parser.add_argument("--decisions", type=int, default=100_000, help="of each run, with numpy a tenth (100000)")
+    parser.add_argument("--decisions", type=int, default=100_000, help="of each run, in Python a hundredth (100000)")
     parser.add_argument("--nodes", type=int, default=NODES, help=f"of {GPUS} GPUs ({NODES})")
     parser.add_argument("--processor-time", action="store_true", help="this thread's, for a machine that is not idle")
     asked = parser.parse_args()
@@ -185,7 +185,7 @@ def main() -> None:
         CLOCK.of_the_processor()
     rows: list[Row] = []
     for backend in asked.backends:
-        decisions = asked.decisions if backend == "c" else asked.decisions // 10
+        decisions = asked.decisions if backend == "c" else asked.decisions // 100
         for policy in asked.policies:
             for run in range(1, asked.runs + 1):
                 rows += measure(backend, policy, run, decisions, asked.nodes)
