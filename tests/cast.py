@@ -25,6 +25,7 @@ from apps.scheduling.models import Assignment, Claim, Reservation
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.observation import take_observed
+from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.cycles.rounds import run_round
 
 GIB: Final = 1024
@@ -229,7 +230,7 @@ def ask(cast: Cast, *, tenant: Tenant | None = None, principal: Principal = SYST
     """A claim, through the service; small unless said."""
     facts = {"name": "train", "core_request": 30, "memory_mib": 8 * GIB, "pool": cast.pool, **asked}
     facts.setdefault("core_limit", facts["core_request"])
-    return lifecycle.create_claim(principal=principal, tenant=tenant or cast.acme, **facts)
+    return lifecycle.create_claim(principal=principal, spec=ClaimSpec(tenant=tenant or cast.acme, **facts))
 
 
 def placed(cast: Cast, machine: Machine, **asked: Any) -> tuple[Claim, Assignment]:

@@ -8,6 +8,7 @@ from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.models import Assignment
 from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Machine
 from tests.history import add_history
@@ -46,9 +47,11 @@ def _placed(tenant: Tenant) -> list[Assignment]:
     pool = tenants.create_pool(principal=SYSTEM, name="default")
     for number in range(ACTIVE):
         lifecycle.create_claim(
-            principal=SYSTEM, tenant=tenant, pool=pool, name=f"live-{number}", core_request=10, core_limit=20,
-            memory_mib=1024,
-        )  # fmt: skip
+            principal=SYSTEM,
+            spec=ClaimSpec(
+                tenant=tenant, pool=pool, name=f"live-{number}", core_request=10, core_limit=20, memory_mib=1024
+            ),
+        )
     # After the claims: a round passes over a node that has not been heard of for ten seconds.
     machines = [Machine(f"node-{number}", pool, gpus=GPUS_PER_NODE) for number in range(NODES)]
     run_round(pool)

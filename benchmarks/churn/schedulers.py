@@ -1,6 +1,6 @@
 """Who schedules: the product's own rounds without their database, and first come, first served.
 
-`Rounds` does what `services.placing` does: candidates by what may have changed, the core's order, the head of the queue
+`Rounds` does what `services.cycles` does: candidates by what may have changed, the core's order, the head of the queue
 and what is kept for it, refusals remembered until something that could change them was freed.
 """
 

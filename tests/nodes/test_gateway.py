@@ -15,6 +15,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import hints
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
@@ -151,7 +152,7 @@ async def test_what_is_committed_reaches_the_socket_without_a_worker(
     assert isinstance(pushed, wire.Desired)
     assert pushed.frame == first.frame + 1
     assert [item.claim_uid for item in pushed.assignments] == [str(claim.uid)]
-    await in_database(lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=50))
+    await in_database(lambda: resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=50)))
     again = await agent.hear()
     assert isinstance(again, wire.Desired)
     assert [(item.generation, item.core_request) for item in again.assignments] == [(2, 50)]

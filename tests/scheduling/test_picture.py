@@ -22,6 +22,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.pool_cache import Picture
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.failures import NoLongerLeader
@@ -216,12 +217,12 @@ def test_a_long_queue_that_does_not_fit_is_not_asked_again_for_what_cannot_help(
 
     monkeypatch.setattr(kept.picture.fleet, "place", counted)
     machine.obey()
-    resize_claim(principal=SYSTEM, claim=holder, core_request=60)
+    resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=60))
     machine.obey()
     kept.hear()
     kept.rounds()
     assert asked == []
-    resize_claim(principal=SYSTEM, claim=holder, core_request=45)
+    resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=45))
     machine.obey()
     assert heard_and_placed(kept, queue[0])
     assert asked == [50, 50]  # the first is placed, the next of its kind refused, and that holds for the third too

@@ -18,6 +18,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reclaiming import preemption
 from apps.scheduling.services.reclaiming.reclaim import asking, plans
@@ -135,7 +136,7 @@ def test_a_preempted_claim_runs_again_when_there_is_room_and_is_released_like_an
     assert fresh(victim).state == "assigned"
     lab.machine.obey()
     assert [state for state, _ in fresh(victim).timeline][-4:] == ["releasing", "queued", "assigned", "active"]
-    resize_claim(principal=SYSTEM, claim=victim, core_request=50)
+    resize_claim(principal=SYSTEM, claim=victim, changes=ClaimChanges(core_request=50))
     lab.machine.obey()
     assert_books_agree()
     release_claim(principal=SYSTEM, claim=victim)

@@ -13,6 +13,7 @@ from apps.scheduling.services.charging.reservation_charges import ReservationFul
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles import replays
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reservations.clock import drive
@@ -285,8 +286,8 @@ def test_a_claim_may_not_grow_into_what_is_reserved(stage: Cast, machine: Machin
     claim, _ = placed(stage, machine, core_request=30)
     book(stage)
     with pytest.raises(NoRoom):
-        resize_claim(principal=SYSTEM, claim=claim, core_request=50)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+        resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=50))
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
 
 
 # Lending

@@ -16,6 +16,7 @@ from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles import rounds
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import hints
@@ -90,7 +91,7 @@ def pushes(node: Node) -> Iterator[Callable[[float], bool]]:
 
 def test_what_is_not_observed_after_five_seconds_is_pushed_again(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
     aged(4)
     assert tasks.repair_pushes() == 0
     aged(6)
@@ -136,7 +137,7 @@ def test_each_change_of_a_node_raises_its_frame_and_is_pushed_after_the_commit(
     claim = ask(cast)
     for act in (
         lambda: run_round(cast.pool),
-        lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=40),
+        lambda: resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40)),
         lambda: release_claim(principal=SYSTEM, claim=claim),
     ):
         with pushes(machine.node) as told:

@@ -30,6 +30,7 @@ from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
 from gpucloud.errors import GpucloudError
 
@@ -82,13 +83,15 @@ class ByLedger:
             request = _request(asked, whole_mib)
             lifecycle.create_claim(
                 principal=cluster.principal,
-                tenant=tenant,
-                pool=cluster.pool,
-                name=f"{pod.namespace}/{pod.name}"[:200],
-                gpu_count=request.gpu_count,
-                core_request=request.core_request,
-                core_limit=request.core_request,
-                memory_mib=request.memory_mib,
+                spec=ClaimSpec(
+                    tenant=tenant,
+                    pool=cluster.pool,
+                    name=f"{pod.namespace}/{pod.name}"[:200],
+                    gpu_count=request.gpu_count,
+                    core_request=request.core_request,
+                    core_limit=request.core_request,
+                    memory_mib=request.memory_mib,
+                ),
             )
 
     def _pays(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:

@@ -19,6 +19,7 @@ from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas, tenants
 from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
 from gpucloud.errors import GpucloudError
 
 
@@ -119,7 +120,7 @@ def _container(
     if wanted is None:
         return ""
     claim = wanted.found or lifecycle.create_claim(
-        principal=principal, tenant=tenant, pool=cluster.pool, **wanted.claimed
+        principal=principal, spec=ClaimSpec(tenant=tenant, pool=cluster.pool, **wanted.claimed)
     )
     # After its quotas and before its GPUs: what it took of them without a claim is now the claim's to take.
     outside.drop(cluster=cluster, pod_uid=pod.uid)

@@ -22,6 +22,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
 from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from gpucloud.errors import Conflict
 
@@ -57,16 +58,14 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
     pinned = bool(gpu_id or node)
     claim = lifecycle.create_claim(
         principal=SYSTEM,
-        tenant=tenant,
-        pool=cluster.pool,
-        name=f"{meta['namespace']}/{meta['name']}"[:200],
-        when_over_quota="refuse" if pinned else "wait",
-        pod={
-            "namespace": meta["namespace"],
-            "name": meta["name"],
-            "container": container,
-        },
-        **ask.claimed(0),
+        spec=ClaimSpec(
+            tenant=tenant,
+            pool=cluster.pool,
+            name=f"{meta['namespace']}/{meta['name']}"[:200],
+            when_over_quota="refuse" if pinned else "wait",
+            pod={"namespace": meta["namespace"], "name": meta["name"], "container": container},
+            **ask.claimed(0),
+        ),
     )
     if pinned:
         placing.place_on(claim, _pinned(claim, tenant, cluster, node=node, gpu_id=gpu_id))
@@ -126,7 +125,7 @@ def follow(row: SharePod, ask: Ask) -> None:
     fields = ask.claimed(0)
     wanted = {name: fields[name] for name in ("core_request", "core_limit", "memory_mib")}
     if wanted != lifecycle.limits(row.claim) and (row.claim.waiting or row.claim.state in PLACED):
-        row.claim = resize_claim(principal=SYSTEM, claim=row.claim, **wanted)
+        row.claim = resize_claim(principal=SYSTEM, claim=row.claim, changes=ClaimChanges(**wanted))
 
 
 def place_of(row: SharePod) -> Place | None:

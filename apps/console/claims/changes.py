@@ -17,6 +17,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.leases import renew_claim
 from apps.scheduling.services.claims.lifecycle import limits, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.errors import Conflict, GpucloudError
 
 
@@ -30,7 +31,7 @@ def resize(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
     form = ResizeForm(request.POST, initial=limits(claim))
     if form.is_valid():
         try:
-            resize_claim(principal=principal, claim=claim, **form.changed)
+            resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**form.changed))
         except GpucloudError as error:
             form.refuse(error)
         else:

@@ -23,6 +23,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.lifecycle import create_claim, limits
+from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.cycles.queue import place_of
 from gpucloud.errors import GpucloudError
 from gpucloud.web.keyset import keyset_page
@@ -70,7 +71,7 @@ def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
     form = ClaimForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
     if request.method == "POST" and form.is_valid():
         try:
-            return redirect("claim", uid=create_claim(principal=principal, **form.asked).uid)
+            return redirect("claim", uid=create_claim(principal=principal, spec=ClaimSpec(**form.asked)).uid)
         except GpucloudError as error:
             form.refuse(error)
     chosen = form.chosen_tenant

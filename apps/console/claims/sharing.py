@@ -23,6 +23,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import MOST_WEIGHT, PLACED
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.claims.resize import UNCHARGED, resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.errors import GpucloudError
 
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
@@ -86,7 +87,7 @@ def _posted(request: HttpRequest, principal: Principal, claim: Claim, form: Shar
             if form.cleaned_data["version"] != version_of(claim):
                 return _changed_meanwhile(claim, form), False
             changes = form.changes(claim)
-            resize_claim(principal=principal, claim=claim, **changes)
+            resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**changes))
     except GpucloudError as error:
         form.refuse(error)
         return {}, False

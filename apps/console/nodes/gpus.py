@@ -18,6 +18,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.errors import GpucloudError
 
 
@@ -50,7 +51,7 @@ def reallocate(request: HttpRequest, principal: Principal, uuid: str, claim: uui
     form = _form(item, request.POST)
     if form.is_valid():
         try:
-            resize_claim(principal=principal, claim=item.claim, **form.changed)
+            resize_claim(principal=principal, claim=item.claim, changes=ClaimChanges(**form.changed))
         except GpucloudError as error:
             form.refuse(error)
     if not wants_fragment(request) and form.is_valid():

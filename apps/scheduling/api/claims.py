@@ -24,6 +24,7 @@ from apps.scheduling.services.claims.environment import claim_environment, shell
 from apps.scheduling.services.claims.leases import renew_claim
 from apps.scheduling.services.claims.lifecycle import create_claim, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
 from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
@@ -139,7 +140,7 @@ class ClaimList(ClaimView, ListMixin):
         values["pool"] = values["pool"] or (reservation.pool if reservation else default_pool())
 
         def act() -> Claim:
-            return create_claim(principal=self.principal, **values)
+            return create_claim(principal=self.principal, spec=ClaimSpec(**values))
 
         return self.rehearsed(act, new=True) if dry_run(request) else self.shown(act(), status=201)
 
@@ -176,7 +177,9 @@ class ClaimDetail(ClaimView):
         versions = etags.if_match(request)
 
         def act() -> Claim:
-            return resize_claim(principal=self.principal, claim=claim, versions=versions, **values)
+            return resize_claim(
+                principal=self.principal, claim=claim, versions=versions, changes=ClaimChanges(**values)
+            )
 
         return self.rehearsed(act) if dry_run(request) else self.shown(act())
 

@@ -10,7 +10,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from apps.nodes.models import Node
-from apps.quotas.models import EventKind, Pool, Tenant
+from apps.quotas.models import EventKind, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.quotas.services.charging import QuotaExceeded
@@ -21,6 +21,7 @@ from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimStat
 from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import refuse_spent
+from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet, read_nodes
 from gpucloud import locks
 from gpucloud.api import etags
@@ -76,13 +77,13 @@ def refuse_low_limit(request: int, limit: int) -> None:
 
 
 @transaction.atomic
-def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: Any) -> Claim:
+def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     """Charge the quota, write the claim as pending, wake the scheduler.
 
     Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
     LimitBelowRequest, GroupOfOtherSize, RoleMissing, ReservationNotActive, ReservationFull.
     """
-    claim = draft_claim(principal=principal, tenant=tenant, pool=pool, **asked)
+    claim = draft_claim(principal=principal, spec=spec)
     reservation_charges.enter(claim)
     target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
     try:
@@ -101,24 +102,24 @@ def create_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: A
         action="claim.create",
         object_type="claim",
         object_id=claim.uid,
-        tenant=tenant,
-        after={"name": claim.name, "pool": pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
+        tenant=claim.tenant,
+        after={"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
     )
     events.claim_made_on_commit(claim)
     return claim
 
 
-def draft_claim(*, principal: Principal, tenant: Tenant, pool: Pool, **asked: Any) -> Claim:
-    """The claim as it would be made, neither charged nor kept. Raises as `create_claim`, but of quotas."""
-    principal.require_role(tenant, "member")
-    filled = limit_ranges.fill(tenant, pool, asked)
+def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
+    """Return the claim as it would be made, neither charged nor saved. Raises as `create_claim`, but of quotas."""
+    principal.require_role(spec.tenant, "member")
+    filled = limit_ranges.fill(spec.tenant, spec.pool, spec.given())
     refuse_low_limit(filled["core_request"], filled["core_limit"])
-    claim = Claim(tenant=tenant, pool=pool, created_by=principal.name, user_id=principal.user_id, **filled)
+    claim = Claim(tenant=spec.tenant, pool=spec.pool, created_by=principal.name, user_id=principal.user_id, **filled)
     if claim.lease_seconds is not None:
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     refuse_impossible(claim)
     _refuse_other_size(claim)
-    refuse_spent(tenant)
+    refuse_spent(spec.tenant)
     return claim
 
 

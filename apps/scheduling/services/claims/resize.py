@@ -4,8 +4,6 @@ Growing charges quota and GPUs in this transaction or changes nothing. Shrinking
 the agent has confirmed it (`observation`): until then somebody else's memory would not be there yet.
 """
 
-from typing import Any
-
 from django.db import transaction
 from django.utils import timezone
 
@@ -24,6 +22,7 @@ from apps.scheduling.services.claims.lifecycle import (
     refuse_impossible,
     refuse_low_limit,
 )
+from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.fleet.reserved import Guard
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
@@ -40,14 +39,16 @@ class NoRoom(Conflict):
 
 
 @transaction.atomic
-def resize_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None, **values: Any) -> Claim:
-    """Change what is given of the limits and of UNCHARGED. Raises WrongState, NoRoom, QuotaExceeded, …"""
+def resize_claim(
+    *, principal: Principal, claim: Claim, changes: ClaimChanges, versions: etags.Versions = None
+) -> Claim:
+    """Change a live claim. Raises WrongState, NoRoom, QuotaExceeded, LimitBelowRequest, OutOfRange, BudgetExceeded."""
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
     if not claim.waiting and claim.state not in PLACED:
         raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
     before = {name: getattr(claim, name) for name in (*limits(claim), *UNCHARGED)}
-    after = _wanted(claim, before, values)
+    after = _wanted(claim, before, changes.given())
     if after == before:
         return claim
     # What stays as it was may be outside of a range that was set later.
@@ -78,7 +79,6 @@ def resize_claim(*, principal: Principal, claim: Claim, versions: etags.Versions
 
 
 def _wanted(claim: Claim, before: dict[str, int], values: dict[str, int]) -> dict[str, int]:
-    assert values.keys() <= before.keys(), values
     wanted = {**before, **values}
     if "core_limit" not in values and claim.core_limit == claim.core_request:
         # A limit that was the request follows it; one that was set stays.

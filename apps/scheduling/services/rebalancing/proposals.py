@@ -25,6 +25,7 @@ from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.charging import borrowing
 from apps.scheduling.services.claims.lifecycle import WrongState, locked
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of, observe
@@ -235,7 +236,7 @@ def act(proposal: Proposal, *, principal: Principal) -> None:
         guarantees.lend(principal=principal, claim=claim, core=proposal.after["lent_core"], why=proposal.explanation)
         return
     asked = claim.asked_core_limit or claim.core_limit
-    changed = resize_claim(principal=principal, claim=claim, **proposal.after)
+    changed = resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**proposal.after))
     facts: dict[str, Any] = {"rebalanced_at": timezone.now()}
     if proposal.kind == ProposalKind.LIMIT:
         facts["asked_core_limit"] = None if changed.core_limit == asked else asked
