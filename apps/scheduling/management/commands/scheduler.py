@@ -1,6 +1,6 @@
 """`manage.py scheduler`: decides rounds, long-lived, one leader per pool.
 
-Woken by what the database says has changed (`services.notices`). A session advisory lock per pool makes one of several
+Woken by what the database says has changed (`services.cycles.notices`). A session advisory lock per pool makes one of several
 schedulers its leader; it listens, leads and commits on one session, so a leader that lost its lock cannot commit.
 
 What raises over one pool is that pool's: it is set aside for a while, longer each time, and then read anew, here or by
