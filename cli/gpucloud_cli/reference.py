@@ -15,7 +15,7 @@ from gpucloud_cli.main import build
 HEAD = """\
 # Commands of `gpucloud`
 
-After reading this page you know every command, its options, and the exit codes. [cli.md](cli.md) explains how to use them.
+After reading this page you know every command, its options, and the exit codes. [cli.md](cli.md) explains their use.
 `python -m gpucloud_cli.reference docs/cli-reference.md` writes this page; do not edit it.
 
 ## Exit codes

@@ -73,9 +73,9 @@ def page_of(shown: list[Scene]) -> str:
     )
     return f"""# Screenshots of the web console
 
-After reading this page you can recognise each page of the console. `make screenshots` takes these pictures and writes this
-page, from a demo that it starts: simulated GPUs, with real programs under real limits. Each page exists in both themes and
-at the widths {widths}: `docs/screenshots/NAME-light-1440.webp` and so on.
+After reading this page you can recognise each page of the console. `make screenshots` takes these pictures and writes
+this page, from a demo that it starts: simulated GPUs, with real programs under real limits. Each page exists in both
+themes and at the widths {widths}: `docs/screenshots/NAME-light-1440.webp` and so on.
 
 | | |
 | --- | --- |

@@ -59,7 +59,7 @@ def scenes(platform: Platform) -> list[Scene]:
         Scene("access", "/access/", "Agents and tokens, which act without a person."),
         Scene("clusters", "/clusters/", "Kubernetes clusters whose pods share a pool's GPUs."),
         Scene(
-            "integrations", "/integrations/", "Configurations of kube-scheduler and API servers for this installation."
+            "integrations", "/integrations/", "Configurations of kube-scheduler and API servers, made for here."
         ),
         Scene("help", "/help/", "The glossary; every underlined word shows its entry."),
     ]

@@ -26,13 +26,13 @@ ROLES = ("nobody", "viewer", "member", "admin", "foreign admin", "operator", "no
 NO_SCOPE_NEEDED = {"me/"}
 HEAD = """# Roles and routes
 
-After reading this page you can tell which status a request gets, by role and route, below `/api/v1/`. `make roles` writes
-this page from real requests; do not edit it. A test fails if it is out of date.
+After reading this page you can tell which status a request gets, by role and route, below `/api/v1/`. `make roles`
+writes this page from real requests; do not edit it. A test fails if it is out of date.
 
 The object of each route belongs to the tenant acme, or to the platform. *nobody* sends no token; *viewer*, *member* and
 *admin* have that role in acme; *foreign admin* is the admin of another tenant; *operator* runs the platform; *no scope*
-is an operator's token without scopes. 401: the token is missing. 403: the role or scope is not sufficient. 404: the object
-does not exist or belongs to somebody else. A list (200) contains what the caller may see, which may be nothing.
+is an operator's token without scopes. 401: the token is missing. 403: the role or scope is not sufficient. 404: the
+object does not exist or belongs to somebody else. A list (200) contains what the caller may see, which may be nothing.
 
 """
 
