@@ -58,9 +58,7 @@ def scenes(platform: Platform) -> list[Scene]:
         Scene("policies", "/policies/", "The settings of all pools, side by side."),
         Scene("access", "/access/", "Agents and tokens, which act without a person."),
         Scene("clusters", "/clusters/", "Kubernetes clusters whose pods share a pool's GPUs."),
-        Scene(
-            "integrations", "/integrations/", "Configurations of kube-scheduler and API servers, made for here."
-        ),
+        Scene("integrations", "/integrations/", "Configurations of kube-scheduler and API servers, made for here."),
         Scene("help", "/help/", "The glossary; every underlined word shows its entry."),
     ]
 
