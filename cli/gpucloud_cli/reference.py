@@ -1,6 +1,6 @@
-"""The reference of every command, as Markdown made from the commands themselves.
+"""A generator of the Markdown reference of all commands.
 
-python -m gpucloud_cli.reference docs/cli.md        writes it anew below the marker
+python -m gpucloud_cli.reference docs/cli-reference.md        writes the reference
 """
 
 import sys
@@ -13,9 +13,10 @@ from gpucloud_cli.failures import MEANINGS
 from gpucloud_cli.main import build
 
 HEAD = """\
-# Every command of `gpucloud`
+# Commands of `gpucloud`
 
-Made by `python -m gpucloud_cli.reference docs/cli-reference.md`; [cli.md](cli.md) explains.
+After reading this page you know every command, its options, and the exit codes. [cli.md](cli.md) explains their use.
+`python -m gpucloud_cli.reference docs/cli-reference.md` writes this page; do not edit it.
 
 ## Exit codes
 
@@ -27,7 +28,7 @@ Made by `python -m gpucloud_cli.reference docs/cli-reference.md`; [cli.md](cli.m
 def rendered() -> str:
     """Exit codes, then every command with its options."""
     codes = [f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()]
-    lines = [*codes, "", "## Commands", "", "`--url`, `--token-file` and `--help` are everywhere.", ""]
+    lines = [*codes, "", "## Commands", "", "Every command accepts `--url`, `--token-file` and `--help`.", ""]
     return HEAD + "\n".join([*lines, *_lines(build(), "gpucloud")]).rstrip() + "\n"
 
 

@@ -1,7 +1,8 @@
-"""One thread that starts programs, watches them by pidfd, restarts what dies, and stops everything in order.
+"""A supervisor thread that starts programs, watches them by pidfd, restarts those that exit, and stops all in order.
 
-A restart waits: 0.2 s after a first death, doubling to 15 s; a program that has run for 20 s begins at 0.2 s again.
-The first one is short because what is killed on purpose (an upgrade, a test) comes back at the first try.
+A restart waits 0.2 s after the first exit and twice as long after each further one, up to 15 s. After a program has run
+for 5 s, its next restart waits 0.2 s again. The first wait is short because a program that was killed on purpose (by an
+upgrade or a test) starts again at the first attempt.
 """
 
 import json

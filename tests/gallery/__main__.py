@@ -71,10 +71,11 @@ def page_of(shown: list[Scene]) -> str:
         f'  <img src="screenshots/{name}-{theme}-390.webp" width="220" alt="The page {name} on a phone, {theme}">'
         for name, theme in ON_A_PHONE
     )
-    return f"""# Pictures of the pages
+    return f"""# Screenshots of the web console
 
-Made by `make screenshots`, this page too, of a demo that it starts: simulated GPUs, real programs under real limits.
-Each page is there in both themes and at the widths {widths}: `docs/screenshots/NAME-light-1440.webp` and so on.
+After reading this page you can recognise each page of the console. `make screenshots` takes these pictures and writes
+this page, from a demo that it starts: simulated GPUs, with real programs under real limits. Each page exists in both
+themes and at the widths {widths}: `docs/screenshots/NAME-light-1440.webp` and so on.
 
 | | |
 | --- | --- |

@@ -36,30 +36,30 @@ def scenes(platform: Platform) -> list[Scene]:
     where = claim["assignments"][0]
     quota = platform.granted("GET", f"quotas/?tenant={claim['tenant']}&resource=core_percent")["results"][0]
     return [
-        Scene("overview", "/", "Is anything wrong, and how full are we? What needs somebody comes first."),
-        Scene("claims", "/claims/", "Every claim with what it uses of what it has."),
-        Scene("claim", f"/claims/{claim['uid']}/", "Use against limits, live, and the form that moves the limits."),
-        Scene("queue", "/queue/?pool=shared", "What waits, why in numbers, and when it will start."),
+        Scene("overview", "/", "Problems that need attention first, then the use of the fleet."),
+        Scene("claims", "/claims/", "All claims, with their use against their limits."),
+        Scene("claim", f"/claims/{claim['uid']}/", "Live use against limits, and the form that resizes the claim."),
+        Scene("queue", "/queue/?pool=shared", "Waiting claims, with reasons in numbers and estimates of their start."),
         Scene("reservations", f"/reservations/?week={tomorrow():%Y-%m-%d}", "The week of a pool, a row for each GPU."),
-        Scene("requests", "/requests/?state=all", "Who asks for more than their quota, and what was answered."),
-        Scene("tenants", "/tenants/", "Tenants, those that press most on their quotas first."),
+        Scene("requests", "/requests/?state=all", "Requests for more quota, and their answers."),
+        Scene("tenants", "/tenants/", "Tenants, the fullest quotas first."),
         Scene("tenant", f"/tenants/{claim['tenant']}/", "One tenant: quotas, GPU-hours, people, tokens."),
         Scene(
-            "limits", "/tenants/acme/limits/", "What one member may hold, one claim ask for, a month's GPU-hours be."
+            "limits", "/tenants/acme/limits/", "Limits of members, limit ranges of claims, and budgets of GPU-hours."
         ),
-        Scene("quota", f"/quotas/{quota['id']}/", "One quota: its form with a preview, its history, its ledger."),
+        Scene("quota", f"/quotas/{quota['id']}/", "One quota: its form with a preview, its history and its ledger."),
         Scene("reports", "/reports/", "GPU-hours and their cost by tenant, pool and model."),
-        Scene("prices", "/prices/", "What an hour of a whole GPU costs, from which day on."),
-        Scene("audit", "/audit/", "Who changed what, from where, before and after."),
-        Scene("nodes", "/nodes/", "Every machine, and how much of it is leased."),
-        Scene("node", f"/nodes/{where['node']}/", "One machine: what lies on each of its GPUs, and how it is doing."),
-        Scene("gpu", f"/gpus/{where['gpu_uuid']}/", "Whose pieces lie on a GPU, and moving their limits."),
-        Scene("pool", "/pools/shared/", "What a pool does by itself; each field says what it means."),
-        Scene("policies", "/policies/", "The same of all pools, side by side."),
-        Scene("access", "/access/", "Agents and tokens: what acts without a person."),
-        Scene("clusters", "/clusters/", "Clusters of Kubernetes whose pods share a pool's GPUs."),
-        Scene("integrations", "/integrations/", "Configurations for kube-scheduler and API servers, made for here."),
-        Scene("help", "/help/", "What the words mean; the same is behind every underlined word."),
+        Scene("prices", "/prices/", "Prices of a GPU-hour by model, with their first day."),
+        Scene("audit", "/audit/", "All changes: person, address, before and after."),
+        Scene("nodes", "/nodes/", "All machines, with the leased part of each."),
+        Scene("node", f"/nodes/{where['node']}/", "One machine: the claims on each of its GPUs, and its health."),
+        Scene("gpu", f"/gpus/{where['gpu_uuid']}/", "The claims on one GPU, with forms that resize them."),
+        Scene("pool", "/pools/shared/", "The settings of a pool, each with an explanation."),
+        Scene("policies", "/policies/", "The settings of all pools, side by side."),
+        Scene("access", "/access/", "Agents and tokens, which act without a person."),
+        Scene("clusters", "/clusters/", "Kubernetes clusters whose pods share a pool's GPUs."),
+        Scene("integrations", "/integrations/", "Configurations of kube-scheduler and API servers, made for here."),
+        Scene("help", "/help/", "The glossary; every underlined word shows its entry."),
     ]
 
 

@@ -24,15 +24,15 @@ QUERIES = {"utilization/": "?tenant=acme"}
 ROLES = ("nobody", "viewer", "member", "admin", "foreign admin", "operator", "no scope")
 # Without any scope one may still ask who one is.
 NO_SCOPE_NEEDED = {"me/"}
-HEAD = """# Who may do what
+HEAD = """# Roles and routes
 
-What a real request gets, by role and route, below `/api/v1/`. Made by `make roles`, never by hand; a test fails where
-it is not current.
+After reading this page you can tell which status a request gets, by role and route, below `/api/v1/`. `make roles`
+writes this page from real requests; do not edit it. A test fails if it is out of date.
 
-The object behind each route is acme's, or the platform's. *nobody* shows no token; *viewer*, *member* and *admin* have
-that role in acme; *foreign admin* is the admin of another tenant; *operator* runs the platform; *no scope* is an
-operator's token without scopes. 401: say who you are. 403: you may not. 404: not there, or not yours. A list (200)
-holds what the asker may see, which may be nothing.
+The object of each route belongs to the tenant acme, or to the platform. *nobody* sends no token; *viewer*, *member* and
+*admin* have that role in acme; *foreign admin* is the admin of another tenant; *operator* runs the platform; *no scope*
+is an operator's token without scopes. 401: the token is missing. 403: the role or scope is not sufficient. 404: the
+object does not exist or belongs to somebody else. A list (200) contains what the caller may see, which may be nothing.
 
 """
 

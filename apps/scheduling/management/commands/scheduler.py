@@ -1,10 +1,11 @@
-"""`manage.py scheduler`: decides rounds, long-lived, one leader per pool.
+"""The command `manage.py scheduler`: a long-lived process that decides rounds, with one leader for each pool.
 
-Woken by what the database says has changed (`services.notices`). A session advisory lock per pool makes one of several
-schedulers its leader; it listens, leads and commits on one session, so a leader that lost its lock cannot commit.
+Notices of the database about changes wake it (`services.cycles.notices`). A session advisory lock for each pool makes
+one of several schedulers its leader. The leader listens, leads and commits on one session, so a leader that lost its
+lock cannot commit.
 
-What raises over one pool is that pool's: it is set aside for a while, longer each time, and then read anew, here or by
-another scheduler. Over which claims something raised is known of most, and then only these are set aside (`rounds`).
+An exception over one pool sets only that pool aside, for longer each time; then this or another scheduler reads it
+again. Where the claims that caused the exception are known, only these are set aside (`services.cycles.rounds`).
 """
 
 import logging
