@@ -12,7 +12,7 @@ import pytest
 
 from deploy.demo.nodes import ROOT
 from deploy.demo.static import collected
-from gpucloud.web.static import StaticDoor
+from gpucloud.web.static import StaticFilesMiddleware
 
 STYLE = "css/site.css"
 Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
@@ -35,7 +35,7 @@ def door(place: Path, settings: Any) -> Asked:
         await send({"type": "http.response.start", "status": 418, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    made = StaticDoor(application)
+    made = StaticFilesMiddleware(application)
 
     async def ask(path: str, headers: dict[str, str], method: str = "GET") -> tuple[int, dict[str, str], bytes]:
         sent: list[Any] = []

@@ -109,7 +109,7 @@ def test_what_is_said_of_a_waiting_claim_and_how_old_it_is(cast: Cast, machine: 
 def test_a_text_file_is_read_as_it_was_written() -> None:
     found = {'a "b"\n': "x", "one\0many": "x", "alone": "y"}
     known = {'a "b"\n': "甲", "one\0many": "乙"}
-    text = messages.written("zh_Hans", found, known)
+    text = messages.po_text("zh_Hans", found, known)
     assert messages.read(text) == {**known, "alone": ""}
 
 
