@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.demo.nodes import ROOT
-from deploy.demo.static import collected
+from deploy.demo.static import collect
 from gpucloud.web.static import StaticFilesMiddleware
 
 STYLE = "css/site.css"
@@ -21,7 +21,7 @@ Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
 @pytest.fixture(scope="module")
 def place() -> Path:
     """Where they lie."""
-    return collected()
+    return collect()
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_what_is_there_for_this_content_is_not_made_again(place: Path, monkeypat
         raise AssertionError("it was made again")
 
     monkeypatch.setattr(subprocess, "run", never)
-    assert collected() == place
+    assert collect() == place
 
 
 def test_all_sheets_are_served_as_one(place: Path) -> None:
