@@ -1,6 +1,6 @@
-"""The reference of every command, as Markdown made from the commands themselves.
+"""The reference of all commands, as Markdown made from the commands.
 
-python -m gpucloud_cli.reference docs/cli.md        writes it anew below the marker
+python -m gpucloud_cli.reference docs/cli-reference.md        writes it
 """
 
 import sys
@@ -24,8 +24,8 @@ Made by `python -m gpucloud_cli.reference docs/cli-reference.md`; [cli.md](cli.m
 """
 
 
-def rendered() -> str:
-    """Exit codes, then every command with its options."""
+def render() -> str:
+    """Return the exit codes, then every command with its options."""
     codes = [f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()]
     lines = [*codes, "", "## Commands", "", "`--url`, `--token-file` and `--help` are everywhere.", ""]
     return HEAD + "\n".join([*lines, *_lines(build(), "gpucloud")]).rstrip() + "\n"
@@ -40,7 +40,11 @@ def _lines(command: click.Command, name: str) -> Iterator[str]:
     arguments = [one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)]
     yield f"### `{' '.join([name, *arguments])}`"
     yield ""
-    yield " ".join((command.help or "").split())
+    sentence, _, example = (command.help or "").partition("Example: ")
+    yield " ".join(sentence.split())
+    if example:
+        yield ""
+        yield f"    {example.strip()}"
     yield ""
     options = [one for one in command.params if isinstance(one, click.Option) and one.name not in {"url", "token_file"}]
     for option in options:
@@ -52,4 +56,4 @@ def _lines(command: click.Command, name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(rendered(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")
