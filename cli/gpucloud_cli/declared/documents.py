@@ -81,7 +81,7 @@ class Reader:
             self.mistakes.append(f"{self._file}: {error}")
 
     def _report(self, node: yaml.Node, words: str) -> None:
-        self.mistakes.append(f"{self._where(node)}: {words}")
+        self.mistakes.append(f"{self._location(node)}: {words}")
 
     def _location(self, node: yaml.Node) -> str:
         return f"{self._file}:{node.start_mark.line + 1}"
