@@ -1,8 +1,7 @@
-"""``python -m gpucloud.messages``: the catalogues of the pages' languages, from what templates and code say.
+"""``python -m gpucloud.messages``: update the translation catalogues from templates and code.
 
-Each language has one text file (``django.po``, which translators edit) and the binary file that Django reads
-(``django.mo``), both written by polib: nobody needs GNU gettext. ``--check`` changes nothing and lists what is missing
-or stale.
+Each language has a text file (``django.po``, which translators edit) and a compiled file that Django reads
+(``django.mo``), both written by polib: nobody needs GNU gettext. ``--check`` changes nothing and reports what is missing or stale.
 """
 
 import argparse
@@ -19,16 +18,16 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCALES = {"zh_Hant": "繁體中文", "zh_Hans": "简体中文"}
 CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "ngettext_lazy"}
 STRING = r"""(u?'(?:\\.|[^'\\])*'|u?"(?:\\.|[^"\\])*")"""
-# What `templatize` makes of a template's tags; the rest it blanks.
+# Calls that `templatize` leaves of a template's tags; it blanks the rest.
 IN_TEMPLATES = re.compile(rf"(?:\b(n)?gettext|\b_)\(\s*{STRING}(?:\s*,\s*{STRING})?")
-# A message's key: what is said of one and, after NUL, of many.
+# A message's key: the singular and, after NUL, the plural.
 PLURAL = "\0"
 
 Catalogue = dict[str, str]
 
 
 def messages() -> dict[str, str]:
-    """Every message that pages say, with the file that says it first."""
+    """Return every message, with the first file that contains it."""
     found: dict[str, str] = {}
     for file in sorted((ROOT / "templates").rglob("*.html")):
         for message in of_template(file.read_text()):
@@ -41,13 +40,13 @@ def messages() -> dict[str, str]:
 
 
 def of_template(text: str) -> Iterator[str]:
-    """The messages of a template's tags."""
+    """Return the messages of a template's tags."""
     for many, one, more in IN_TEMPLATES.findall(templatize(text)):
         yield PLURAL.join(ast.literal_eval(part) for part in ((one, more) if many else (one,)))
 
 
 def of_code(text: str) -> Iterator[str]:
-    """The messages of calls with plain strings, and the titles of errors: a page says them where it refuses."""
+    """Return the messages of calls with plain strings, and the titles of errors, which pages show."""
     if "gettext" not in text and "title" not in text:
         return
     for node in ast.walk(ast.parse(text)):
@@ -61,7 +60,7 @@ def of_code(text: str) -> Iterator[str]:
 
 
 def _title(kind: ast.ClassDef) -> Iterator[str]:
-    """An error has both a `code` and a `title` (`gpucloud.errors`)."""
+    """Return an error class' title; an error has both a `code` and a `title` (`gpucloud.errors`)."""
     said = {
         ast.unparse(target): line.value.value
         for line in kind.body

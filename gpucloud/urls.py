@@ -1,4 +1,4 @@
-"""Every route."""
+"""Root URL configuration."""
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
@@ -30,14 +30,17 @@ urlpatterns = [
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Problem details below /api/, a page elsewhere."""
+    """Answer an unknown URL: problem details below /api/, a page elsewhere."""
     if request.path.startswith("/api/"):
         return problems.not_found(request, exception)
     return defaults.page_not_found(request, exception)
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """What Django itself refuses, a foreign Host for one: problem details below /api/, a page elsewhere."""
+    """Answer a request that Django itself refuses, such as a foreign Host.
+
+    Problem details below /api/, a page elsewhere.
+    """
     if request.path.startswith("/api/"):
         return problems.response(
             400, "bad-request", "Bad Request", "The request is malformed, or its Host is not ours."
@@ -46,7 +49,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Problem details below /api/, a page elsewhere."""
+    """Answer an internal error: problem details below /api/, a page elsewhere."""
     if request.path.startswith("/api/"):
         return problems.server_error(request)
     return defaults.server_error(request)

@@ -1,9 +1,9 @@
-"""Django behind ASGI, with one change of threads for each request.
+"""Django's ASGI handler with one thread switch per request.
 
-Django's own handler enters and leaves the request's thread for every middleware and signal, and makes that thread anew
-for each request; all our views and middleware are synchronous, so a request here goes into a thread once and comes back
-with its answer. That is a third of what a small request costs. A client that hangs up changes nothing: what was
-asked for is done, and nobody reads the answer.
+Django's own handler enters and leaves the request's thread for every middleware and signal, and creates that thread for
+each request. All our views and middleware are synchronous, so here a request enters a thread once and returns with its
+response, which saves a third of the cost of a small request. A client that disconnects changes nothing: the request is
+completed, and its response is dropped.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ _of_thread = threading.local()
 
 
 def loop() -> asyncio.AbstractEventLoop | None:
-    """The server's event loop, in a thread that answers a request; None anywhere else."""
+    """Return the server's event loop in a thread that handles a request; None elsewhere."""
     return getattr(_of_thread, "loop", None)
 
 
-class OneThread(ASGIHandler):
+class SingleThreadHandler(ASGIHandler):
     """Django's handler for servers whose views are all synchronous."""
 
     def __init__(self) -> None:
         super().__init__()
-        # As many as there are connections to the database: more would wait for one.
+        # One thread per database connection: more threads would wait for one.
         self._threads = ThreadPoolExecutor(settings.REQUEST_THREADS, thread_name_prefix="request")
-        # Hundreds of open pages ask for their parts at once, and again soon: whoever wants something done passes them.
+        # Hundreds of open pages refresh their fragments at once and again soon: other requests overtake them.
         self._refreshes = asyncio.Semaphore(max(1, settings.REQUEST_THREADS // 2))
 
     def load_middleware(self, is_async: bool = False) -> None:
-        """All of it synchronous, whatever else it could be."""
+        """Load all middleware as synchronous."""
         super().load_middleware(is_async=False)
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-        """Read the body, answer in a thread, send."""
+        """Read the body, run the request in a thread, send the response."""
         try:
             body = await self.read_body(receive)
         except RequestAborted:
@@ -68,5 +68,5 @@ class OneThread(ASGIHandler):
 
 
 def _refreshes(scope: Any) -> bool:
-    """Whether a page asks for a part of itself again."""
+    """Return True if a page refreshes a fragment of itself."""
     return scope["method"] == "GET" and any(name == b"hx-request" for name, _ in scope["headers"])

@@ -1,4 +1,4 @@
-"""The files of the pages: named by their content, so that a browser may keep each for good, and sent without Django."""
+"""Static files of the pages: named by content hash for permanent caching, and served without Django."""
 
 import posixpath
 import re
@@ -16,13 +16,13 @@ IMPORT: Final = re.compile(r'^@import "([^"]+)";$', re.MULTILINE)
 
 
 class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # no types are published
-    """Files as `collectstatic` leaves them: the content's digest in the name, a gzipped one beside each."""
+    """The storage of `collectstatic`: files with a content hash in the name, each with a gzipped copy."""
 
-    # Modules name each other: they get the new names, too.
+    # JavaScript modules import each other: rewrite the names there too.
     support_js_module_import_aggregation = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Source maps are not served: what names them stays as it is.
+        # Source maps are not served, so references to them stay unchanged.
         known: Any = super().patterns
         self.patterns: Any = tuple(
             (suffix, tuple(one for one in patterns if "sourceMappingURL" not in str(one))) for suffix, patterns in known
@@ -30,7 +30,7 @@ class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # no t
         super().__init__(*args, **kwargs)
 
     def post_process(self, paths: dict[str, Any], dry_run: bool = False, **options: Any) -> Iterator[Any]:
-        """A sheet that imports others is served as one: a browser asks once, and paints when that one is there."""
+        """Inline imported sheets into the sheet that imports them: the browser makes one request before it paints."""
         whole = InMemoryStorage()
         for name in [name for name in paths if name.startswith("css/")]:
             whole.save(name, ContentFile(_whole(name, paths)))
@@ -39,18 +39,18 @@ class Named(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # no t
 
 
 def _whole(name: str, paths: dict[str, Any]) -> str:
-    """The sheet with what it imports in place."""
+    """Return the sheet with its imports inlined."""
     storage, path = paths[name]
     with storage.open(path) as file:
         text: str = file.read().decode()
     return IMPORT.sub(lambda found: _whole(posixpath.normpath(posixpath.join("css", found[1])), paths), text)
 
 
-class StaticDoor:
-    """Wraps the HTTP application, and answers for files itself, in the event loop.
+class StaticFilesMiddleware:
+    """ASGI middleware that serves static files in the event loop.
 
-    A page asks for a dozen of them at once. Each is a read of some kilobytes that the kernel has in memory, and would
-    otherwise wait for a thread, and for the interpreter's lock twice, behind requests that compute.
+    A page requests a dozen files at once. Each is a read of some kilobytes from the kernel's cache, and would otherwise
+    wait for a thread, and twice for the interpreter lock, behind requests that compute.
     """
 
     def __init__(self, application: ASGI3Application) -> None:
@@ -58,12 +58,12 @@ class StaticDoor:
         self._files: dict[str, Any] = WhiteNoiseMiddleware().files
 
     async def __call__(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Pass everything through that is no file, or is asked for in the clear where only TLS is wanted."""
+        """Serve a static file; pass every other request on, and requests over HTTP where only TLS is allowed."""
         file = self._files.get(scope["path"])
         if file is None or (settings.SECURE_SSL_REDIRECT and not _by_tls(scope)):
             await self.application(scope, receive, send)
             return
-        # As WSGI names them.
+        # Header names in WSGI's form.
         asked = {b"HTTP_" + name.upper().replace(b"-", b"_"): value for name, value in scope["headers"]}
         answer = file.get_response(
             scope["method"], {k.decode("latin-1"): v.decode("latin-1") for k, v in asked.items()}
@@ -81,5 +81,5 @@ class StaticDoor:
 
 
 def _by_tls(scope: HTTPScope) -> bool:
-    """As Django sees it: here, or at the proxy in front."""
+    """Return True if the request used TLS, here or at the proxy in front, by Django's own rule."""
     return scope["scheme"] == "https" or dict(scope["headers"]).get(b"x-forwarded-proto") == b"https"

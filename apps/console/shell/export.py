@@ -9,7 +9,7 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.http import HttpRequest, HttpResponse
 
-from gpucloud.spreadsheets import inert
+from gpucloud.spreadsheets import escape_formula
 
 Row = Mapping[str, Any]
 # A file is made whole in its request's own thread: one that were sent as it is read would be read in the thread of the
@@ -55,7 +55,7 @@ def _csv(columns: list[str], rows: Iterable[Row]) -> Iterator[str]:
 def _cell(value: Any) -> Any:
     if isinstance(value, dict | list):
         value = json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False)
-    return inert(value)
+    return escape_formula(value)
 
 
 def _json(columns: list[str], rows: Iterable[Row]) -> Iterator[str]:

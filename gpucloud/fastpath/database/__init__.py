@@ -1,1 +1,1 @@
-"""The database's back end for Django: its PostgreSQL, with an eye on pooled connections."""
+"""Django's database back end for PostgreSQL, adapted to pooled connections."""

@@ -1,12 +1,12 @@
-"""Django's PostgreSQL: pooled connections are looked at before a request has one, and moments are read fast.
+"""Django's PostgreSQL back end with a cheap check of pooled connections and a fast reader of timestamps.
 
-After a restart of the server all that lie in the pool are dead, and each would fail the request that is given it.
-psycopg's own check (`CONN_HEALTH_CHECKS`) asks the server before each request (0.2 ms), and who meets several dead ones
-waits twice as long after each: with eight the first request failed after 30 s. Here the socket is asked, in
-microseconds: to what lies idle the server says nothing but goodbye. After one dead one all are checked at once.
+After a restart of the server all pooled connections are dead, and each would fail the request that gets it. psycopg's
+own check (`CONN_HEALTH_CHECKS`) queries the server before each request (0.2 ms) and doubles its wait after each dead
+connection: with eight the first request failed after 30 s. Here the socket is polled, in microseconds: the server sends
+nothing to an idle connection except its end. After one dead connection all are checked at once.
 
-A row of ours has two moments or more, and Django's way to read one (psycopg's in Python, by a regular expression, in
-whatever zone the server speaks of) takes 10 µs: on a page of a fleet that was a third of its time.
+Each of our rows has two timestamps or more, and Django's way to read one (psycopg's in Python, a regular expression for
+any time zone) takes 10 µs: a third of the time of a fleet page.
 """
 
 import select
@@ -23,14 +23,17 @@ class DatabaseWrapper(base.DatabaseWrapper):
     """One thread's connection."""
 
     def get_connection_params(self) -> dict[str, Any]:
-        """Django's, with our reader of moments."""
+        """Return Django's parameters with our reader of timestamps."""
         parameters: dict[str, Any] = super().get_connection_params()
         if self.timezone == UTC:
             parameters["context"].register_loader("timestamptz", Moments)
         return parameters
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """A live one, of the pool where there is one. Raises OperationalError."""
+        """Return a live connection, from the pool if there is one.
+
+        Raises OperationalError.
+        """
         connection = super().get_new_connection(conn_params)
         while self.pool and _over(connection):
             self.pool.putconn(connection)
@@ -40,12 +43,12 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
 
 class Moments(BaseTzLoader):  # type: ignore[misc]
-    """Of a session in UTC: Python's own reader knows what PostgreSQL writes there."""
+    """A reader of timestamps for sessions in UTC: Python's own parser reads PostgreSQL's format there."""
 
     timezone = UTC
 
     def load(self, data: Any) -> datetime:
-        """Likewise all else that Django's takes (infinity it refuses, as before)."""
+        """Parse a timestamp; leave every other value to Django's reader (which rejects infinity)."""
         try:
             moment = datetime.fromisoformat(str(data, "ascii"))
         except ValueError:
@@ -57,12 +60,12 @@ class Moments(BaseTzLoader):  # type: ignore[misc]
 
 
 def _over(connection: Any) -> bool:
-    """Whether the server has hung up."""
+    """Return True if the server has closed the connection."""
     socket = select.poll()
     try:
         socket.register(connection.fileno(), select.POLLIN)
         if socket.poll(0):
-            # Rarely it is news of a setting.
+            # Rarely the data is the notice of a changed setting.
             ConnectionPool.check_connection(connection)
     except OperationalError:
         return True

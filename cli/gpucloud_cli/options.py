@@ -1,4 +1,4 @@
-"""What commands share: the options that every one has, and the way from an option to the API."""
+"""Shared options of commands, and the API client made from them."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,14 +13,14 @@ from gpucloud_cli.api import TIMEOUT_SECONDS, Api
 from gpucloud_cli.failures import Usage
 from gpucloud_cli.resources import Field
 
-# A server that restarts is back in a few seconds; a pipeline that fails at once would only be started again.
+# A server that restarts is back in a few seconds; a pipeline that failed at once would only be restarted.
 PATIENCE = "10s"
 TENANT_VARIABLE = "GPUCLOUD_TENANT"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Asked:
-    """How this command is to reach the server and to answer."""
+class Invocation:
+    """Connection and output options of one command."""
 
     def __init__(self) -> None:
         self.url: str | None = None
@@ -28,7 +28,7 @@ class Asked:
         self.json = False
 
     def api(self, *, patience_seconds: float | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> Api:
-        """The server, as flags, environment and config file name it."""
+        """Return a client of the server in flags, environment or config file."""
         access = resolve(url=self.url, token_file=self.token_file, environment=os.environ)
         return Api(
             access,
@@ -37,7 +37,7 @@ class Asked:
         )
 
     def show(self, data: Any, *, columns: Iterable[str] = ()) -> None:
-        """A list as a table, one thing as its facts; JSON where that is asked for."""
+        """Print a list as a table, or one object as its fields; JSON if requested."""
         if self.json:
             output.as_json(data)
         elif isinstance(data, list):
@@ -47,27 +47,30 @@ class Asked:
 
 
 def patience() -> int:
-    """For how long a lost request is tried again. Raises Usage."""
+    """Return how long a lost request is retried, in seconds.
+
+    Raises Usage.
+    """
     try:
         return seconds(os.environ.get("GPUCLOUD_PATIENCE") or PATIENCE)
     except ValueError as error:
         raise Usage(f"GPUCLOUD_PATIENCE: {error}") from error
 
 
-asked = click.make_pass_decorator(Asked, ensure=True)
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def keep(ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
         if value:
-            setattr(ctx.ensure_object(Asked), name, value)
+            setattr(ctx.ensure_object(Invocation), name, value)
         return value
 
     return keep
 
 
-def connects(command: Command) -> Command:
-    """The options of whatever talks to the server."""
+def connection_options(command: Command) -> Command:
+    """Add the options of commands that talk to the server."""
     for option in (
         click.option("--url", metavar="URL", expose_value=False, callback=_keep("url"), help="the server's address"),
         click.option(
@@ -83,19 +86,19 @@ def connects(command: Command) -> Command:
     return command
 
 
-def answers(command: Command) -> Command:
-    """`connects`, and data as JSON."""
+def output_options(command: Command) -> Command:
+    """Add the connection options, and `--json`."""
     option = click.option("--json", is_flag=True, expose_value=False, callback=_keep("json"), help="JSON on stdout")
-    return connects(option(command))
+    return connection_options(option(command))
 
 
-def takes(fields: Iterable[Field], *, required: bool = True) -> Callable[[Command], Command]:
-    """An option, or the argument, for each field."""
+def field_options(fields: Iterable[Field], *, required: bool = True) -> Callable[[Command], Command]:
+    """Add an option, or the argument, for each field."""
 
     def decorate(command: Command) -> Command:
         for field in reversed(list(fields)):
             must = required and field.required
-            # Where a tenant must be named; a list that it would narrow unasked hid what one looks for.
+            # Only where a tenant is required: as a default filter it would silently hide other tenants' rows.
             default = TENANT_VARIABLE if must and field.name == "tenant" else None
             if field.argument:
                 command = click.argument(variable(field), metavar=field.name.upper(), type=field.kind)(command)
@@ -115,12 +118,12 @@ def takes(fields: Iterable[Field], *, required: bool = True) -> Callable[[Comman
 
 
 def variable(field: Field) -> str:
-    """The field's name where Python's own words (`class`) are in the way."""
+    """Return the parameter's name: some fields are Python keywords (`class`)."""
     return f"{field.name}_"
 
 
 def body(fields: Iterable[Field], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, as the API has it; takes it out of `given`."""
+    """Return the given values under the API's names."""
     found: dict[str, Any] = {}
     for field in fields:
         said = given.get(variable(field))
@@ -130,7 +133,10 @@ def body(fields: Iterable[Field], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tenant_of(api: Api, named: str | None) -> str:
-    """The tenant that is meant: as named, or GPUCLOUD_TENANT, or the token's only one. Raises Usage."""
+    """Return the tenant: as named, or GPUCLOUD_TENANT, or the token's only one.
+
+    Raises Usage.
+    """
     if found := named or os.environ.get(TENANT_VARIABLE):
         return found
     roles = api.get("me/").body["roles"]
