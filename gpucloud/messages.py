@@ -1,7 +1,8 @@
 """``python -m gpucloud.messages``: update the translation catalogues from templates and code.
 
 Each language has a text file (``django.po``, which translators edit) and a compiled file that Django reads
-(``django.mo``), both written by polib: nobody needs GNU gettext. ``--check`` changes nothing and reports what is missing or stale.
+(``django.mo``); polib writes both, and nobody needs GNU gettext. ``--check`` changes nothing and reports what is
+missing or stale.
 """
 
 import argparse
