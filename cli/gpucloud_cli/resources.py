@@ -381,6 +381,7 @@ CLAIM_FIELDS = (
     Field("exclusion", help="share GPUs only with the tenant's claims that have this label"),
     Field("class", click.Choice(["guaranteed", "best-effort"]), "the class under the policy preempt"),
     Field("weight", click.INT, "the weight under the policy weighted"),
+    Field("rebalance", click.BOOL, "let the rebalancer change its limits and lend its idle core; default: true"),
     Field("priority", click.INT, "the priority; higher goes first"),
     Field("time_limit_seconds", DURATION, "release it this long after its placement", flag="--time-limit"),
     Field("start_at", help="earliest placement, a time in ISO 8601"),

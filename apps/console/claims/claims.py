@@ -21,16 +21,26 @@ from apps.console.tenants.limits import yours
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.models.claim import PLACED
+from apps.scheduling.models.claim import PLACED, OverQuota
 from apps.scheduling.services.claims.lifecycle import create_claim, limits
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.cycles.queue import place_of
 from gpucloud.errors import GpucloudError
 from gpucloud.web.keyset import keyset_page
 
+GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
+# What the page lists of a claim only where it is set.
+DETAILS = (
+    "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "group", "affinity", "anti_affinity",
+    "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
+)  # fmt: skip
 COLUMNS = [
     "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
-    "gpus", "reasons", "created_by", "created_at",
+    "gpus", "reasons", "created_by", "created_at", "class", "weight", "rebalance", "gpu_model", "node_selector",
+    "affinity", "anti_affinity", "exclusion", "time_limit_seconds", "start_at", "group", "group_size", "reservation",
+    "when_over_quota", "lease_seconds", "lease_until", "generation", "lent_core", "borrowed_core", "asked_core_limit",
+    "idle_since", "idle_reason", "idle_release_at", "yields_at", "preempt_at", "assigned_at", "released_at",
+    "updated_at", "version",
 ]  # fmt: skip
 
 
@@ -45,7 +55,9 @@ def claim_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     rows = rows.filter(state=wanted["state"]) if wanted.get("state") else rows.live()
     rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
     if file := asked_as_file(request):
-        whole = _with_places(rows).order_by("-pk").iterator(chunk_size=1000)
+        whole = (
+            _with_places(rows).select_related("tenant", "pool", "reservation").order_by("-pk").iterator(chunk_size=1000)
+        )
         return as_file(file, "claims", COLUMNS, map(_facts, whole))
     part = keyset_page(rows.only("pk"), request.GET)
     shown_rows = rows.filter(pk__in=[row.pk for row in part.rows])
@@ -61,7 +73,14 @@ def _with_places(rows: QuerySet[Claim]) -> QuerySet[Claim]:
 
 def _facts(claim: Claim) -> Row:
     gpus = [f"{item.gpu.node.name}/{item.gpu.index}" for item in claim.present_assignments]
-    return facts_of(claim, COLUMNS, tenant=claim.tenant.slug, pool=claim.pool.name, gpus=gpus)
+    others: dict[str, Any] = {
+        "tenant": claim.tenant.slug,
+        "pool": claim.pool.name,
+        "gpus": gpus,
+        "class": BEST_EFFORT if claim.best_effort else GUARANTEED,
+        "reservation": claim.reservation and claim.reservation.uid,
+    }
+    return facts_of(claim, COLUMNS, **others)
 
 
 @require_http_methods(["GET", "POST"])
@@ -125,6 +144,9 @@ def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
     use = use_of_assignments(live)
     return {
         "claim": claim,
+        "has_details": not claim.rebalance
+        or claim.when_over_quota != OverQuota.REFUSE
+        or any(getattr(claim, name) for name in DETAILS),
         "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
         "charted": ",".join(str(item.uid) for item in (live or assignments)),
         "timeline": timeline(claim),

@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.console.claims.claims import find
+from apps.console.claims.claims import BEST_EFFORT, GUARANTEED, find
 from apps.console.shell.fields import choice, switch, words
 from apps.console.shell.forms import ServiceForm, number
 from apps.console.shell.page_access import page
@@ -26,7 +26,6 @@ from apps.scheduling.services.claims.resize import UNCHARGED, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.errors import GpucloudError
 
-GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 CLASSES = [(GUARANTEED, _("Guaranteed")), (BEST_EFFORT, _("Best effort"))]
 
 

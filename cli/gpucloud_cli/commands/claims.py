@@ -24,7 +24,7 @@ from gpucloud_cli.verbs import path_of
 
 CLAIM = BY_NAME["claim"]
 RESIZED = (
-    *(field for field in CLAIM_FIELDS if field.name in {"core_request", "core_limit", "class", "weight"}),
+    *(field for field in CLAIM_FIELDS if field.name in {"core_request", "core_limit", "class", "weight", "rebalance"}),
     Field("memory_mib", SIZE, "device memory on each GPU, like 8GiB", flag="--memory"),
 )
 LEASE = Field("lease_seconds", DURATION, "released unless renewed in time (`claim renew`)", flag="--lease")

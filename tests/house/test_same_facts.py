@@ -1,0 +1,95 @@
+"""Facts that stand in several places agree: sharing policies, and the fields of a claim."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from agent import wire
+from apps.console.claims.claims import COLUMNS
+from apps.quotas.models import SharingPolicy
+from apps.scheduling.api.serializers import ClaimSerializer, ResizeSerializer
+from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
+from benchmarks.shim import pages
+from gpucloud_cli import resources
+from gpucloud_cli.commands.claims import LEASE, RESIZED
+
+ROOT = Path(__file__).resolve().parents[2]
+# REST's names of fields whose names are words of Python.
+IN_PYTHON = {"class": "best_effort"}
+# Fields of a claim that the table of claims does not have as a file.
+NOT_IN_A_FILE = {
+    "assignments": "its GPUs are the column gpus",
+    "estimated_start_at": "worked out for one claim at a time",
+    "observed_generation": "moves while a node catches up; the API has it",
+}
+
+
+def in_python(names: Any) -> set[str]:
+    return {IN_PYTHON.get(name, name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("agent/wire.py, Policy", get_args(wire.Policy)),
+        ("cli/gpucloud_cli/resources.py, POLICIES", tuple(resources.POLICIES.choices)),
+        ("benchmarks/shim/pages.py, POLICIES", pages.POLICIES),
+    ],
+)
+def test_every_table_of_sharing_policies_has_the_models(place: str, names: tuple[str, ...]) -> None:
+    assert names == tuple(SharingPolicy.values), f"{place} and SharingPolicy name other policies"
+
+
+@pytest.mark.parametrize("policy", SharingPolicy.values)
+@pytest.mark.parametrize("page", ["docs/scheduling.md", "docs/openapi.yaml"])
+def test_a_page_says_what_each_sharing_policy_does(page: str, policy: str) -> None:
+    assert re.search(rf"[`\s]{policy}[`\s*]", (ROOT / page).read_text()), f"{page} does not mention {policy}"
+
+
+def test_a_new_claims_fields_are_the_same_in_rest_in_the_service_and_in_the_command() -> None:
+    settable = {name for name, field in ClaimSerializer().get_fields().items() if not field.read_only}
+    spec = {field.name for field in dataclasses.fields(ClaimSpec)}
+    # A pod is written by the clusters' services alone.
+    assert in_python(settable) == spec - {"pod"}, "ClaimSerializer and ClaimSpec differ"
+    command = {field.name for field in (*resources.CLAIM_FIELDS, LEASE)} | {"name"}
+    assert command == settable, "cli/gpucloud_cli/resources.py, CLAIM_FIELDS"
+
+
+def test_a_live_change_has_the_same_fields_in_rest_in_the_service_and_in_the_command() -> None:
+    settable = set(ResizeSerializer().get_fields())
+    assert in_python(settable) == {field.name for field in dataclasses.fields(ClaimChanges)}, "ClaimChanges"
+    assert {field.name for field in RESIZED} == settable, "cli/gpucloud_cli/commands/claims.py, RESIZED"
+
+
+def test_every_readable_field_of_a_claim_is_a_column_of_its_file() -> None:
+    readable = set(ClaimSerializer().get_fields())
+    forgotten = readable - set(COLUMNS) - NOT_IN_A_FILE.keys()
+    assert not forgotten, "apps/console/claims/claims.py, COLUMNS; or give a reason in NOT_IN_A_FILE"
+
+
+def test_every_readable_field_of_a_claim_is_on_its_page() -> None:
+    readable = set(ClaimSerializer().get_fields())
+    templates = "\n".join(file.read_text() for file in sorted((ROOT / "templates" / "claims").glob("*.html")))
+    on_page = {name for name in in_python(readable) if re.search(rf"\bclaim\.{name}\b", templates)}
+    forgotten = in_python(readable) - on_page - NOT_ON_ITS_PAGE.keys()
+    assert not forgotten, "templates/claims/; or give a reason in NOT_ON_ITS_PAGE"
+
+
+NOT_ON_ITS_PAGE = {
+    "assignments": "the view gives them with what they use",
+    "estimated_start_at": "the view's `place` has the estimate and its reason",
+    "observed_generation": "the view works it out of the assignments",
+    "assigned_at": "a moment of the timeline",
+    "released_at": "a moment of the timeline",
+    "updated_at": "the timeline has every change of state",
+    "version": "for programs: the ETag of the API",
+}
+
+
+def test_the_document_of_the_api_has_the_fields_of_a_claim() -> None:
+    document = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text())
+    assert set(document["components"]["schemas"]["Claim"]["properties"]) == set(ClaimSerializer().get_fields())
