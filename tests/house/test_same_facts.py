@@ -45,7 +45,7 @@ def test_every_table_of_sharing_policies_has_the_models(place: str, names: tuple
 
 
 @pytest.mark.parametrize("policy", SharingPolicy.values)
-@pytest.mark.parametrize("page", ["docs/scheduling.md", "docs/openapi.yaml"])
+@pytest.mark.parametrize("page", ["docs/api.md", "docs/openapi.yaml"])
 def test_a_page_says_what_each_sharing_policy_does(page: str, policy: str) -> None:
     assert re.search(rf"[`\s]{policy}[`\s*]", (ROOT / page).read_text()), f"{page} does not mention {policy}"
 
