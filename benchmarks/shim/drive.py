@@ -14,6 +14,8 @@ IMPORT_SECONDS = 180.0
 WARM_SECONDS = 150.0
 # A tenant that waits for its turn for longer hangs, and must not cost the part its time.
 SPARE_SECONDS = 20.0
+# The library's watcher has charged everything that is finished by then.
+RETIRED_SECONDS = 0.15
 
 
 def imported(programs: Iterable[Process]) -> None:
@@ -102,6 +104,17 @@ def profile_judged(program: Process, claim: Claim | None, seconds: float) -> Pro
 
 
 @dataclass(frozen=True)
+class Charged:
+    """A whole run, from its first launch to its last kernel: iterations a second, and percent charged meanwhile.
+
+    Both are of exactly the same iterations, while a window cuts some at its ends.
+    """
+
+    rate: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Got:
     """What one tenant got: its page's course where it has a claim, and its iterations a second over the same time."""
 
@@ -138,6 +151,16 @@ def run_together(
     for program in programs.values():
         program.wait("ran", seconds + SPARE_SECONDS)
     return {name: got(program, courses.get(name), begin, end) for name, program in programs.items()}
+
+
+def run_charged(program: Process, claim: Claim, seconds: float) -> tuple[Got, Charged]:
+    """Run one limited program; return what it got in a window, and what the whole run was charged."""
+    before = claim.usage()["gpu_time_ns"]
+    window = run_together({"it": program}, {"it": claim}, seconds, 0.0)["it"]
+    ran = next(row for row in program.answers() if row.get("event") == "ran")
+    time.sleep(RETIRED_SECONDS)
+    spent = claim.usage()["gpu_time_ns"] - before
+    return window, Charged(ran["iterations"] / ran["seconds"], spent / ran["seconds"] / 1e7)
 
 
 def got(program: Process, course: Course | None, begin: float, end: float) -> Got:
