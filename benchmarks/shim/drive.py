@@ -47,19 +47,18 @@ class Ran:
 
 
 def warm_each(programs: Mapping[str, Process]) -> dict[str, Exception]:
-    """Import and warm all at the same time; return what failed, by name. The others can be used."""
+    """Import all at the same time, then warm one after the other; return what failed, by name. The others can be used.
+
+    A limited program learns how long its kernels take while it is warmed: nothing else may have the GPU meanwhile.
+    """
     failed: dict[str, Exception] = {}
-    for event, seconds in (("imported", IMPORT_SECONDS), ("ready", WARM_SECONDS)):
-        waiting = {name: program for name, program in programs.items() if name not in failed}
-        for name, program in waiting.items():
+    for event in ("imported", "ready"):
+        for name, program in programs.items():
             try:
-                if event == "ready":
-                    program.say("warm")
-            except ProcessFailed as error:
-                failed[name] = error
-        for name, program in waiting.items():
-            try:
-                program.wait(event, seconds)
+                if event == "imported":
+                    imported([program])
+                elif name not in failed:
+                    warm(program)
             except ProcessFailed as error:
                 failed[name] = error
     return failed
