@@ -14,6 +14,8 @@ IMPORT_SECONDS = 180.0
 WARM_SECONDS = 150.0
 # A tenant that waits longer for its turn hangs, and must not cost the part its time.
 SPARE_SECONDS = 20.0
+# The library's watcher has charged everything that is finished by then.
+RETIRED_SECONDS = 0.15
 
 
 def wait_for_imports(programs: Iterable[Process]) -> None:
@@ -45,19 +47,18 @@ class Ran:
 
 
 def warm_each(programs: Mapping[str, Process]) -> dict[str, Exception]:
-    """Import and warm all at the same time; return what failed, by name. The others can be used."""
+    """Import all at the same time, then warm one after the other; return what failed, by name. The others can be used.
+
+    A limited program learns how long its kernels take while it is warmed: nothing else may have the GPU meanwhile.
+    """
     failed: dict[str, Exception] = {}
-    for event, seconds in (("imported", IMPORT_SECONDS), ("ready", WARM_SECONDS)):
-        waiting = {name: program for name, program in programs.items() if name not in failed}
-        for name, program in waiting.items():
+    for event in ("imported", "ready"):
+        for name, program in programs.items():
             try:
-                if event == "ready":
-                    program.say("warm")
-            except ProcessFailed as error:
-                failed[name] = error
-        for name, program in waiting.items():
-            try:
-                program.wait(event, seconds)
+                if event == "imported":
+                    imported([program])
+                elif name not in failed:
+                    warm(program)
             except ProcessFailed as error:
                 failed[name] = error
     return failed
@@ -102,6 +103,17 @@ def profile_judged(program: Process, claim: Claim | None, seconds: float) -> Pro
 
 
 @dataclass(frozen=True)
+class Charged:
+    """A whole run, from its first launch to its last kernel: iterations a second, and percent charged meanwhile.
+
+    Both are of exactly the same iterations, while a window cuts some at its ends.
+    """
+
+    rate: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Got:
     """Result of one tenant: its page's course if it has a claim, and its iterations a second over the same time."""
 
@@ -141,6 +153,16 @@ def run_together(
     for program in programs.values():
         program.wait("ran", seconds + SPARE_SECONDS)
     return {name: got(program, courses.get(name), begin, end) for name, program in programs.items()}
+
+
+def run_charged(program: Process, claim: Claim, seconds: float) -> tuple[Got, Charged]:
+    """Run one limited program; return what it got in a window, and what the whole run was charged."""
+    before = claim.usage()["gpu_time_ns"]
+    window = run_together({"it": program}, {"it": claim}, seconds, 0.0)["it"]
+    ran = next(row for row in program.answers() if row.get("event") == "ran")
+    time.sleep(RETIRED_SECONDS)
+    spent = claim.usage()["gpu_time_ns"] - before
+    return window, Charged(ran["iterations"] / ran["seconds"], spent / ran["seconds"] / 1e7)
 
 
 def got(program: Process, course: Course | None, begin: float, end: float) -> Got:

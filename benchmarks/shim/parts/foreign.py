@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.shim.drive import Got, Profiled, profile_judged, run_alone, run_together, warm_each
+from benchmarks.shim.drive import Charged, Got, Profiled, profile_judged, run_alone, run_charged, warm_each
 from benchmarks.shim.pages import Claim
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process, ProcessFailed
@@ -43,10 +43,12 @@ PROGRAMS: Mapping[str, Program] = {
 
 @dataclass(frozen=True)
 class Judged:
-    """One program at one limit: iterations a second and page share without the profiler; the profiler's figures."""
+    """One program at one limit: iterations a second in a window and the whole run's charge without the profiler; the
+    profiler's figures.
+    """
 
     rate: float
-    page: float | None
+    whole: Charged | None
     profiled: Profiled | None
 
     @property
@@ -56,6 +58,11 @@ class Judged:
         It is the profiler's time of an iteration, times the rate.
         """
         return self.profiled.kernel_ns * self.rate / 1e7 if self.profiled else None
+
+    @property
+    def whole_kernels(self) -> float | None:
+        """The same of the whole run."""
+        return self.profiled.kernel_ns * self.whole.rate / 1e7 if self.profiled and self.whole else None
 
 
 @dataclass(frozen=True)
@@ -110,11 +117,11 @@ def measure_program(stage: Stage, report: Report, pair: Pair, rows: list[Row], f
     """
     limits = QUICK_LIMITS if stage.quick else LIMITS
     whole = [run_alone(pair.bare, BARE_SECONDS)]
-    got: dict[int, Got] = {}
+    got: dict[int, tuple[Got, Charged]] = {}
     for number, limit in enumerate(limits):
         try:
             set_limit(stage, pair, limit)
-            got[limit] = run_together({"it": pair.limited}, {"it": pair.claim}, stage.seconds, 0.0)["it"]
+            got[limit] = run_charged(pair.limited, pair.claim, stage.seconds)
         except ProcessFailed as error:
             report.add_failure(f"{pair.about} at {limit}", error)
             break
@@ -124,7 +131,8 @@ def measure_program(stage: Stage, report: Report, pair: Pair, rows: list[Row], f
     bare = Judged(sum(whole) / len(whole), None, profile_judged(pair.bare, None, PROFILE_SECONDS))
     free.append(make_bare_row(pair, bare, whole))
     found = {
-        limit: Judged(each.rate, each.share, profile_at(stage, report, pair, limit)) for limit, each in got.items()
+        limit: Judged(window.rate, charged, profile_at(stage, report, pair, limit))
+        for limit, (window, charged) in got.items()
     }
     rows += [make_row(pair.about, limit, bare, judged) for limit, judged in found.items()]
     figures = {limit: collect_figures(judged) for limit, judged in found.items()}
@@ -149,7 +157,9 @@ def profile_at(stage: Stage, report: Report, pair: Pair, limit: int) -> Profiled
 
 def collect_figures(judged: Judged) -> dict[str, float | None]:
     seen = judged.profiled
-    found = {"rate": judged.rate, "page": judged.page, "kernels": judged.kernels}
+    found = {"rate": judged.rate, "kernels": judged.kernels, "kernels, whole run": judged.whole_kernels}
+    if judged.whole is not None:
+        found |= {"rate, whole run": judged.whole.rate, "page": judged.whole.share}
     if seen is None:
         return found
     return {**found, "CUPTI": seen.share, "page meanwhile": seen.page, "ns/iteration": seen.kernel_ns}
@@ -167,16 +177,17 @@ def make_bare_row(pair: Pair, bare: Judged, whole: Sequence[float]) -> Row:
 
 
 def make_row(about: str, limit: int, bare: Judged, found: Judged) -> Row:
-    seen, kernels = found.profiled, found.kernels
-    apart = found.page - kernels if found.page is not None and kernels is not None else None
+    seen, kernels, whole = found.profiled, found.whole_kernels, found.whole
+    apart = whole.share - kernels if whole is not None and kernels is not None else None
     then = seen.page - seen.share if seen and seen.page is not None else None
     return {
         "program": about,
         "limit": limit,
         "rate, % of bare": 100 * found.rate / bare.rate if bare.rate else None,
-        "kernels": kernels,
+        "kernels": found.kernels,
         "CUPTI": seen.share if seen else None,
-        "page": found.page,
+        "whole run: kernels": kernels,
+        "page": whole.share if whole else None,
         "page − kernels": f"{apart:+.2f}" if apart is not None else None,
         "page − CUPTI, same time": f"{then:+.2f}" if then is not None else None,
         "page right": "not judged" if apart is None else "yes" if abs(apart) <= PAGE_POINTS else "NO",
@@ -202,10 +213,11 @@ def report_tables(report: Report, rows: Sequence[Row], free: Sequence[Row]) -> N
     report.table(
         "Programs that others wrote, at limits of GPU time; percent. Rate: iterations a second without the profiler "
         "against a bare process before, between and after. Kernels: what an iteration's kernels take, by the profiler "
-        "at this limit, times that rate. CUPTI: the share while profiled, which slows launches down. Page: what the "
-        f"library charged while the rate was measured. The page is right within {PAGE_POINTS:.0f} points of the "
-        f"kernels. A limit is held where the kernels are within {LIMIT_POINTS:.0f} point of it, or the rate is "
-        f"{RATE_PART:.2f} of limit / what it needs bare; needing less: where it is {RATE_PART:.2f} of bare",
+        "at this limit, times that rate. CUPTI: the share while profiled, which slows launches down. Whole run: of all "
+        "its iterations; it begins with the credit of the pause before. Page: what the library charged for it. It is "
+        f"right within {PAGE_POINTS:.0f} points of the whole run's kernels. A limit is held where the kernels are "
+        f"within {LIMIT_POINTS:.0f} point of it, or the rate is {RATE_PART:.2f} of limit / what it needs bare; needing "
+        f"less: where it is {RATE_PART:.2f} of bare",
         rows,
     )
     if rows:

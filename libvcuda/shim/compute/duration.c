@@ -10,6 +10,10 @@
  * (elapsed - duration) is 2.2 us behind other work. Where every launch is another kernel, as in PyTorch's programs, the former is
  * 1.5 us: the value taken is in the middle.
  *
+ * A kernel of a microsecond is over before its end event is handed over, which takes the host 1.2 to 3 us. The events are then
+ * as far apart as the host's calls: a bound, and no measurement. Where the bound is low, it is taken for one of the shortest
+ * kernels that there are; where not, the host was interrupted, and nothing is learned.
+ *
  * The GPU's own gap from one kernel to the next that waits behind it: 0.87 us where a kernel follows itself, 1.0 to 1.1 in
  * PyTorch's training (CUPTI, H200). No profiler calls that GPU time, and programs of small kernels would be charged a fifth too
  * much. It is taken to be in proportion to what empty events are apart, too.
@@ -34,6 +38,11 @@
 #define EMPTY_AFTER_ZERO 0.49
 #define EMPTY_BEHIND 1.72
 #define EMPTY_GAP 0.75
+/* An end event that came late is passed within so much of when it was handed over. Up to which bound it hides one of the
+ * shortest kernels, and how long those take. */
+#define EMPTY_LATE 1.0
+#define EMPTY_SHORT 2.5
+#define EMPTY_SHORTEST 0.75
 
 static double empty_of(const struct origin *origin)
 {
@@ -68,6 +77,18 @@ static double events_take(const struct origin *origin, const struct meter_burst 
     return (waited - IDLE_NS < lag ? lag - (waited - IDLE_NS) : 0) + idle;
 }
 
+/* One launch on an idle stream. Did the GPU wait for the end event? Then it took less than the events tell. */
+static double without_late_end(const struct origin *origin, const struct meter_burst *burst, double elapsed,
+                               double length, int *vague)
+{
+    double empty = empty_of(origin), shortest = EMPTY_SHORTEST * empty;
+    double host = (double)(burst->closed_ns - burst->started_ns);
+    if (length <= shortest || elapsed >= host + EMPTY_LATE * empty)
+        return length;
+    *vague = length > EMPTY_SHORT * empty;
+    return *vague ? length : shortest;
+}
+
 /* How long had the stream nothing to do? By prediction, corrected by when the GPU really came to the burst: where that was later
  * than predicted, so much less; where it was earlier, what the least queue did not hide. */
 static double idle_in(const struct meter_burst *burst, double begun)
@@ -90,11 +111,13 @@ int duration_of(struct origin *origin, const struct meter_lane *lane, const stru
     if (!origin_times(origin, burst, burst->start ? burst->start : lane->last_end, &length, &end))
         return 0;
     double begun = end - length;
-    double added = burst->start ? events_take(origin, burst, begun - (double)burst->started_ns, &out->vague)
-                                : duration_event_gap(origin);
+    double elapsed = length, waited = begun - (double)burst->started_ns;
+    double added = burst->start ? events_take(origin, burst, waited, &out->vague) : duration_event_gap(origin);
     /* The clock was not set yet: the start event waited, though it does not look so. */
     out->vague |= length <= added;
     length -= length > added ? added : length;
+    if (burst->alone && burst->start && waited < IDLE_NS + CLOCK_NS && !out->vague)
+        length = without_late_end(origin, burst, elapsed, length, &out->vague);
     out->end_ns = end;
     out->start_ns = end - length;
     out->backlogged = begun > (double)burst->closed_ns + BEHIND_NS;
