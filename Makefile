@@ -78,7 +78,7 @@ bench-gpu: ## shares, live resizes and a memory limit of a claim, on a real GPU 
 bench-placement: ## how much each policy gives out of a production trace's GPUs (GPUCLOUD_TRACES=…, LISTS=default,gpuspec33, SEEDS=0-9, ARRIVALS=…, OUT=…)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.placement $(if $(LISTS),--lists $(LISTS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ARRIVALS),--arrivals $(ARRIVALS)) $(if $(OUT),--out $(OUT))
 
-bench-placement-speed: ## decisions a second of the placement core: 5,000 nodes of 8 GPUs, C kernel and numpy (ARGS="--runs 3")
+bench-placement-speed: ## decisions a second of the placement core: 5,000 nodes of 8 GPUs, C kernel and plain Python (ARGS="--runs 3")
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.placement_speed $(ARGS)
 
 bench-churn: ## a production trace played back by its own clock, against first come, first served (GPUCLOUD_TRACES=…, ARGS="--seeds 0-2")

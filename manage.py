@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's command-line door: migrate, scheduler, seed_demo, …"""
+"""Run a management command of Django."""
 
 import os
 import sys

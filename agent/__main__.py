@@ -185,32 +185,32 @@ def _enrol(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
-    from agent.door import launch  # noqa: PLC0415
+    from agent.launch import execution  # noqa: PLC0415
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.parser.error("what to start? agent exec CLAIM -- COMMAND [ARGUMENT ...]")
     try:
-        launch.launch(options.claim, command, wait_seconds=options.wait)
-    except launch.LaunchError as error:
+        execution.launch(options.claim, command, wait_seconds=options.wait)
+    except execution.LaunchError as error:
         return _fail(error, error.code)
     except KeyboardInterrupt:
         return 130
 
 
 def _give(options: argparse.Namespace) -> int:
-    from agent.door import launch  # noqa: PLC0415
+    from agent.launch import execution  # noqa: PLC0415
 
     try:
-        launch.give(options.claim, options.user)
-    except launch.LaunchError as error:
+        execution.give(options.claim, options.user)
+    except execution.LaunchError as error:
         return _fail(error, error.code)
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
     from agent import rundir  # noqa: PLC0415
-    from agent.door import status  # noqa: PLC0415
+    from agent.local_api import status  # noqa: PLC0415
 
     run_dir = options.run_dir or os.environ.get("GPUCLOUD_RUN_DIR")
     state_dir = options.state_dir or os.environ.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent"
@@ -224,14 +224,13 @@ def _status(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from agent import settings  # noqa: PLC0415
-    from agent.check import words  # noqa: PLC0415
-    from agent.door import self_check  # noqa: PLC0415
+    from agent.check import findings, words  # noqa: PLC0415
 
     try:
         chosen = settings.read(server=options.server, state_dir=options.state_dir, environment=os.environ)
     except settings.SettingsError as error:
         return _fail(error, EXIT_USAGE)
-    found = self_check.find(chosen, here=options.here)
+    found = findings.find(chosen, here=options.here)
     sys.stdout.write((words.as_json(found) if options.json else words.as_table(found)) + "\n")
     sys.stdout.flush()
     return EXIT_FAILED if any(check.state == "failed" for check in found.checks) else 0

@@ -20,29 +20,31 @@ import structlog
 from msgspec import structs
 
 from agent import VERSION, statefile, wire
+from agent.backoff import Backoff
 from agent.check.running import SelfCheck
-from agent.door import admission, report
-from agent.door.listener import Caller, Door
-from agent.door.localwire import Answer, Refusal, Request, Status
-from agent.door.ways import Ways
+from agent.claims import audit, auditor
+from agent.claims.abi import PagesLibrary
+from agent.claims.failures import Troubles, named
+from agent.claims.meter import Meter
+from agent.claims.registry import Registry
 from agent.drift import Drifts
-from agent.holding.abi import PagesLibrary
-from agent.holding.registry import Registry
-from agent.holding.troubles import Troubles, named
+from agent.host import cgroups, checkup
+from agent.host.arbiter import Arbiter
+from agent.host.checkup import Around
+from agent.host.exits import Deaths
+from agent.host.gpus import Inventory, Nvml
+from agent.host.sampling import Schedule, pause
 from agent.kernel_limits import KernelLimits
 from agent.kubelet import part as kubelet
-from agent.machine import audit, auditor, cgroups, checkup
-from agent.machine.arbiter import Arbiter
-from agent.machine.checkup import Around
-from agent.machine.deaths import Deaths
-from agent.machine.gpus import Inventory, Nvml
-from agent.machine.meter import Meter
-from agent.machine.sampling import Schedule, pause
+from agent.launch import authorization
+from agent.launch.methods import Ways
+from agent.local_api import report
+from agent.local_api.listener import Caller, Door
+from agent.local_wire import Answer, Refusal, Request, Status
 from agent.metrics import Exporter, Facts
 from agent.node import Node
 from agent.rundir import RunDir
 from agent.server import enrolment
-from agent.server.backoff import Backoff
 from agent.server.link import Callbacks, Link
 from agent.server.outbox import Outbox, Sequence
 from agent.settings import Settings
@@ -346,10 +348,12 @@ class Daemon:
             return Refusal(code="bad-request", detail="A request names a `claim` and its `secret`.")
         asked = {"claim_uid": request.claim, "secret": request.secret}
         if request.ask == "page":
-            return admission.give_page(self._node, self._settings.library, **asked, caller=caller, user=request.user)
+            return authorization.give_page(
+                self._node, self._settings.library, **asked, caller=caller, user=request.user
+            )
         # Its control group is new.
         self._kernel_limits.look_now.set()
-        return admission.admit(self._node, self._settings.library, **asked, caller=caller)
+        return authorization.admit(self._node, self._settings.library, **asked, caller=caller)
 
     def _show_metrics(self) -> None:
         if self._settings.metrics is None:
@@ -379,7 +383,7 @@ class Daemon:
         )
 
     def _status(self, caller: Caller) -> Answer:
-        if not admission.is_operator(caller):
+        if not authorization.is_operator(caller):
             return Refusal(code="not-allowed", detail="Only the agent's own user and root may see what it holds.")
         return Status(
             node=self._node_name,

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import structlog
 
 from agent import wire
-from agent.holding.abi import PageError
-from agent.holding.claim import Holding
-from agent.machine import kin, processes
-from agent.machine.processes import Process
+from agent.claims import attribution
+from agent.claims.abi import PageError
+from agent.claims.claim import Holding
+from agent.host import processes
+from agent.host.processes import Process
 from agent.node import Node
 
 log = structlog.get_logger()
@@ -62,7 +63,7 @@ class Drifts:
         for one in list(self._all())[:MOST]:
             if one.key not in before:
                 log.warning("drift", kind=one.kind, claim=one.claim_uid, detail=one.detail)
-                # These are told of as the tenant's own doing already (`agent/holding/troubles.py`).
+                # These are told of as the tenant's own doing already (`agent/claims/failures.py`).
                 if one.kind not in ("files-lost", "usage-damaged"):
                     self._report("drift-found", one.detail)
             if not (mend and self._mended(one)):
@@ -129,7 +130,7 @@ class Drifts:
 
     def _unreadable(self, claim_uid: str, reason: str) -> Found:
         directory = str(self._node.directory(claim_uid))
-        runs = any(seen.directory == directory for seen in kin.take())
+        runs = any(seen.directory == directory for seen in attribution.take())
         words = f"The limits page of claim {claim_uid} cannot be read: {reason}"
         # Its programs may still read it: they end first.
         return Found("limits-unreadable", claim_uid, words, None if runs else partial(self._node.make_anew, claim_uid))

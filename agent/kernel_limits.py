@@ -14,13 +14,14 @@ from pathlib import Path
 
 import structlog
 
-from agent.holding.limited_groups import Key, LimitedGroups
-from agent.machine import cgroups, kin
-from agent.machine.gpus import Nvml
-from agent.machine.health import Verdict
-from agent.machine.limiter import Limiter
-from agent.machine.processes import Process
-from agent.machine.sampling import pause
+from agent.claims import attribution
+from agent.claims.limited_groups import Key, LimitedGroups
+from agent.host import cgroups
+from agent.host.gpus import Nvml
+from agent.host.health import Verdict
+from agent.host.processes import Process
+from agent.host.rate_limiter import Limiter
+from agent.host.sampling import pause
 from agent.node import Node
 from agent.wire import ConditionType
 
@@ -63,7 +64,7 @@ class KernelLimits:
                 continue
             # 1. Attribute the machine's processes to claims; a change of a limit need not wait for that.
             if not changed:
-                self._attributed = self._node.attribute(await asyncio.to_thread(kin.take))
+                self._attributed = self._node.attribute(await asyncio.to_thread(attribution.take))
             # 2. Set and clear limits.
             wanted = self._wanted()
             await self._in_nvml_thread(lambda: self._groups.sync(wanted, self._nvml.handles))  # noqa: B023 - awaited

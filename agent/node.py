@@ -13,14 +13,15 @@ from typing import NamedTuple
 import structlog
 
 from agent import wire
-from agent.holding.abi import PageError, PagesLibrary
-from agent.holding.claim import Holding, gpu_key
-from agent.holding.groups import Groups
-from agent.holding.pages import LimitSlot
-from agent.holding.registry import Registry
-from agent.machine import cgroups, kin
-from agent.machine.cgroups import Hierarchy
-from agent.machine.processes import Process
+from agent.claims import attribution
+from agent.claims.abi import PageError, PagesLibrary
+from agent.claims.claim import Holding, gpu_key
+from agent.claims.groups import Groups
+from agent.claims.pages import LimitSlot
+from agent.claims.registry import Registry
+from agent.host import cgroups
+from agent.host.cgroups import Hierarchy
+from agent.host.processes import Process
 
 log = structlog.get_logger()
 
@@ -193,9 +194,9 @@ class Node:
         """The tree in which claims get control groups; None where they get none."""
         return self._hierarchy
 
-    def attribute(self, seen: list[kin.Seen]) -> dict[str, set[Process]]:
+    def attribute(self, seen: list[attribution.Seen]) -> dict[str, set[Process]]:
         """Find the processes of each claim among those of the machine."""
-        return kin.divide(
+        return attribution.divide(
             seen,
             {uid: one.members.living() for uid, one in self.holdings.items()},
             {str(one.directory): uid for uid, one in self.holdings.items()},
@@ -204,7 +205,7 @@ class Node:
         )
 
     def _look_for_kin(self, ending: list[Holding], now: float) -> None:
-        divided = self.attribute(kin.take())
+        divided = self.attribute(attribution.take())
         for holding in ending:
             holding.members.know_kin(divided.get(holding.claim_uid, set()))
             holding.kin_known_at = now

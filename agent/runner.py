@@ -8,11 +8,11 @@ import sys
 import structlog
 
 from agent import logs, settings, statefile
+from agent.backoff import Backoff
+from agent.claims.abi import PageError
 from agent.daemon import Daemon
-from agent.holding.abi import PageError
 from agent.rundir import RunDir, RunDirError
 from agent.server import enrolment
-from agent.server.backoff import Backoff
 from agent.server.enrolment import EnrolmentFailed
 from agent.server.identity import Identity
 from agent.server.link import CredentialRefused

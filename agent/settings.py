@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
-from agent import rundir
-from agent.door.localwire import AuditMode
-from agent.server import backoff
+from agent import backoff, rundir
+from agent.local_wire import AuditMode
 
 # Ten seconds are what container runtimes give a program to end, and what programs are written for.
 GRACE_SECONDS = 10.0

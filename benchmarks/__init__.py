@@ -1,1 +1,1 @@
-"""What is measured, each with `make bench-NAME`: a table for people and, last, one line of JSON with the same rows."""
+"""Benchmarks, each run by `make bench-NAME`: tables for people and, last, one line of JSON with the same rows."""

@@ -1,8 +1,8 @@
-"""`make bench-agent`: what the agent costs a machine on which nothing happens.
+"""`make bench-agent`: the cost of the agent on an idle machine.
 
-A real agent with its arbiter on the simulated driver, a server of the tests that acknowledges what it hears, claims in
-force, and no program or one idle program under each. CPU time and memory are the kernel's own account of the two
-processes (/proc/PID/stat, smaps_rollup), read at both ends of the time; children that ended meanwhile are counted.
+A real agent with its arbiter on the simulated driver, a test server that acknowledges its messages, claims in force,
+and no program or one idle program under each. CPU time and memory are the kernel's own account of the two processes
+(/proc/PID/stat, smaps_rollup), read at both ends of the time; children that ended meanwhile are counted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SETTLE_SECONDS = 5.0
 
 
 class Cost(NamedTuple):
-    """Of one process so far."""
+    """Cost of one process so far."""
 
     cpu_seconds: float
     rss_mib: float
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 async def measure(seconds: float, gpus: int, assignments: int, programs: int) -> list[Row]:
-    """A row for the agent, one for its arbiter."""
+    """Return a row for the agent and one for its arbiter."""
     with (
         tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory,
         tempfile.TemporaryDirectory(prefix="gpucloud-bench-", dir="/dev/shm") as run,
@@ -66,7 +66,7 @@ async def measure(seconds: float, gpus: int, assignments: int, programs: int) ->
             acknowledging = asyncio.create_task(_acknowledge(link))
             await _put(stage, link, assignments, programs)
             await asyncio.sleep(SETTLE_SECONDS)
-            rows = await _measured(stage, seconds, {"claims": assignments, "programs": programs, "GPUs": gpus})
+            rows = await _measure_processes(stage, seconds, {"claims": assignments, "programs": programs, "GPUs": gpus})
             acknowledging.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await acknowledging
@@ -85,13 +85,13 @@ async def _put(stage: Stage, link: Connection, assignments: int, programs: int) 
     for one in wanted:
         await link.state(one.uid, "in_force")
     for one in wanted[:programs]:
-        # It has a context and memory, and launches nothing.
+        # The program has a context and memory, and launches nothing.
         stage.exec(one.claim_uid, str(GPULOAD), "--memory", "1GiB", "--kernel-us", "0")
     for one in wanted[:programs]:
         await eventually(lambda one=one: stage.totals(one).memory_bytes >= GIB, seconds=60)  # type: ignore[misc]
 
 
-async def _measured(stage: Stage, seconds: float, facts: Row) -> list[Row]:
+async def _measure_processes(stage: Stage, seconds: float, facts: Row) -> list[Row]:
     assert stage.agent is not None
     pids = {"agent": stage.agent.pid, "arbiter": stage.status()["arbiter"]["pid"]}
     before, begun = {name: cost(pid) for name, pid in pids.items()}, time.monotonic()
@@ -113,7 +113,7 @@ async def _measured(stage: Stage, seconds: float, facts: Row) -> list[Row]:
 
 
 async def _acknowledge(link: Connection) -> None:
-    """As the real server does, at once: what is not acknowledged is kept and sent again."""
+    """Acknowledge at once, as the real server does: unacknowledged messages are kept and sent again."""
     while True:
         heard = [frame.seq for frame in link.frames if isinstance(frame, wire.Usage)]
         if heard:
@@ -123,7 +123,7 @@ async def _acknowledge(link: Connection) -> None:
 
 
 def cost(pid: int) -> Cost:
-    """What the kernel has counted for the process until now."""
+    """Return the kernel's counts for the process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     memory = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.audit_chain`: what chaining the audit log costs its writers, at the insert or by a sealer.
+"""`python -m benchmarks.audit_chain`: the cost of chaining the audit log to its writers, at the insert or by a sealer.
 
-Eight writers commit transactions as the API's are: a row of their own changed, the event written, and the rest of the
-transaction (a few statements' time) until the commit, on a durable PostgreSQL. *none* chains nothing; *at insert* takes
-a lock, reads the last digest and writes the next one, and holds the lock until the commit; *sealer* chains nothing at
-the insert, while one more connection chains what was committed, every second.
+Eight writers commit transactions like those of the API: they change a row of their own, write the event, and spend the
+rest of the transaction (a few statements' time) until the commit, on a durable PostgreSQL. *none* chains nothing; *at
+insert* takes a lock, reads the last digest, writes the next one, and holds the lock until the commit; *sealer* chains
+nothing at the insert, while another connection chains committed events every second.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.report import Row, print_report, quantile
 from deploy import embedded
 
 WRITERS = 8
-# From the audit row to the commit: the other statements of a claim's transaction.
+# Time from the audit row to the commit: the other statements of a claim's transaction.
 REST_SECONDS = 0.003
 TABLES = """
 DROP TABLE IF EXISTS bench_event, bench_own;
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(url: str, how: str, seconds: float) -> Row:
-    """Transactions a second, and the milliseconds that they took."""
+    """Return transactions a second and their durations in milliseconds."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(TABLES)
         connection.execute("INSERT INTO bench_own SELECT generate_series(0, %s)", [WRITERS])
@@ -75,7 +75,7 @@ def write(url: str, how: str, number: int, end: float, took: list[float]) -> Non
                 values: tuple[int | None, str | None] = (None, None)
                 if how == "at insert":
                     connection.execute("SELECT pg_advisory_xact_lock(1)")
-                    values = after(connection.execute(LAST).fetchone(), CONTENT)
+                    values = next_link(connection.execute(LAST).fetchone(), CONTENT)
                 connection.execute(
                     "INSERT INTO bench_event (content, position, digest) VALUES (%s, %s, %s)", [CONTENT, *values]
                 )
@@ -92,7 +92,7 @@ def seal(url: str, end: float) -> None:
                     "SELECT id, content::text FROM bench_event WHERE position IS NULL ORDER BY id"
                 )
                 last = connection.execute(LAST).fetchone()
-                sealed = [(key, *(last := after(last, content))) for key, content in rows.fetchall()]
+                sealed = [(key, *(last := next_link(last, content))) for key, content in rows.fetchall()]
                 connection.execute(
                     "UPDATE bench_event AS event SET position = seal.position, digest = seal.digest "
                     "FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS seal (id, position, digest) "
@@ -101,8 +101,8 @@ def seal(url: str, end: float) -> None:
                 )
 
 
-def after(last: tuple[int, str] | None, content: str) -> tuple[int, str]:
-    """The next place and digest."""
+def next_link(last: tuple[int, str] | None, content: str) -> tuple[int, str]:
+    """Return the next sequence number and digest."""
     position, digest = last or (0, "")
     return position + 1, hashlib.sha256(f"{digest}{position + 1}{content}".encode()).hexdigest()
 

@@ -1,8 +1,8 @@
-"""`make bench-chart`: from the press of Apply on a claim's page until its chart has stepped.
+"""`make bench-chart`: the time from clicking Apply on a claim's page to the step in its chart.
 
-The whole platform runs as `make demo` starts it; a GPU program that takes what it gets runs under a claim, whose page
-is open in headless Chromium. Its limit is moved up and down in the form. By the page's own clock: when the chart's
-legend has the new limit, and when it has the program's use of it, to a tenth.
+The whole platform runs as `make demo` starts it; a GPU program runs under a claim, whose page is open in headless
+Chromium. Its limit is moved up and down in the form. By the page's own clock: when the chart's legend shows the new
+limit, and when it shows the program's use of it, to a tenth.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tests.platform import ROOT, Platform
 
 GPULOAD = ROOT / "libvcuda" / "build" / "gpuload"
 LIMITS = (75, 25)
-# Each alone: the burst of frames after a change is over.
+# Separate the steps: the burst of frames after a change must be over.
 PAUSE_MS = 2500
 STEP = """limit => new Promise(done => {
     const field = document.querySelector("#resize [name=core_limit]");
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(platform: Platform, page: Page, directory: Path, count: int) -> list[Row]:
-    """Rows of milliseconds: until the chart has the limit, and until it has the use."""
+    """Return rows of milliseconds: until the chart shows the limit, and until it shows the use."""
     platform.new_tenant("bench")
     body = {"tenant": "bench", "name": "charted", "core_request": 25, "memory_mib": 4096}
     uid = platform.granted("POST", "claims/?wait=30", body)["uid"]
@@ -74,7 +74,7 @@ def measure(platform: Platform, page: Page, directory: Path, count: int) -> list
 def _step(page: Page, limit: int) -> tuple[float, float]:
     page.wait_for_timeout(PAUSE_MS)
     of_limit, of_use = page.evaluate(STEP, limit)
-    # What had not come by then is as late as was waited.
+    # A value that did not come in time counts as the whole wait.
     return of_limit or 20_000.0, of_use or 20_000.0
 
 

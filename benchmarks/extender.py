@@ -1,9 +1,9 @@
-"""`python -m benchmarks.extender`: how long kube-scheduler waits for the filter, with nothing else running.
+"""`python -m benchmarks.extender`: kube-scheduler's wait for the filter, with nothing else running.
 
 Three processes on loopback: this one, which asks as kube-scheduler does (one request after the other, one connection);
 the extender's own listener with the cluster in its memory; and a stand-in for the API server that answers each patch of
 a pod at once. No database, no Redis, no worker. Nodes have 8 GPUs, three quarters of them in use by earlier pods; pods
-ask for parts of a GPU, one, two or four, and a tenth for more than there is.
+request parts of a GPU, one, two or four, and a tenth of them more than is free.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod
 from apps.clusters.kube.reflector import Seen
 from benchmarks.report import Row, print_report, quantile
-from gpucloud import garbage
+from gpucloud.fastpath import gc_tuning
 
 GPUS, UNITS = 8, 320
 ASKED = [(10, 8), (25, 80), (30, 60), (50, 160), (50, 40), (100, 1), (100, 1), (200, 1), (400, 1), (1600, 1)]
@@ -40,7 +40,10 @@ Json = dict[str, Any]
 
 
 def node(number: int, size_bytes: int) -> Json:
-    """As large as asked: what a node really holds (images, conditions, addresses) is not looked at either."""
+    """Return a node padded to the requested size.
+
+    The other fields of a real node (images, conditions, addresses) are not read.
+    """
     amounts = {"cpu": "128", "memory": "1056Gi", "pods": "110", CORE: str(GPUS * 100), MEMORY: str(GPUS * UNITS)}
     made: Json = {
         "metadata": {"name": f"node-{number:05}", "uid": f"u{number}", "labels": {"nvidia-device-enable": "enable"}},
@@ -54,7 +57,7 @@ def node(number: int, size_bytes: int) -> Json:
 
 
 def pod(name: str, core: int, memory: int, annotations: Json, *, on: str = "") -> Json:
-    """With one container."""
+    """Return a pod with one container."""
     limits = {CORE: str(core), MEMORY: str(memory), "cpu": "4", "memory": "16Gi"}
     metadata = {"name": name, "namespace": "ml", "uid": f"u-{name}", "annotations": annotations, "resourceVersion": "1"}
     container = {"name": "main", "image": "registry.example.org/train:1", "resources": {"limits": limits}}
@@ -62,7 +65,7 @@ def pod(name: str, core: int, memory: int, annotations: Json, *, on: str = "") -
 
 
 def running(nodes: int, draw: random.Random) -> list[Json]:
-    """What runs already: one pod on each GPU of three in four."""
+    """Return running pods: one on each GPU of three in four."""
     found = []
     for number in range(nodes):
         for index in range(GPUS):
@@ -74,11 +77,11 @@ def running(nodes: int, draw: random.Random) -> list[Json]:
 
 
 def serve_api(link: socket.socket, pods: dict[str, Json]) -> None:
-    """PATCH of a pod, answered as an API server would."""
+    """Answer PATCH requests for pods as an API server does."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # As Go's servers: else the body of an answer waits 40 ms for the acknowledgement of its headers.
+        # As Go's servers do: else the body of an answer waits 40 ms for the acknowledgement of its headers.
         disable_nagle_algorithm = True
 
         def do_PATCH(self) -> None:
@@ -94,7 +97,7 @@ def serve_api(link: socket.socket, pods: dict[str, Json]) -> None:
             self.wfile.write(text)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
     server.socket.close()
@@ -103,24 +106,24 @@ def serve_api(link: socket.socket, pods: dict[str, Json]) -> None:
 
 
 def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[Json]) -> None:
-    """The extender's own listener."""
+    """Serve with the extender's own listener."""
 
     named = {"contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}], "current-context": "it"}
     config = {**named, "clusters": [{"name": "it", "cluster": {"server": api}}], "users": [{"name": "it", "user": {}}]}
     mirror = Mirror()
     mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
     mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
-    # As the command does once it knows its cluster.
-    garbage.settle()
+    # As the command does once it has read its cluster.
+    gc_tuning.freeze_startup_objects()
     door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
     server = uvicorn.Server(configuration(door))
     asyncio.run(server.serve(sockets=[link]))
 
 
-def listening() -> socket.socket:
-    """As a listener makes its own from host and port.
+def make_socket() -> socket.socket:
+    """Return a socket as the listener makes its own from host and port.
 
-    asyncio turns Nagle's algorithm off only where the socket says that it is TCP: else answers wait 40 ms now and then.
+    asyncio disables Nagle's algorithm only if the socket's protocol is TCP: else answers sometimes wait 40 ms.
     """
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.bind(("127.0.0.1", 0))
@@ -131,11 +134,11 @@ def listening() -> socket.socket:
 def measure(
     nodes: int, size_bytes: int, *, by_name: bool, requests: int, seed: int
 ) -> tuple[list[float], int, int, float]:
-    """Seconds of each request, the bytes of one, how many pods found a place, and the extender's CPU for each."""
+    """Return seconds of each request, bytes of one, pods that found a node, and the extender's CPU for each."""
     draw = random.Random(seed)  # noqa: S311
     fleet = [node(number, 400 if by_name else size_bytes) for number in range(nodes)]
     asked = [pod(f"p{number}", *draw.choice(ASKED), {}) for number in range(requests)]
-    links = [listening() for _ in range(2)]
+    links = [make_socket() for _ in range(2)]
     api = f"http://127.0.0.1:{links[0].getsockname()[1]}"
     begun: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
         (serve_api, (links[0], {item["metadata"]["name"]: item for item in asked})),
@@ -159,7 +162,7 @@ def measure(
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """What the process has used of all processors, as user and in the kernel."""
+    """Return the processor time of the process, in user mode and in the kernel."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

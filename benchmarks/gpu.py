@@ -6,7 +6,7 @@ driver elsewhere (the table says which). One `gpuload` runs under one claim all 
     share       gpuload's own reckoning: kernels of known duration per wall time, means of whole seconds
     rate share  its kernels a second against the same program with the whole GPU, in this run
     in force    from the PATCH being sent to libvcuda's echo in the running process
-    memory      how much a program can allocate under a limit of 4 GiB, and what its refusal is called
+    memory      the largest allocation under a limit of 4 GiB, and the error of a larger one
 """
 
 import json
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def shares(platform: Platform, directory: Path, style: str, *options: str) -> list[Row]:
-    """A row per limit."""
+    """Measure shares; return a row per limit."""
     body = {"tenant": "bench", "name": style, "core_request": 100, "memory_mib": MEMORY_MIB}
     claim = platform.granted("POST", "claims/?wait=60", body)
     path = f"claims/{claim['uid']}/"
@@ -85,7 +85,7 @@ def _at_limit(platform: Platform, path: str, echo: Echo, log: Path, limit: int) 
 
 
 def memory(platform: Platform, directory: Path) -> Row:
-    """The largest block, to the MiB, that a program can allocate under the limit, and how one MiB more is refused."""
+    """Measure the largest block, to the MiB, that a program can allocate under the limit, and one MiB more."""
     body = {"tenant": "bench", "name": "memory", "core_request": 50, "memory_mib": MEMORY_MIB}
     claim = platform.granted("POST", "claims/?wait=60", body)
     fits, refused, words = 0, MEMORY_MIB + 1, ""
@@ -98,14 +98,14 @@ def memory(platform: Platform, directory: Path) -> Row:
 
 
 def _refusal(platform: Platform, claim: str, mib: int, log: Path) -> str:
-    """What the program says when it cannot have so much; empty when it can."""
+    """Return the program's message when the allocation fails; empty if it succeeds."""
     options = ("--kernel-us", "0", "--memory", f"{mib}MiB", "--seconds", "0.1")
     platform.run(claim, GPULOAD, *options, log=log).wait(60)
     return next((word for word in log.read_text().split() if word.startswith("CUDA_ERROR")), "")
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    """The program's whole seconds so far."""
+    """Return the program's whole seconds so far."""
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
 
 

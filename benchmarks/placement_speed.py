@@ -1,9 +1,9 @@
 """`python -m benchmarks.placement_speed`: decisions of the placement core on 5,000 nodes of 8 GPUs, on one core.
 
-The fleet is filled until a twentieth is idle, and then churns: as many are given back, at random, as are placed.
-*single* times each answer of `Fleet.place` alone; its rate counts taking what was placed and giving back what goes.
-*batch* places 500 at a time with `Fleet.place_many`, after 500 were given back: its rate counts both. Requests are of
-23 shapes: parts of a GPU, whole ones, two to eight of a node, and parts for one of the three models.
+The fleet is filled until a twentieth is idle, and then churns: as many claims are released, at random, as are placed.
+*single* times each answer of `Fleet.place` alone; its rate includes recording placements and releases. *batch* places
+500 at a time with `Fleet.place_many`, after 500 were released: its rate includes both. Requests have 23 shapes: parts
+of a GPU, whole ones, two to eight of a node, and parts for one of the three models.
 """
 
 import argparse
@@ -23,7 +23,7 @@ BATCH = 500
 
 
 def shapes() -> list[tuple[Request, int]]:
-    """Requests and how often each comes, of a hundred."""
+    """Return requests and their frequencies, of a hundred."""
     parts = [(10, 4096, 8), (20, 8192, 10), (25, 16_384, 8), (30, 16_384, 8), (50, 24_576, 12), (50, 40_960, 6)]
     many = [(1, 100, 40_960, 20), (2, 100, 40_960, 3), (4, 100, 40_960, 2), (8, 100, 40_960, 1), (2, 50, 16_384, 2)]
     rows = [(Request(1, core, memory), weight) for core, memory, weight in parts]
@@ -34,7 +34,7 @@ def shapes() -> list[tuple[Request, int]]:
 
 
 class Clock:
-    """Time on the wall, or this thread's on the processor: on a machine that others use too, that is what is ours."""
+    """Wall-clock time, or this thread's processor time, which other users of the machine do not affect."""
 
     seconds, nanoseconds = staticmethod(time.perf_counter), staticmethod(time.perf_counter_ns)
 
@@ -47,7 +47,7 @@ CLOCK = Clock()
 
 @dataclass
 class Churn:
-    """A fleet and what is on it."""
+    """A fleet and the claims on it."""
 
     fleet: Fleet
     draw: random.Random
@@ -57,15 +57,15 @@ class Churn:
     def __post_init__(self) -> None:
         self.requests, self.weights = zip(*shapes(), strict=True)
 
-    def asked(self, count: int) -> list[Request]:
-        """The next requests; each is learned."""
+    def next_requests(self, count: int) -> list[Request]:
+        """Return the next requests; each is learned."""
         requests = self.draw.choices(self.requests, self.weights, k=count)
         for request in requests:
             self.fleet.learn(request)
         return requests
 
-    def leaving(self, count: int) -> list[tuple[tuple[str, ...], Request]]:
-        """Some of what is there, taken off the list."""
+    def take_leaving(self, count: int) -> list[tuple[tuple[str, ...], Request]]:
+        """Take some claims off the list."""
         gone = []
         for _ in range(min(count, len(self.on))):
             at = self.draw.randrange(len(self.on))
@@ -74,8 +74,8 @@ class Churn:
         return gone
 
     def single(self, count: int) -> tuple[list[float], float]:
-        """Microseconds of each answer, and seconds of it all."""
-        took, requests, leaving = [], self.asked(count), self.leaving(count)
+        """Return microseconds of each answer, and seconds of it all."""
+        took, requests, leaving = [], self.next_requests(count), self.take_leaving(count)
         begun = CLOCK.seconds()
         for request, (gpus, gone) in zip(requests, leaving, strict=True):
             self.fleet.give_back(gpus, gone)
@@ -90,8 +90,8 @@ class Churn:
         return took, CLOCK.seconds() - begun
 
     def batch(self, count: int) -> float:
-        """Seconds of giving back so many and placing as many."""
-        requests, leaving = self.asked(count), self.leaving(count)
+        """Return the seconds to release and to place a batch."""
+        requests, leaving = self.next_requests(count), self.take_leaving(count)
         begun = CLOCK.seconds()
         self.fleet.give_back_many(leaving)
         answers = self.fleet.place_many(requests)
@@ -104,8 +104,8 @@ class Churn:
         return seconds
 
 
-def filled(backend: str, policy: str, seed: int, nodes: int) -> tuple[Churn, Row]:
-    """A fleet filled until a twentieth of its core is idle, and how fast that went."""
+def fill_fleet(backend: str, policy: str, seed: int, nodes: int) -> tuple[Churn, Row]:
+    """Fill a fleet until a twentieth of its core is idle; return it and its rate."""
     gpus = [
         GpuState(f"GPU-{node:04}-{index}", f"node-{node:04}", index, model, memory, 100, memory)
         for node in range(nodes)
@@ -123,7 +123,7 @@ def filled(backend: str, policy: str, seed: int, nodes: int) -> tuple[Churn, Row
 
 
 def _fill(churn: Churn) -> float:
-    requests = churn.asked(BATCH)
+    requests = churn.next_requests(BATCH)
     begun = CLOCK.seconds()
     answers = churn.fleet.place_many(requests)
     seconds = CLOCK.seconds() - begun
@@ -136,11 +136,11 @@ def _fill(churn: Churn) -> float:
 
 
 def measure(backend: str, policy: str, run: int, decisions: int, nodes: int) -> list[Row]:
-    """One run: fill, single, batch."""
-    churn, fill = filled(backend, policy, run, nodes)
-    gc.freeze()  # tens of thousands of claims need not be looked through again and again
+    """Measure one run: fill, single, batch."""
+    churn, fill = fill_fleet(backend, policy, run, nodes)
+    gc.freeze()  # the collector must not scan tens of thousands of claims again and again
     for _ in range(4):
-        churn.single(BATCH)  # each shape's row is there before anything is counted
+        churn.single(BATCH)  # caches each shape before the measurement
     churn.refused = 0
     took: list[float] = []
     seconds = 0.0
@@ -174,10 +174,10 @@ def measure(backend: str, policy: str, run: int, decisions: int, nodes: int) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="placement_speed", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--backends", nargs="+", default=["c", "numpy"], help="of c, numpy, python (c numpy)")
+    parser.add_argument("--backends", nargs="+", default=["c", "python"], help="of c, python (c python)")
     parser.add_argument("--policies", nargs="+", default=["gpucloud"], help="(gpucloud)")
     parser.add_argument("--runs", type=int, default=3, help="(3)")
-    parser.add_argument("--decisions", type=int, default=100_000, help="of each run, with numpy a tenth (100000)")
+    parser.add_argument("--decisions", type=int, default=100_000, help="of each run, in Python a hundredth (100000)")
     parser.add_argument("--nodes", type=int, default=NODES, help=f"of {GPUS} GPUs ({NODES})")
     parser.add_argument("--processor-time", action="store_true", help="this thread's, for a machine that is not idle")
     asked = parser.parse_args()
@@ -185,7 +185,7 @@ def main() -> None:
         CLOCK.of_the_processor()
     rows: list[Row] = []
     for backend in asked.backends:
-        decisions = asked.decisions if backend == "c" else asked.decisions // 10
+        decisions = asked.decisions if backend == "c" else asked.decisions // 100
         for policy in asked.policies:
             for run in range(1, asked.runs + 1):
                 rows += measure(backend, policy, run, decisions, asked.nodes)

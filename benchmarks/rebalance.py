@@ -1,9 +1,9 @@
-"""`make bench-rebalance`: how soon a claim that wakes has its guarantee back, and that the rebalancer does not swing.
+"""`make bench-rebalance`: how soon a claim that wakes has its guarantee back, and the stability of the rebalancer.
 
-The whole platform runs as `make demo` starts it, with real agents and the simulated driver. Programs that want all of a
-GPU are stopped and continued (SIGSTOP, SIGCONT); while the lender sleeps, a best-effort claim is placed on what it
-lends and uses it. *Awake* is the time from SIGCONT to the end of the first 200 ms in which the lender got at least 90 %
-of its guarantee, read from its usage page while the borrower goes on wanting the GPU; so it is never below 0.2 s.
+The whole platform runs as `make demo` starts it, with real agents and the simulated driver. Programs that use all of a
+GPU are stopped and continued (SIGSTOP, SIGCONT); while the lender sleeps, a best-effort claim is placed on the borrowed
+core and uses it. *Awake* is the time from SIGCONT to the end of the first 200 ms in which the lender got at least 90 %
+of its guarantee, read from its usage page while the borrower keeps using the GPU; so it is never below 0.2 s.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from tests.platform import Platform, until
 
 GUARANTEE, BORROWED = 80, 60
 SWIFT = {"window_seconds": 5, "cool_down_seconds": 5}
-# Half of what a pool has by default and less, so that ten minutes would show a swing many times.
+# Half of a pool's default and less, so that ten minutes would show an oscillation many times.
 LIVELY = {"window_seconds": 20, "cool_down_seconds": 60}
-# So long each loads its GPU and so long it does nothing; the second is never idle for a window.
+# Seconds that each program loads its GPU and is idle in turn; the second is never idle for a window.
 PROGRAMS = {"shifts": (30.0, 100.0), "blinks": (10.0, 10.0), "steady": (1e9, 0.0), "sleeps": (0.0, 1e9)}
 
 
@@ -38,18 +38,18 @@ def main() -> None:
         with Platform(Path(directory) / "demo", programs=True) as platform:
             for claim in platform.granted("GET", "claims/?state=active&limit=200")["results"]:
                 platform.granted("PATCH", f"claims/{claim['uid']}/", {"rebalance": False})
-            wakes = waking(platform, Path(directory), asked.wakes)
-            print_report("rebalance", wakes, watching(platform, Path(directory), asked.minutes * 60))
+            wakes = measure_waking(platform, Path(directory), asked.wakes)
+            print_report("rebalance", wakes, count_changes(platform, Path(directory), asked.minutes * 60))
 
 
-def rebalanced(platform: Platform, bounds: dict[str, int]) -> None:
-    """The pool, by the feedback policy."""
+def configure_pool(platform: Platform, bounds: dict[str, int]) -> None:
+    """Configure the pool for the feedback policy."""
     platform.granted("PATCH", "pools/default/", {"rebalance_mode": "apply", "rebalance_bounds": bounds})
 
 
-def waking(platform: Platform, directory: Path, count: int) -> list[Row]:
-    """Seconds from waking to the guarantee, beside a borrower."""
-    rebalanced(platform, SWIFT)
+def measure_waking(platform: Platform, directory: Path, count: int) -> list[Row]:
+    """Return the seconds from waking to the guarantee, beside a borrower."""
+    configure_pool(platform, SWIFT)
     claims = Claims(platform, directory)
     try:
         lender = claims.ask(core_request=GUARANTEE)["uid"]
@@ -64,7 +64,7 @@ def waking(platform: Platform, directory: Path, count: int) -> list[Row]:
             if borrower is None:
                 until(lambda: claims.read(taker)["state"] == "active", seconds=30, what="the borrower's place")
                 _, borrower = claims.run(taker)
-            _let_use(borrower)
+            _wait_for_use(borrower)
             times.append(wake(echo, program.pid, guarantee_percent=GUARANTEE))
             until(lambda: not claims.read(lender)["lent_core"], seconds=10, what="the books to follow")
     finally:
@@ -77,8 +77,8 @@ def _lends(platform: Platform, claims: Claims, uid: str) -> bool:
     return bool(claims.read(uid)["lent_core"])
 
 
-def _let_use(borrower: Echo) -> None:
-    """The GPU is the borrower's for a second and more."""
+def _wait_for_use(borrower: Echo) -> None:
+    """Wait until the borrower has had the GPU for more than a second."""
     before = borrower.gpu_time_ns()
     until(lambda: borrower.gpu_time_ns() - before > 1e9, seconds=30, what="the borrower to use what is lent")
 
@@ -96,9 +96,9 @@ def _row(woken: list[Woken]) -> Row:
     }
 
 
-def watching(platform: Platform, directory: Path, seconds: float) -> list[Row]:
-    """What the rebalancer changed of claims whose loads differ, run by beat as ever."""
-    rebalanced(platform, LIVELY)
+def count_changes(platform: Platform, directory: Path, seconds: float) -> list[Row]:
+    """Count the rebalancer's changes of claims with different loads, run by beat as usual."""
+    configure_pool(platform, LIVELY)
     claims = Claims(platform, directory)
     try:
         uids = {name: claims.ask(core_request=GUARANTEE, core_limit=GUARANTEE)["uid"] for name in PROGRAMS}

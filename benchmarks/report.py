@@ -1,4 +1,4 @@
-"""How a benchmark speaks: a table, then one line of JSON with the same rows."""
+"""Output of benchmarks: tables, then one line of JSON with the same rows."""
 
 import json
 import os
@@ -11,19 +11,19 @@ Row = dict[str, Any]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of the values lies (nearest rank)."""
+    """Return the value below which this share of the values lies (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
 
 
 def spread_ms(milliseconds: Sequence[float]) -> Row:
-    """The columns that say how long something took, over all times that it was done."""
+    """Return the columns for durations, over all repetitions."""
     shares = {"p50 ms": 0.50, "p95 ms": 0.95, "p99 ms": 0.99}
     return {column: quantile(milliseconds, share) for column, share in shares.items()} | {"max ms": max(milliseconds)}
 
 
 def print_report(name: str, *tables: Sequence[Row]) -> None:
-    """Print every table, and last one line of JSON with all their rows. A table's rows have the same fields."""
+    """Print every table, and last one line of JSON with all rows. A table's rows have the same fields."""
     for rows in tables:
         _print_table(rows)
     rounded = [{column: _rounded(value) for column, value in row.items()} for rows in tables for row in rows]
@@ -41,7 +41,7 @@ def _print_table(rows: Sequence[Row]) -> None:
 
 
 def description() -> str:
-    """Processor, number of cores, kernel and Python: what a figure cannot do without."""
+    """Return processor, number of cores, kernel and Python, which every figure depends on."""
     cpu = machine.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -1,9 +1,9 @@
 """`make bench-resize`: the time from a PATCH to the new limit in force inside the running process.
 
 The whole platform runs as `make demo` starts it; a GPU program runs under a claim; its core limit is moved back and
-forth over the REST API. In force is what libvcuda itself says: the generation that it has acted on, read from the
-claim's usage page. Two clocks are read in this process: just before the request is sent, and when its answer (which
-follows the commit) has come.
+forth over the REST API. The limit is in force at the generation that libvcuda has applied, read from the claim's usage
+page. Two times are read in this process: just before the request is sent, and when its answer (which follows the
+commit) has come.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from benchmarks.report import Row, print_report, spread_ms
 from tests.platform import ROOT, Platform, until
 
 GPULOAD = ROOT / "libvcuda" / "build" / "gpuload"
-# Each alone: the agent samples twice more after a change, 250 and 500 ms later, and that is not the next one's burden.
+# Separate the changes: the agent samples twice more after each, 250 and 500 ms later.
 PAUSE_SECONDS = 0.6
-# What is still unobserved after it got lost, and is repaired by the next look.
+# A generation that is unobserved after this time got lost, and the next poll repairs it.
 LOST_SECONDS = 15.0
 
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def measure(platform: Platform, directory: Path, count: int) -> list[Row]:
-    """Rows of milliseconds: from the request, and from its answer, to in force."""
+    """Return rows of milliseconds: from the request, and from its answer, to in force."""
     platform.new_tenant("bench")
     body = {"tenant": "bench", "name": "resized", "core_request": 20, "core_limit": 40, "memory_mib": 4096}
     claim = platform.granted("POST", "claims/?wait=30", body)
@@ -60,7 +60,7 @@ def _resize(platform: Platform, path: str, echo: Echo, core_limit: int) -> tuple
     claim = platform.granted("PATCH", path, {"core_limit": core_limit})
     answered = time.perf_counter()
     in_force = echo.wait(claim["generation"], seconds=LOST_SECONDS)
-    # In force may be seen in the same moment as the answer, or before: the push follows the commit, not the answer.
+    # In force may be seen at the time of the answer or before: the push follows the commit, not the answer.
     return in_force - sent, max(0.0, in_force - answered)
 
 

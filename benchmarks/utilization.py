@@ -1,7 +1,7 @@
-"""`make bench-utilization`: how long `GET /utilization/` takes over roll-ups of a thousand GPUs and thirty days.
+"""`make bench-utilization`: the latency of `GET /utilization/` over roll-ups of a thousand GPUs and thirty days.
 
-Rows are made by one statement a level: each GPU with two assignments, minutes, hours and days for all the time, ten
-seconds for two hours. Requests go through the whole of Django, in this process: the socket is not in it.
+One statement a level creates the rows: each GPU with two assignments, minutes, hours and days for all the time, ten
+seconds for two hours. Requests run through the whole of Django in this process, without a socket.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks.report import Row, print_report, quantile
 from deploy import embedded
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
-from gpucloud import garbage
+from gpucloud.fastpath import gc_tuning
 
 GPUS_PER_NODE = 8
 TENS_HOURS = 2
@@ -30,7 +30,7 @@ JOIN (SELECT gpu_id, uid FROM scheduling_assignment
       UNION ALL SELECT id, '00000000-0000-0000-0000-000000000000' FROM nodes_gpu) AS named ON named.gpu_id = gpu.id
 ORDER BY gpu.node_id, gpu.id, named.uid
 """
-# Rows of one statement: the disk has a word between them.
+# Rows of one statement, with a flush to disk between them.
 AT_ONCE = 500_000
 FILL = """
 INSERT INTO {table}
@@ -64,13 +64,13 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, database: int) -> list[Row]:
-    """A row for each question."""
+    """Return a row for each query."""
     from benchmarks.telemetry.filling import fill  # noqa: PLC0415 - models, once apps are loaded
 
     filled = fill(-(-arguments.gpus // GPUS_PER_NODE))
     now = fill_levels(days=arguments.days, minute_days=arguments.minute_days)
-    # As the server does, of which this process plays the part.
-    garbage.settle()
+    # As the server does, whose role this process has.
+    gc_tuning.freeze_startup_objects()
     node = filled.nodes[len(filled.nodes) // 2]
     whom = {
         "one claim": f"claim={node.claims[0]}",
@@ -95,7 +95,7 @@ def measure(arguments: argparse.Namespace, database: int) -> list[Row]:
 
 
 def fill_levels(*, days: int, minute_days: int) -> datetime:
-    """Rows for all levels up to the present hour, which is returned."""
+    """Create rows for all levels up to the present hour, and return that hour."""
     from django.db import connection  # noqa: PLC0415 - likewise
     from django.utils import timezone  # noqa: PLC0415 - likewise
 
@@ -139,7 +139,10 @@ def _fill(table: str, begin: datetime, end: datetime, span: timedelta) -> None:
 def ask(
     token: str, name: str, query: str, window: tuple[str, float], now: datetime, *, times: int, database: int
 ) -> Row:
-    """Ask so often; milliseconds. Each question moves its window a little, so that none is the same."""
+    """Send the query repeatedly; return milliseconds.
+
+    Each request shifts its window a little, so that none is the same.
+    """
     from django.test import Client  # noqa: PLC0415 - likewise
 
     client = Client(headers={"authorization": f"Bearer {token}"})
@@ -156,7 +159,7 @@ def ask(
         own += time.process_time() - spent
         assert answer.status_code == 200, text
     points = sum(len(series["times"]) for series in json.loads(text)["series"])
-    # The first finds nothing in memory.
+    # The first request finds empty caches.
     first, *rest = found
     return {
         "of": name, "window": words, "points": points, "kB": len(text) / 1000, "first ms": first,

@@ -1,4 +1,4 @@
-"""How soon a claim that wakes has its guarantee: measured on its own usage page, while others want the GPU."""
+"""Time until a claim that wakes has its guarantee, measured on its own usage page while others use the GPU."""
 
 import os
 import signal
@@ -8,33 +8,33 @@ from typing import NamedTuple
 
 from benchmarks.echo import Echo
 
-# Shares are means over so long: two of the arbiter's windows.
+# Shares are means over this time: two of the arbiter's windows.
 WINDOW_SECONDS = 0.2
 EVERY_SECONDS = 0.005
-# A kernel that has begun is not taken from the GPU, and a window's ends do not fall on a turn's.
+# A running kernel is not preempted, and a window's ends do not coincide with a turn's.
 ENOUGH = 0.9
 NS_PERCENT = 1e7
 
 
 def sleep_now(pid: int) -> None:
-    """Let the program do nothing: it launches no kernel and its processes stay."""
+    """Stop the program: it launches no kernel and its processes stay."""
     os.kill(pid, signal.SIGSTOP)
 
 
 def go_on(pid: int) -> None:
-    """Let the program do what it did."""
+    """Continue the program."""
     os.kill(pid, signal.SIGCONT)
 
 
 class Woken(NamedTuple):
-    """Seconds to the end of the first window with the guarantee, and what of the GPU it got in the first second."""
+    """Seconds to the end of the first window with the guarantee, and its share of the GPU in the first second."""
 
     seconds: float
     first_second_percent: float
 
 
 def wake(echo: Echo, pid: int, *, guarantee_percent: float, at_most: float = 10.0) -> Woken:
-    """Let the program go on, and watch for a second at least.
+    """Continue the program, and watch for a second at least.
 
     Raises TimeoutError. The seconds are never below the window itself.
     """

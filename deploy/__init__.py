@@ -1,1 +1,1 @@
-"""How gpucloud is brought up: the bootstrap, the embedded services, the demo, the static checks."""
+"""Deployment of gpucloud: the bootstrap, the embedded services, the demo, the static checks."""

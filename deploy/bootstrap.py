@@ -1,8 +1,8 @@
-"""From a fresh clone to something that runs: the environment, the packages, the C library. Standard library only.
+"""Bootstrap of a fresh clone: the environment, the packages, the C library. Standard library only.
 
     python3 deploy/bootstrap.py [--dev]
 
-Run again it does only what changed. pip's own variables are respected (``PIP_INDEX_URL``, ``PIP_NO_INDEX``,
+A second run does only what changed. pip's own variables are respected (``PIP_INDEX_URL``, ``PIP_NO_INDEX``,
 ``PIP_FIND_LINKS``, ``PIP_CERT``). Nothing is installed outside the checkout, and root is not needed.
 """
 
@@ -39,7 +39,7 @@ KERNEL = ROOT / "apps" / "scheduling" / "core" / "placement" / "kernel"
 CLI = ROOT / "cli"
 
 # pip itself, for a Python without ensurepip (Debian splits it off into python3-venv). Any pip can install the pins;
-# this one was tried.
+# this version was tried.
 PIP_WHEEL = "pip-26.3-py3-none-any.whl"
 PIP_SHA256 = "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
 PIP_INDEX = "https://pypi.org/simple"
@@ -48,11 +48,11 @@ TRIAL = "#include <pthread.h>\n#include <sys/mman.h>\nint main(void) { return 0;
 
 
 class Missing(Exception):
-    """The machine lacks something; the message says what, and how to get it."""
+    """The machine lacks a requirement; the message names it and how to get it."""
 
 
 class Progress:
-    """Numbered steps with the seconds that they took; one line that moves on a terminal, few lines elsewhere."""
+    """Numbered steps with their seconds: one changing line on a terminal, few lines elsewhere."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.step, self.begun = steps, 0, time.monotonic()
@@ -64,8 +64,8 @@ class Progress:
         self.begun = self.last = time.monotonic()
         print(f"[{self.step}/{self.steps}] {text}", flush=True)
 
-    def moving(self, text: str) -> None:
-        """Say how far the step is: at once on a terminal, every five seconds elsewhere."""
+    def report(self, text: str) -> None:
+        """Print the progress of the step: at once on a terminal, every five seconds elsewhere."""
         now = time.monotonic()
         if self.live:
             print(f"\r\x1b[K      {now - self.begun:4.0f} s  {text[:90]}", end="", flush=True)
@@ -100,7 +100,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Two makes at once would install into each other's feet."""
+    """Hold a file lock: two makes at once would install over each other."""
     (ROOT / ".cache").mkdir(exist_ok=True)
     with (ROOT / ".cache" / "bootstrap.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -108,7 +108,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def compiler() -> str:
-    """The C compiler's command: $CC, else cc or gcc."""
+    """Return the C compiler's command: $CC, else cc or gcc."""
     for name in (os.environ.get("CC", "").split(" ")[0], "cc", "gcc"):
         if name and shutil.which(name):
             return name
@@ -135,14 +135,14 @@ def check_toolchain() -> None:
 
 
 def make_environment(progress: Progress) -> None:
-    """An environment that works and has pip; one that is there and works is kept."""
+    """Create an environment that works and has pip; keep an existing one that works."""
     if works([str(PYTHON), "-c", "import pip, sys; sys.exit(sys.version_info < (3, 11))"]):
         progress.done("kept")
         return
-    # --without-pip, so that a missing ensurepip is ours to explain and not a traceback.
+    # --without-pip, so that a missing ensurepip gives our message and not a traceback.
     run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV)], "the environment could not be made")
     if not works([str(PYTHON), "-m", "ensurepip", "--default-pip"]):
-        progress.moving("this Python has no ensurepip: fetching pip itself")
+        progress.report("this Python has no ensurepip: fetching pip itself")
         with tempfile.TemporaryDirectory() as directory:
             wheel = fetch_pip(Path(directory))
             run([str(PYTHON), f"{wheel}/pip", "install", "-q", "--no-index", "--no-deps", str(wheel)], "no pip")
@@ -150,7 +150,7 @@ def make_environment(progress: Progress) -> None:
 
 
 def fetch_pip(directory: Path) -> Path:
-    """pip's wheel from $PIP_FIND_LINKS or the index, its content checked."""
+    """Fetch pip's wheel from $PIP_FIND_LINKS or the index, and verify its hash."""
     content = pip_from_links() or pip_from_index()
     if content is None or hashlib.sha256(content).hexdigest() != PIP_SHA256:
         version = "{}.{}".format(*sys.version_info)
@@ -201,7 +201,7 @@ def install(progress: Progress, *, dev: bool) -> None:
     for file in files:
         command += ["-r", str(file)]
     count = follow_pip(command, progress)
-    # The command `gpucloud`, as it stands in this checkout; what builds it is among the pins.
+    # The command `gpucloud` from this checkout; its build back end is among the pins.
     no_index = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
     run([str(PYTHON), "-m", "pip", "install", "-q", *no_index, "-e", str(CLI)], "`gpucloud` could not be installed")
     STAMP.write_text("\n".join(wanted) + "\n")
@@ -209,13 +209,13 @@ def install(progress: Progress, *, dev: bool) -> None:
 
 
 def fingerprint(file: Path) -> str:
-    """Changes with the pins and with the Python that they were installed for."""
+    """Return a digest of the pins and the Python that they are installed for."""
     version = subprocess.run([str(PYTHON), "-VV"], capture_output=True, check=True).stdout
     return hashlib.sha256(version + file.read_bytes()).hexdigest()
 
 
 def follow_pip(command: list[str], progress: Progress) -> int:
-    """Run pip, say how far it is, and return how many packages it installed."""
+    """Run pip, print its progress, and return the number of packages it installed."""
     seen = count = 0
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
@@ -223,10 +223,10 @@ def follow_pip(command: list[str], progress: Progress) -> int:
             said.append(line)
             if line.startswith(("Collecting ", "Requirement already satisfied")):
                 seen += 1
-                progress.moving(f"finding packages ({seen} so far)")
+                progress.report(f"finding packages ({seen} so far)")
             elif line.startswith("Installing collected packages:"):
                 count = line.count(",") + 1
-                progress.moving(f"installing {count} packages …")
+                progress.report(f"installing {count} packages …")
     if pip.returncode != 0:
         raise Missing(f"pip could not install the packages:\n{''.join(said[-15:])}")
     return count
@@ -234,7 +234,7 @@ def follow_pip(command: list[str], progress: Progress) -> int:
 
 def build_library(progress: Progress) -> None:
     progress.next("building libvcuda, the simulated driver and the placement kernel")
-    # The variables of an outer make would make the inner one wait for that one's job server.
+    # With the variables of an outer make, the inner one would wait for the outer job server.
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     }

@@ -1,6 +1,6 @@
-"""``make check``: every static check, none needing a database. All are run, then the failures are shown.
+"""``make check``: every static check; none needs a database. All checks run, then the failures are printed.
 
-The variables that the settings insist on get values that reach nothing: a check that opened a connection would fail.
+Required settings get values that lead nowhere: a check that opened a connection would fail.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy import styles
+from deploy import prose, styles
 
 ROOT = Path(__file__).resolve().parent.parent
 OPENAPI = ROOT / "docs" / "openapi.yaml"
 BIN = Path(sys.executable).parent
-# Those of them that exist are typed; one list, so that a new package is not forgotten.
+# Directories for mypy, if they exist; one list, so that a new package is not forgotten.
 TYPED = ("agent", "apps", "benchmarks", "cli", "deploy", "gpucloud", "tests", "manage.py")
 
 ENVIRONMENT = {
@@ -27,14 +27,14 @@ ENVIRONMENT = {
     "REDIS_URL": "unix:///nonexistent/valkey.sock",
     "DEBUG": "0",
     "ALLOWED_HOSTS": "127.0.0.1,localhost",
-    # This checkout's command line, not one that the environment may have installed.
+    # This checkout's command line, not one installed in the environment.
     "PYTHONPATH": str(ROOT / "cli"),
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check said; ``passed`` decides."""
+    """Result of a check and its output."""
 
     passed: bool
     said: str
@@ -44,7 +44,7 @@ Check = Callable[[], Outcome]
 
 
 def run(*command: str) -> Outcome:
-    """The command passed if it ended with 0."""
+    """Run a command; it passes if it exits with 0."""
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     }
@@ -58,27 +58,30 @@ def run(*command: str) -> Outcome:
 
 
 def tool(name: str, *arguments: str) -> Check:
-    """A program of the environment."""
+    """Return a check that runs a program of the environment."""
     return lambda: run(str(BIN / name), *arguments)
 
 
 def manage(*arguments: str) -> Check:
-    """A command of Django, with warnings as errors."""
+    """Return a check that runs a Django command with warnings as errors."""
     return lambda: run(sys.executable, "-W", "error", "manage.py", *arguments)
 
 
 def migrations() -> Outcome:
-    """No model has changed without a migration. Django warns that it cannot ask the database; that is as wanted."""
+    """Check that no model changed without a migration.
+
+    Django's warning that it cannot reach the database is expected.
+    """
     return run(sys.executable, "manage.py", "makemigrations", "--check", "--dry-run", "--skip-checks")
 
 
 def schema() -> Outcome:
-    """The OpenAPI document as the views make it now."""
+    """Generate the OpenAPI document from the views."""
     return run(sys.executable, "manage.py", "spectacular", "--validate", "--fail-on-warn")
 
 
 def openapi() -> Outcome:
-    """The committed document is the one that the views make."""
+    """Check that the committed document equals the generated one."""
     made = schema()
     if not made.passed:
         return made
@@ -92,9 +95,15 @@ def openapi() -> Outcome:
 
 
 def used_styles() -> Outcome:
-    """The committed sheet is the one that templates and scripts make of Tabler's."""
-    current = styles.USED.exists() and styles.USED.read_text() == styles.made()
-    return Outcome(current, "" if current else f"{styles.USED.name} is not what pages use now. Run `make styles`.")
+    """Check that the committed style sheet equals the one made from templates and scripts."""
+    current = styles.USED.exists() and styles.USED.read_text() == styles.render()
+    return Outcome(current, "" if current else f"{styles.USED.name} differs from what pages use. Run `make styles`.")
+
+
+def docstrings() -> Outcome:
+    """Check that docstrings are plain English, and imperative for functions."""
+    found = prose.complaints(ROOT)
+    return Outcome(not found, "\n".join(found))
 
 
 def checks() -> dict[str, Check]:
@@ -102,6 +111,7 @@ def checks() -> dict[str, Check]:
     return {
         "format": tool("ruff", "format", "--check", "--quiet", "."),
         "lint": tool("ruff", "check", "--quiet", "."),
+        "docstrings": docstrings,
         "types": tool("mypy", *typed),
         "arrows": tool("lint-imports"),
         "django": manage("check", "--fail-level", "WARNING"),
@@ -131,7 +141,7 @@ def main() -> int:
 
 
 def judge(chosen: dict[str, Check]) -> int:
-    """Run all, then show what failed and count."""
+    """Run all checks, then print the failures and their number."""
     failures: dict[str, str] = {}
     for name, check in chosen.items():
         begun = time.monotonic()

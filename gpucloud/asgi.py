@@ -1,4 +1,4 @@
-"""The ASGI application: HTTP by Django behind its doors (files, waiting), websockets of agents and of pages."""
+"""The ASGI application: HTTP by Django behind middleware for static files and waiting, and websockets."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
 django.setup(set_prefix=False)
 
-# Only after Django is set up: these import models.
+# Imported after Django is set up, because they import models.
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
@@ -17,17 +17,17 @@ from django.urls import path  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitingDoor  # noqa: E402
-from gpucloud import garbage  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
-from gpucloud.serving import OneThread  # noqa: E402
-from gpucloud.web.static import StaticDoor  # noqa: E402
+from gpucloud.fastpath import gc_tuning  # noqa: E402
+from gpucloud.fastpath.serving import SingleThreadHandler  # noqa: E402
+from gpucloud.fastpath.static_files import StaticFilesMiddleware  # noqa: E402
 
-# The published types of Channels' routing do not know its own consumers.
+# The published types of Channels' routing do not include its own consumers.
 route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
-# They speak HTTP only; ASGI's type is of every protocol.
-bounded: Any = BoundedBody(OneThread())
+# These handle HTTP only; ASGI's type covers every protocol.
+bounded: Any = BoundedBody(SingleThreadHandler())
 waiting: Any = WaitingDoor(bounded)
 websockets = URLRouter(
     [
@@ -36,7 +36,7 @@ websockets = URLRouter(
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
-application = ProtocolTypeRouter({"http": StaticDoor(waiting), "websocket": websockets})
+application = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": websockets})
 
-# Settings, models, URLs and templates stay for ever; what comes after them is connections and requests.
-garbage.settle()
+# Settings, models, URLs and templates live as long as the process; later objects belong to connections and requests.
+gc_tuning.freeze_startup_objects()

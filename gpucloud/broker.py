@@ -1,4 +1,4 @@
-"""Celery's connection to Redis, whose loss must not end a worker."""
+"""Celery's transport to Redis, which survives a lost connection."""
 
 import logging
 from typing import Any
@@ -10,14 +10,14 @@ logger = logging.getLogger(__name__)
 
 
 class QoS(redis.QoS):
-    """Messages that were delivered and are not acknowledged."""
+    """Delivered messages that are not acknowledged yet."""
 
     def restore_unacked(self, client: Any = None) -> Any:
-        """Put them back into their queues; leave them in Redis' own table where the connection is gone.
+        """Restore the messages to their queues; leave them in Redis' own table if the connection is gone.
 
-        Redis delivers what is in that table again after the visibility timeout. kombu closes a channel twice when its
-        connection breaks, the second time without the address of its server, and Celery's worker ends by what is
-        raised then (AttributeError, AssertionError): it only expects errors of connections.
+        Redis delivers the messages of that table again after the visibility timeout. kombu closes a channel twice when
+        its connection breaks, the second time without the server's address, and the error (AttributeError,
+        AssertionError) ends Celery's worker, which expects connection errors only.
         """
         try:
             return super().restore_unacked(client)  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ class QoS(redis.QoS):
 
 
 class Channel(redis.Channel):
-    """A channel that may be closed after its connection is gone."""
+    """A channel that can be closed after its connection is gone."""
 
     QoS = QoS
 

@@ -7,7 +7,7 @@ from kombu.transport import TRANSPORT_ALIASES
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
 
-# By the scheme of its URL kombu finds the class; a `redis+socket://` URL takes no other word for it.
+# kombu selects the transport class by the URL's scheme; a `redis+socket://` URL allows no other way to set it.
 TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), "gpucloud.broker:Transport")
 
 app = Celery("gpucloud")

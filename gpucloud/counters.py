@@ -1,9 +1,9 @@
-"""What the processes of the control plane count, in one place that outlives each of them: a hash in Redis.
+"""Counters and histograms of all control plane processes, stored in a Redis hash that outlives each of them.
 
-A count is true only where every process adds to it: servers, workers and the scheduler, on whatever host. Each keeps
-what it has counted since its last write and adds that to the hash once a second, all of it or nothing; a scrape
-reads the hash. What a killed process had not written yet (a second's worth) is lost. A Redis that loses its memory
-begins again at zero, which Prometheus knows as a restart. What a row says is not counted here but read from the row.
+A count is correct only if every process adds to it: servers, workers and the scheduler, on any host. Each process
+collects its increments and adds them to the hash once a second, all or nothing; a scrape reads the hash. Increments of
+a killed process since its last write (at most a second) are lost. If Redis loses its memory the counts restart at zero,
+which Prometheus treats as a counter reset. Facts stored in rows are not counted here but read from the rows.
 """
 
 import atexit
@@ -25,27 +25,30 @@ from redis.retry import Retry
 logger = logging.getLogger(__name__)
 
 WRITE_SECONDS = 1.0
-# On one machine an answer takes less than a millisecond; what takes so long is tried again a second later.
+# On one machine a reply takes less than a millisecond; a slower write is tried again a second later.
 ANSWER_SECONDS = 2.0
 SUM = "sum"
 
 
 @dataclass(frozen=True)
 class Counter:
-    """Something that only grows. Its labels take few values each: every pair of them is a series for ever."""
+    """A counter that only grows.
+
+    Each label must have few values: every combination is a series for ever.
+    """
 
     name: str
     words: str
     labels: tuple[str, ...] = ()
 
     def add(self, *values: str, amount: float = 1) -> None:
-        """One more, for these values of the labels."""
+        """Add one for these label values."""
         _tally.add(_field(self.name, values), amount)
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often something took how long, by upper bounds in rising order."""
+    """A histogram of durations, with upper bounds in rising order."""
 
     name: str
     words: str
@@ -53,14 +56,14 @@ class Histogram:
     labels: tuple[str, ...] = ()
 
     def observe(self, value: float, *values: str) -> None:
-        """It took so much."""
+        """Record one duration."""
         _tally.add(_field(self.name, values, str(bisect_left(self.bounds, value))), 1)
         _tally.add(_field(self.name, values, SUM), value)
 
 
 @dataclass(frozen=True)
 class Count:
-    """One number of the hash. Of a histogram: the index of the bound that it lies below, or `sum`."""
+    """One number of the hash. For a histogram `bucket` is the index of its upper bound, or `sum`."""
 
     name: str
     values: tuple[str, ...]
@@ -69,7 +72,7 @@ class Count:
 
 
 class _Tally:
-    """What this process has counted and not written yet."""
+    """Increments of this process that are not written yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +87,7 @@ class _Tally:
                 self._writer.start()
 
     def write(self) -> bool:
-        """Add all of it to the hash; False where Redis did not take it, and then it is kept."""
+        """Add all increments to the hash; return False and keep them if Redis did not accept them."""
         with self._lock:
             taken, self._pending = self._pending, defaultdict(float)
         if not taken:
@@ -103,7 +106,7 @@ class _Tally:
         return True
 
     def begin_anew(self) -> None:
-        """In a forked child: what its parent counted is its parent's to write."""
+        """Drop the increments in a forked child: its parent writes them."""
         self.__init__()  # type: ignore[misc]
 
     def _write_on(self) -> None:
@@ -118,12 +121,15 @@ atexit.register(_tally.write)
 
 
 def write() -> bool:
-    """Write what this process has counted now, for whoever cannot wait a second."""
+    """Write this process' increments now, for callers that cannot wait a second."""
     return _tally.write()
 
 
 def read() -> Iterator[Count]:
-    """Every number that all processes have counted. Raises RedisError, OSError."""
+    """Return every number of the hash, the sum over all processes.
+
+    Raises RedisError or OSError.
+    """
     found: dict[bytes, bytes] = _redis().hgetall(_key())  # type: ignore[assignment]
     for field, amount in sorted(found.items()):
         name, values, part = json.loads(field)

@@ -1,4 +1,4 @@
-"""Settings from the environment, read strictly: a missing or senseless value stops the start and says what to set."""
+"""Strict settings from the environment: a missing or invalid value stops the start and names the variable to set."""
 
 import os
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -10,16 +10,17 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from gpucloud.cursors import BindingCursor
+from gpucloud.fastpath.cursors import BindingCursor
 
 TRUE = {"1", "true", "yes", "on"}
 FALSE = {"0", "false", "no", "off", ""}
-# A server stores telemetry, reads desired states and takes what is observed in a thread each: none waits for requests.
+# A server uses one thread each for storing telemetry, reading desired states and handling observations: none waits for
+# requests.
 THREADS_OF_AGENTS = 3
 
 
 def text(name: str, default: str | None = None) -> str:
-    """The variable, or the default; without either the start fails."""
+    """Return the variable or the default; without either the start fails."""
     value = os.environ.get(name, default)
     if value is None:
         raise ImproperlyConfigured(f"{name} is not set: see .env.example for what it means, or use `make demo`.")
@@ -27,7 +28,7 @@ def text(name: str, default: str | None = None) -> str:
 
 
 def text_beside(name: str, other: str, beside: str) -> str:
-    """The variable, which must not be empty where the other one has the value `beside`."""
+    """Return the variable, which is required if the other variable has the value `beside`."""
     value = os.environ.get(name, "")
     if beside and not value:
         raise ImproperlyConfigured(f"{name} is not set, but {other} is: see .env.example for what it means.")
@@ -35,7 +36,7 @@ def text_beside(name: str, other: str, beside: str) -> str:
 
 
 def flag(name: str, default: bool) -> bool:
-    """A yes or no."""
+    """Return a boolean."""
     value = os.environ.get(name, "1" if default else "0").strip().lower()
     if value not in TRUE | FALSE:
         raise ImproperlyConfigured(f"{name}={value!r} is neither yes nor no: use 1 or 0.")
@@ -43,7 +44,7 @@ def flag(name: str, default: bool) -> bool:
 
 
 def number(name: str, default: int, *, least: int = 0) -> int:
-    """A whole number, `least` or more."""
+    """Return a whole number of `least` or more."""
     value = os.environ.get(name, str(default))
     if not value.isdecimal() or int(value) < least:
         raise ImproperlyConfigured(f"{name}={value!r} is not a whole number, {least} or more.")
@@ -51,7 +52,7 @@ def number(name: str, default: int, *, least: int = 0) -> int:
 
 
 def currency(name: str, default: str) -> str:
-    """Three capital letters, as ISO 4217 has them."""
+    """Return a currency: three capital letters, as in ISO 4217."""
     value = os.environ.get(name, default)
     if not (len(value) == 3 and value.isascii() and value.isalpha() and value.isupper()):
         raise ImproperlyConfigured(f"{name}={value!r} is no currency: use its three letters, like EUR.")
@@ -59,12 +60,12 @@ def currency(name: str, default: str) -> str:
 
 
 def words(name: str, default: str = "") -> list[str]:
-    """A list separated by commas."""
+    """Return a comma-separated list."""
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
 
 
 def networks(name: str, default: str = "") -> list[IPv4Network | IPv6Network]:
-    """Networks separated by commas, like 10.0.0.0/8; an address is a network of one."""
+    """Return comma-separated networks such as 10.0.0.0/8; an address is a network of one."""
     try:
         return [ip_network(word) for word in words(name, default)]
     except ValueError as error:
@@ -72,7 +73,7 @@ def networks(name: str, default: str = "") -> list[IPv4Network | IPv6Network]:
 
 
 def secret(name: str) -> str:
-    """A secret from the variable, or from the file that NAME_FILE names; empty where neither is set."""
+    """Return a secret from the variable or from the file that NAME_FILE names; empty if neither is set."""
     value, file = os.environ.get(name, ""), os.environ.get(f"{name}_FILE", "")
     if value and file:
         raise ImproperlyConfigured(f"{name} and {name}_FILE are both set: keep one.")
@@ -85,7 +86,7 @@ def secret(name: str) -> str:
 
 
 def required_secret(name: str) -> str:
-    """Return the secret from the variable or from the file that NAME_FILE names; without either the start fails."""
+    """Return a secret from the variable or from the file that NAME_FILE names; without either the start fails."""
     value = secret(name)
     if not value:
         raise ImproperlyConfigured(f"{name} is not set: see .env.example for what it means, or use `make demo`.")
@@ -93,7 +94,7 @@ def required_secret(name: str) -> str:
 
 
 def issuer(name: str) -> str:
-    """An OpenID provider's address as it names itself; empty: there is none. In the clear on this machine only."""
+    """Return an OpenID provider's issuer URL; empty: no provider. Plain HTTP is allowed on this machine only."""
     value = text(name, "").strip()
     parts = urlsplit(value)
     local = parts.hostname in {"127.0.0.1", "localhost", "::1"}
@@ -103,7 +104,7 @@ def issuer(name: str) -> str:
 
 
 def group_roles(name: str) -> list[tuple[str, str | None, str]]:
-    """`GROUP=operator` or `GROUP=TENANT:ROLE`, separated by commas, as (group, tenant or None, role)."""
+    """Parse `GROUP=operator` and `GROUP=TENANT:ROLE`, separated by commas, as (group, tenant or None, role)."""
     rules: list[tuple[str, str | None, str]] = []
     for word in words(name):
         group, _, right = word.rpartition("=")
@@ -118,7 +119,7 @@ def group_roles(name: str) -> list[tuple[str, str | None, str]]:
 
 
 def database(name: str, *, pool_size: int) -> dict[str, Any]:
-    """Django's database entry from a libpq URL (Unix sockets by ``?host=/directory``)."""
+    """Return Django's database entry for a libpq URL (Unix sockets by ``?host=/directory``)."""
     url = text(name)
     if not url.startswith(("postgresql://", "postgres://")):
         raise ImproperlyConfigured(f"{name} must begin with postgresql://: other databases cannot decide our races.")
@@ -126,7 +127,7 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
         facts = conninfo_to_dict(url)
     except ProgrammingError as error:
         raise ImproperlyConfigured(f"{name} is not a PostgreSQL URL: {error}") from error
-    entry: dict[str, Any] = {"ENGINE": "gpucloud.database", "CONN_MAX_AGE": 0}
+    entry: dict[str, Any] = {"ENGINE": "gpucloud.fastpath.database", "CONN_MAX_AGE": 0}
     for key, theirs in {
         "NAME": "dbname",
         "USER": "user",
@@ -135,18 +136,18 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
         "PORT": "port",
     }.items():
         entry[key] = str(facts.pop(theirs, "") or "")
-    # A password of its own may lie in a file; one in the URL wins.
+    # The password may be in a file; one in the URL takes precedence.
     entry["PASSWORD"] = entry["PASSWORD"] or secret("DATABASE_PASSWORD")
-    # What is asked for the fifth time on a connection is kept there as a plan, and then only its values are sent.
+    # From its fifth execution on a connection a statement is prepared there, and later only its values are sent.
     entry["OPTIONS"] = {**facts, "server_side_binding": True, "cursor_factory": BindingCursor, "prepare_threshold": 5}
     if pool_size:
-        # The server gives each request a thread of its own; a pool spares it a connection of its own.
+        # The server runs each request in a thread; the pool spares each thread its own connection.
         entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size + THREADS_OF_AGENTS, "timeout": 30}
     return entry
 
 
 def celery_broker(redis_url: str) -> str:
-    """The same server as kombu names it: ``redis+socket://`` for a Unix socket, ``virtual_host`` for its database."""
+    """Return the server in kombu's form: ``redis+socket://`` for a Unix socket, ``virtual_host`` for its database."""
     if not redis_url.startswith("unix://"):
         return redis_url
     path, _, query = redis_url.removeprefix("unix://").partition("?")

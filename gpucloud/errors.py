@@ -1,14 +1,15 @@
-"""The one error tree. The domain raises facts; `gpucloud.api.problems` alone knows status codes.
+"""The error tree. The domain raises facts; only `gpucloud.api.problems` knows status codes.
 
-Five kinds: Conflict (the state forbids it), Denied (you may not), Missing (not there, or not yours), Invalid (it can
-never be), Busy (try again). A subclass names the fact, gives its `code` (stable, kebab-case) and keeps typed `facts`.
+There are five kinds: Conflict (the state forbids it), Denied (not permitted), Missing (does not exist, or not for the
+caller), Invalid (never possible), Busy (try again). A subclass names the fact, gives its `code` (stable, kebab-case)
+and keeps typed `facts`.
 """
 
 from typing import Any, ClassVar
 
 
 class GpucloudError(Exception):
-    """Base of everything that is refused on purpose."""
+    """Base of all deliberate refusals."""
 
     code: ClassVar[str] = "error"
     title: ClassVar[str] = "Refused"
@@ -20,35 +21,35 @@ class GpucloudError(Exception):
 
 
 class Conflict(GpucloudError):
-    """The state of things forbids it now."""
+    """The current state forbids the request."""
 
     code = "conflict"
     title = "The present state does not allow this"
 
 
 class Denied(GpucloudError):
-    """The caller is known and may not."""
+    """The caller is known and not permitted."""
 
     code = "denied"
     title = "Not allowed"
 
 
 class Missing(GpucloudError):
-    """It does not exist, or the caller may not know that it does."""
+    """The object does not exist, or the caller may not know that it does."""
 
     code = "not-found"
     title = "Not found"
 
 
 class Invalid(GpucloudError):
-    """It can never be done as asked."""
+    """The request can never succeed as it is."""
 
     code = "invalid"
     title = "Cannot be done as asked"
 
 
 class Busy(GpucloudError):
-    """Not now; the same request may succeed later."""
+    """The request may succeed later."""
 
     code = "busy"
     title = "Try again later"
@@ -59,14 +60,14 @@ class Busy(GpucloudError):
 
 
 class PreconditionFailed(Conflict):
-    """The caller's version is not the present one."""
+    """The caller's version is not the current one."""
 
     code = "stale-version"
     title = "Changed since you read it"
 
 
 class PreconditionRequired(Conflict):
-    """The change needs to say which version it was made from."""
+    """The change must name the version that it was made from."""
 
     code = "version-required"
     title = "Say which version you change"

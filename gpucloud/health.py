@@ -1,4 +1,4 @@
-"""/healthz: the process answers. /readyz: what it needs is there."""
+"""Health endpoints: /healthz for liveness, /readyz for readiness."""
 
 from django.conf import settings
 from django.db import DatabaseError, connection
@@ -8,12 +8,12 @@ from redis import Redis, RedisError
 
 
 def healthz(request: HttpRequest) -> JsonResponse:
-    """200 as long as this process serves."""
+    """Answer 200 while this process serves."""
     return JsonResponse({"status": "ok"})
 
 
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 when database, Redis and migrations are right; else 503 with what is wrong."""
+    """Answer 200 if the database, Redis and the migrations are ready; else 503 with the reasons."""
     wrong = {name: problem for name, check in CHECKS.items() if (problem := check())}
     return JsonResponse({"status": "unready" if wrong else "ready", **wrong}, status=503 if wrong else 200)
 

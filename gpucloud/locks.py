@@ -1,4 +1,4 @@
-"""Turns of which there is one at a time in the whole platform: an advisory lock of the database's session says so."""
+"""Advisory locks of PostgreSQL, each under a name."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,31 +8,34 @@ from django.db import connection
 
 
 @contextmanager
-def alone(what: str) -> Iterator[bool]:
-    """True, and nobody else is at it until the end; False where somebody is. Who dies at it leaves no lock behind."""
-    held = _say("pg_try_advisory_lock", what)
+def exclusive(name: str) -> Iterator[bool]:
+    """Hold a PostgreSQL advisory lock; yield False if another session has it.
+
+    The lock belongs to the database session: it is freed too if this process dies.
+    """
+    is_held = _call("pg_try_advisory_lock", name)
     try:
-        yield held
+        yield is_held
     finally:
-        if held:
-            _say("pg_advisory_unlock", what)
+        if is_held:
+            _call("pg_advisory_unlock", name)
 
 
-def serialize_transaction(what: str) -> None:
-    """Wait for other transactions that serialize on `what`, and make later ones wait until this one ends.
+def serialize_transaction(name: str) -> None:
+    """Wait for other transactions that serialize on this name, and make later ones wait until this one ends.
 
     For limits that are counted over rows and then written: the next transaction counts what this one wrote.
     """
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(what)])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(name)])
 
 
-def number_of(what: str) -> int:
-    """Its lock's number, for `pg_advisory_lock`."""
-    return int.from_bytes(hashlib.sha256(f"gpucloud:{what}".encode()).digest()[:8], signed=True)
+def number_of(name: str) -> int:
+    """Return the lock's number, for `pg_advisory_lock`."""
+    return int.from_bytes(hashlib.sha256(f"gpucloud:{name}".encode()).digest()[:8], signed=True)
 
 
-def _say(function: str, what: str) -> bool:
+def _call(function: str, name: str) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {function}(%s)", [number_of(what)])
+        cursor.execute(f"SELECT {function}(%s)", [number_of(name)])
         return bool(cursor.fetchone()[0])

@@ -1,28 +1,27 @@
-"""How a line of the log looks, and how often strangers cause one."""
+"""Format of log lines, and a limit on lines that outsiders can cause."""
 
 import logging
 import threading
 import time
 from collections.abc import Iterable
 
-# Of ASCII and of Unicode: whatever some reader takes for the end of a line, or a terminal for a command.
+# Line ends of ASCII and Unicode for any reader, and control characters of terminals.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 
 
 class OneLine(logging.Formatter):
-    """A message is one line, whoever chose its words: nobody outside writes lines that look like ours."""
+    """A formatter that writes each message on one line: no outsider can forge a log line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        """A traceback, which comes after the message, keeps its lines."""
+        """Format the message on one line; a traceback after it keeps its lines."""
         record.message = record.message.translate(CONTROLS)
         return super().formatMessage(record)
 
 
 class Occasional(logging.Filter):
-    """Pass one record in EVERY_SECONDS, without its traceback and with the number of those before it.
+    """A filter that passes one record in EVERY_SECONDS, without its traceback and with the number of those suppressed.
 
-    For records that anybody outside can cause as often as they like: those whose message is one of `messages`, or all
-    where none is given.
+    For records that outsiders can cause at any rate: those whose message is one of `messages`, or all if none is given.
     """
 
     EVERY_SECONDS = 60.0
@@ -35,7 +34,7 @@ class Occasional(logging.Filter):
         self._left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record in place; return False where it is left out."""
+        """Change the record in place; return False to suppress it."""
         if self._messages and record.msg not in self._messages:
             return True
         with self._lock:

@@ -1,34 +1,34 @@
-"""``python -m gpucloud.messages``: the catalogues of the pages' languages, from what templates and code say.
+"""``python -m gpucloud.messages``: update the translation catalogues from templates and code.
 
-Each language has one text file (``django.po``, which translators edit) and what Django reads (``django.mo``), made from
-it here: nobody needs GNU gettext. ``--check`` changes nothing and says what is missing or stale.
+Each language has a text file (``django.po``, which translators edit) and a compiled file that Django reads
+(``django.mo``); polib writes both, and nobody needs GNU gettext. ``--check`` changes nothing and reports what is
+missing or stale.
 """
 
 import argparse
 import ast
-import json
 import re
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import polib
 from django.utils.translation.template import templatize
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCALES = {"zh_Hant": "繁體中文", "zh_Hans": "简体中文"}
 CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "ngettext_lazy"}
 STRING = r"""(u?'(?:\\.|[^'\\])*'|u?"(?:\\.|[^"\\])*")"""
-# What `templatize` makes of a template's tags; the rest it blanks.
+# Calls that `templatize` leaves of a template's tags; it blanks the rest.
 IN_TEMPLATES = re.compile(rf"(?:\b(n)?gettext|\b_)\(\s*{STRING}(?:\s*,\s*{STRING})?")
-# A message's key: what is said of one and, after NUL, of many.
+# A message's key: the singular and, after NUL, the plural.
 PLURAL = "\0"
 
 Catalogue = dict[str, str]
 
 
 def messages() -> dict[str, str]:
-    """Every message that pages say, with the file that says it first."""
+    """Return every message, with the first file that contains it."""
     found: dict[str, str] = {}
     for file in sorted((ROOT / "templates").rglob("*.html")):
         for message in of_template(file.read_text()):
@@ -41,13 +41,13 @@ def messages() -> dict[str, str]:
 
 
 def of_template(text: str) -> Iterator[str]:
-    """The messages of a template's tags."""
+    """Return the messages of a template's tags."""
     for many, one, more in IN_TEMPLATES.findall(templatize(text)):
         yield PLURAL.join(ast.literal_eval(part) for part in ((one, more) if many else (one,)))
 
 
 def of_code(text: str) -> Iterator[str]:
-    """The messages of calls with plain strings, and the titles of errors: a page says them where it refuses."""
+    """Return the messages of calls with plain strings, and the titles of errors, which pages show."""
     if "gettext" not in text and "title" not in text:
         return
     for node in ast.walk(ast.parse(text)):
@@ -61,7 +61,7 @@ def of_code(text: str) -> Iterator[str]:
 
 
 def _title(kind: ast.ClassDef) -> Iterator[str]:
-    """An error has both a `code` and a `title` (`gpucloud.errors`)."""
+    """Return an error class' title; an error has both a `code` and a `title` (`gpucloud.errors`)."""
     said = {
         ast.unparse(target): line.value.value
         for line in kind.body
@@ -76,63 +76,41 @@ def file_of(locale: str, suffix: str) -> Path:
     return ROOT / "locale" / locale / "LC_MESSAGES" / f"django{suffix}"
 
 
-def header(locale: str) -> str:
-    return f"Language: {locale}\nContent-Type: text/plain; charset=UTF-8\nPlural-Forms: nplurals=1; plural=0;\n"
+def read(file: Path) -> Catalogue:
+    """Return messages and translations of a catalogue."""
+    return {
+        PLURAL.join(filter(None, (entry.msgid, entry.msgid_plural))): (
+            entry.msgstr_plural.get(0, "") if entry.msgid_plural else entry.msgstr
+        )
+        for entry in polib.pofile(str(file), wrapwidth=0)
+    }
 
 
-def read(text: str) -> Catalogue:
-    """Message and translation of a text file; strings may go over several lines."""
-    entries: Catalogue = {}
-    parts: dict[str, str] = {}
-    for line in [*text.splitlines(), ""]:
-        keyword, _, string = line.partition(" ")
-        if line.startswith('"'):
-            parts[next(reversed(parts))] += json.loads(line)
-        elif keyword.startswith("msg"):
-            parts[keyword] = json.loads(string)
-        elif not line and parts:
-            key = PLURAL.join(parts[name] for name in ("msgid", "msgid_plural") if name in parts)
-            entries[key] = parts.get("msgstr", parts.get("msgstr[0]", ""))
-            parts = {}
-    entries.pop("", None)
-    return entries
-
-
-def written(locale: str, found: dict[str, str], known: Catalogue) -> str:
-    """The text file: every message in the order of the files that say it, with its translation where one is known."""
-    blocks = [f'# {LOCALES[locale]}\nmsgid ""\nmsgstr {_quoted(header(locale))}\n']
+def catalogue(locale: str, found: dict[str, str], known: Catalogue) -> polib.POFile:
+    """Return the catalogue: every message in the order of the files that say it, with its translation where known."""
+    made = polib.POFile(wrapwidth=0)
+    made.header = LOCALES[locale]
+    made.metadata = {
+        "Language": locale, "Content-Type": "text/plain; charset=UTF-8", "Plural-Forms": "nplurals=1; plural=0;"
+    }  # fmt: skip
     for message, file in sorted(found.items(), key=lambda item: (item[1], item[0])):
         one, _, many = message.partition(PLURAL)
-        names = f"msgid {_quoted(one)}\n" + (f"msgid_plural {_quoted(many)}\nmsgstr[0] " if many else "msgstr ")
-        blocks.append(f"#: {file}\n{names}{_quoted(known.get(message, ''))}\n")
-    return "\n".join(blocks)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def compiled(locale: str, entries: Catalogue) -> bytes:
-    """What gettext reads: two tables of (length, offset), of the sorted messages and of their translations."""
-    pairs = sorted((key.encode(), said.encode()) for key, said in {**entries, "": header(locale)}.items() if said)
-    count, table = len(pairs), 28
-    offset, tables, strings = table + 16 * count, [], b""
-    for column in (0, 1):
-        for pair in pairs:
-            tables.append(struct.pack("<2I", len(pair[column]), offset + len(strings)))
-            strings += pair[column] + b"\0"
-    return struct.pack("<7I", 0x950412DE, 0, count, table, table + 8 * count, 0, offset) + b"".join(tables) + strings
+        said = known.get(message, "")
+        plural = {"msgid_plural": many, "msgstr_plural": {0: said}} if many else {"msgstr": said}
+        made.append(polib.POEntry(msgid=one, occurrences=[(file, "")], **plural))
+    return made
 
 
 def faults(locale: str, found: dict[str, str]) -> Iterator[str]:
     """What is wrong with a language's files, in words."""
-    known = read(file_of(locale, ".po").read_text())
+    source = file_of(locale, ".po")
+    known = read(source)
     for message in sorted(set(found) - {key for key, said in known.items() if said}):
         yield f"{locale}: no translation of {message!r} ({found[message]})"
     for message, said in known.items():
         if said and _names(message) != _names(said):
             yield f"{locale}: {message!r} and {said!r} name different values"
-    if file_of(locale, ".mo").read_bytes() != compiled(locale, known):
+    if file_of(locale, ".mo").read_bytes() != polib.pofile(str(source), wrapwidth=0).to_binary():
         yield f"{locale}: django.mo is not made from django.po"
 
 
@@ -151,9 +129,9 @@ def main() -> int:
     for locale in LOCALES:
         source = file_of(locale, ".po")
         source.parent.mkdir(parents=True, exist_ok=True)
-        text = written(locale, found, read(source.read_text()) if source.exists() else {})
-        source.write_text(text)
-        file_of(locale, ".mo").write_bytes(compiled(locale, read(text)))
+        made = catalogue(locale, found, read(source) if source.exists() else {})
+        made.save(str(source))
+        made.save_as_mofile(str(file_of(locale, ".mo")))
     return 0
 
 

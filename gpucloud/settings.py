@@ -9,7 +9,7 @@ from gpucloud import environment
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 SECRET_KEY = environment.required_secret("SECRET_KEY")
-# Keys that came before it: what they signed or digested stays valid until they are taken out.
+# Earlier secret keys: their signatures and hashes stay valid until they are removed.
 SECRET_KEY_FALLBACKS = environment.words("SECRET_KEY_FALLBACKS")
 DEBUG = environment.flag("DEBUG", default=False)
 ALLOWED_HOSTS = environment.words("ALLOWED_HOSTS", "127.0.0.1,localhost")
@@ -17,13 +17,13 @@ CSRF_TRUSTED_ORIGINS = environment.words("CSRF_TRUSTED_ORIGINS")
 LOG_LEVEL = environment.text("LOG_LEVEL", "INFO").upper()
 # Set where the server is reached by TLS only: cookies are then never sent in the clear.
 HTTPS_ONLY = environment.flag("HTTPS_ONLY", default=False)
-# ISO 4217. Prices and costs are in it; they are not converted when it changes.
+# ISO 4217. The currency of prices and costs, which are not converted when it changes.
 CURRENCY = environment.currency("CURRENCY", "EUR")
 REDIS_URL = environment.text("REDIS_URL")
-# Keeps two installations (or two test runs) on one Redis apart.
+# Separates installations (or test runs) that share one Redis.
 REDIS_PREFIX = environment.text("REDIS_PREFIX", "gpucloud")
 
-# How long telemetry is kept: the seconds as agents send them, and the means over ten seconds, a minute, an hour, a day.
+# Retention of telemetry: raw seconds from agents, and means over ten seconds, a minute, an hour, a day.
 TELEMETRY_RAW_HOURS = environment.number("TELEMETRY_RAW_HOURS", 24, least=3)
 TELEMETRY_TENS_DAYS = environment.number("TELEMETRY_TENS_DAYS", 3, least=1)
 TELEMETRY_MINUTES_DAYS = environment.number("TELEMETRY_MINUTES_DAYS", 35, least=1)
@@ -49,14 +49,14 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "gpucloud.api.middleware.counted",
+    "gpucloud.api.middleware.count_requests",
     "gpucloud.web.middleware.security_headers",
-    "gpucloud.api.middleware.bare_form",
-    # Says each answer's length: without one the server sends it in chunks.
+    "gpucloud.api.middleware.serve_without_slash",
+    # Sets Content-Length: without it the server sends responses in chunks.
     "django.middleware.common.CommonMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "gpucloud.web.languages.Languages",
-    "gpucloud.web.middleware.page_for_addresses_of_forms",
+    "gpucloud.web.middleware.page_for_method_not_allowed",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -82,7 +82,7 @@ TEMPLATES = [
 ]
 
 DATABASES = {"default": environment.database("DATABASE_URL", pool_size=environment.number("DATABASE_POOL_SIZE", 0))}
-# How many requests a server process works on at a time: as many as it keeps connections.
+# Requests that a server process handles at a time: one per database connection.
 REQUEST_THREADS = environment.number("DATABASE_POOL_SIZE", 0) or 16
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -95,14 +95,14 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "sign-in"
 LOGIN_REDIRECT_URL = "overview"
 SESSION_ENGINE = "gpucloud.web.sessions"
-# Nobody at the screen: a long meeting and lunch. Whatever happens: a working day.
+# Idle timeout: a long meeting and lunch. Absolute lifetime: a working day.
 SESSION_COOKIE_AGE = 60 * environment.number("SESSION_IDLE_MINUTES", 120, least=1)
 SESSION_LIFETIME_SECONDS = 3600 * environment.number("SESSION_HOURS", 12, least=1)
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS_ONLY
-# Health is asked on this machine, past the proxy; the answer holds no secret.
-# Browsers then ask by HTTPS before they are told to, for a year; not for other names of the domain.
+# Health checks come from this machine, past the proxy, and contain no secret. Browsers use HTTPS for a year without
+# being redirected; other names of the domain are not included.
 SECURE_HSTS_SECONDS = 365 * 86400 if HTTPS_ONLY else 0
 SECURE_REDIRECT_EXEMPT = [r"^(healthz|readyz)$"]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS_ONLY else None
@@ -116,13 +116,13 @@ OIDC_USERNAME_CLAIM = environment.text("OIDC_USERNAME_CLAIM", "preferred_usernam
 OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_GROUP_ROLES = environment.group_roles("OIDC_GROUP_ROLES")
 
-# Beyond the public internet, where webhooks may go too.
+# Networks besides the public internet that webhooks may call.
 WEBHOOK_NETWORKS = environment.networks("WEBHOOK_NETWORKS")
 
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("zh-hant", "繁體中文"), ("zh-hans", "简体中文")]
 LOCALE_PATHS = [BASE_DIR / "locale"]
-# What the switch in the top bar sets; no script needs it.
+# The cookie of the language switch in the top bar; no script needs it.
 LANGUAGE_COOKIE_AGE = 365 * 86400
 LANGUAGE_COOKIE_HTTPONLY = True
 LANGUAGE_COOKIE_SAMESITE = "Lax"
@@ -132,13 +132,13 @@ USE_I18N = True
 USE_TZ = True
 
 STATIC_URL = "/static/"
-# Where collectstatic put the files, compressed and named by their content; without it they are served as they lie.
+# The directory of collectstatic, with compressed files named by content hash; without it files are served from source.
 STATIC_ROOT = environment.text("STATIC_ROOT", "") or None
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
-        "BACKEND": "gpucloud.web.static.Named"
+        "BACKEND": "gpucloud.fastpath.static_files.Named"
         if STATIC_ROOT
         else "django.contrib.staticfiles.storage.StaticFilesStorage"
     },
@@ -150,16 +150,16 @@ WHITENOISE_AUTOREFRESH = False
 # No API body is larger than a few kilobytes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 
-# Requests of one token, person or address to the API; 0 a second: no limit.
+# API requests per second for each token, person or address; 0: no limit.
 THROTTLE_PER_SECOND = environment.number("THROTTLE_PER_SECOND", 600)
 THROTTLE_BURST = environment.number("THROTTLE_BURST", 1000, least=1)
 
-# Who reads /metrics and /metric without a token.
+# Networks that may read /metrics and /metric without a token.
 METRICS_CIDRS = environment.networks("METRICS_CIDRS")
-# Of how many GPUs, and of how many assignments, one scrape tells; of more it tells of none, and their agents do.
+# Limits of one scrape on GPUs and on assignments; above a limit it has none of them, and the agents' scrapes have them.
 METRICS_MOST_DETAILS = environment.number("METRICS_MOST_DETAILS", 2000)
 
-# Admission webhooks of clusters, see .env.example.
+# Admission webhooks of clusters; see .env.example.
 ADMISSION_SCHEDULER_NAME = environment.text("ADMISSION_SCHEDULER_NAME", "")
 ADMISSION_DEFAULT_CORE = environment.number("ADMISSION_DEFAULT_CORE", 0)
 ADMISSION_DEFAULT_MEMORY_MIB = environment.number("ADMISSION_DEFAULT_MEMORY_MIB", 0)
@@ -168,8 +168,8 @@ ADMISSION_TRANSLATE = environment.words("ADMISSION_TRANSLATE")
 ADMISSION_LIBRARY_DIRECTORY = environment.text("ADMISSION_LIBRARY_DIRECTORY", "")
 ADMISSION_CDI_DEVICE = environment.text("ADMISSION_CDI_DEVICE", "")
 
-# Where the scheduler extender listens, and whom it answers: these networks, or, where a certificate authority is named,
-# whoever has a certificate of it.
+# Address of the scheduler extender and its allowed clients: these networks or, with a certificate authority, every
+# client with one of its certificates.
 EXTENDER_HOST = environment.text("EXTENDER_HOST", "127.0.0.1")
 EXTENDER_PORT = environment.number("EXTENDER_PORT", 3456, least=1)
 EXTENDER_CIDRS = environment.networks("EXTENDER_CIDRS", "127.0.0.0/8,::1/128")
@@ -204,7 +204,7 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "gpucloud.api.schema.add_problems",
-        "gpucloud.api.schema.refuse_what_cannot_be_set",
+        "gpucloud.api.schema.forbid_unknown_properties",
     ],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
@@ -232,7 +232,7 @@ SPECTACULAR_SETTINGS = {
 CELERY_BROKER_URL = environment.celery_broker(REDIS_URL)
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "global_keyprefix": f"{REDIS_PREFIX}:celery:",
-    # A push is a hint: publishing it must never hold up a request when Redis is away.
+    # A push is a hint: publishing it must never delay a request while Redis is down.
     "socket_connect_timeout": 1,
     "socket_timeout": 5,
     "visibility_timeout": 60,
@@ -242,10 +242,10 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
-# Tasks are acknowledged late and may run twice: one whose broker went away is given up and comes again.
+# Tasks are acknowledged late and may run twice: a task whose broker connection broke is abandoned and redelivered.
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
 CELERY_BEAT_SCHEDULE = {
-    # Two seconds: a push that got lost is repaired within 5 s + 2 s.
+    # Two seconds: a lost push is repaired within 5 s + 2 s.
     "repair-pushes": {"task": "apps.scheduling.tasks.repair_pushes", "schedule": 2.0, "options": {"expires": 4}},
     "expire-claims": {"task": "apps.scheduling.tasks.expire_claims", "schedule": 5.0, "options": {"expires": 10}},
     "release-lapsed-leases": {
@@ -263,24 +263,24 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 2.0,
         "options": {"expires": 4},
     },
-    # As often as ten seconds pass: what is complete is rolled up, and what came late again.
+    # Every ten seconds: complete periods are rolled up, and periods with late frames again.
     "roll-up-telemetry": {"task": "apps.nodes.tasks.roll_up_telemetry", "schedule": 10.0, "options": {"expires": 10}},
-    # Four hours are made ahead, so a worker may be away for as long.
+    # Partitions are made four hours ahead, so a worker may be down for as long.
     "keep-partitions": {"task": "apps.nodes.tasks.keep_partitions", "schedule": 60.0, "options": {"expires": 60}},
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
-    # Two seconds: until it is sealed, an audit event could be removed without a trace.
+    # Two seconds: until an audit event is sealed, it could be removed without a trace.
     "seal-audit": {"task": "apps.quotas.tasks.seal_audit", "schedule": 2.0, "options": {"expires": 4}},
     "check-ledger": {"task": "apps.scheduling.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "lapse-requests": {"task": "apps.quotas.tasks.lapse_requests", "schedule": 30.0, "options": {"expires": 30}},
     "watch-nodes": {"task": "apps.scheduling.tasks.watch_nodes", "schedule": 5.0, "options": {"expires": 10}},
-    # The repair of lost hints, and the moment for what failed before.
+    # Repairs lost hints, and retries failed deliveries.
     "deliver-webhooks": {"task": "apps.quotas.tasks.deliver_webhooks", "schedule": 2.0, "options": {"expires": 4}},
     "drop-old-deliveries": {"task": "apps.quotas.tasks.drop_old_deliveries", "schedule": 3600.0},
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
-    # It counts the last two hours anew each time, second by second: more often would be work for nothing.
+    # Each run counts the last two hours again, second by second: more runs would be wasted work.
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": crontab(minute=5)},
-    # What must not wait for it (giving back) does not: see `services.waking`.
+    # Returning lent core does not wait for this task: see `services.waking`.
     "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
     "watch-idle-claims": {
         "task": "apps.scheduling.tasks.watch_idle_claims",
@@ -305,12 +305,13 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
-        "django.request": {"level": "ERROR"},  # a 404 is an answer, not an event
-        # Scanners name any host: it is an answer (400), too.
+        "django.request": {"level": "ERROR"},  # A 404 is a response, not an event.
+        # Scanners send any Host: the response is a 400, not an event.
         "django.security.DisallowedHost": {"filters": ["occasional"]},
         "uvicorn.error": {"filters": ["malformed"]},
         "uvicorn.access": {"level": "WARNING"},
-        # The heads of the audit log's chain are evidence: they are written whatever LOG_LEVEL, or a worker's own, says.
+        # The heads of the audit log's chain are evidence: they are logged whatever LOG_LEVEL or a worker's own level
+        # is.
         "apps.quotas.services.audit_chain": {"level": "INFO"},
     },
 }

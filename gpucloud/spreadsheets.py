@@ -1,19 +1,19 @@
-"""What is sent as CSV is opened in a spreadsheet, and that runs what looks like a formula."""
+"""Protection of CSV exports: a spreadsheet runs a cell that looks like a formula."""
 
 import string
 from typing import Any
 
-# A byte-order mark, zero-width characters, and the marks of a text's direction.
+# A byte-order mark, zero-width characters, and the marks of text direction.
 HIDDEN = "\0\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\xa0\u3000"
 
-# What makes it take a text for one, full-width forms included: East Asian versions read them alike.
+# Characters that begin a formula, full-width forms included: East Asian versions treat them alike.
 FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
-def inert(value: Any) -> Any:
-    """Return the value as it runs nowhere: names are anybody's to choose.
+def escape_formula(value: Any) -> Any:
+    """Return the value so that no spreadsheet runs it: users choose names freely.
 
-    White space and characters that are not shown do not hide a formula: some programs drop them when they read a file.
+    White space and invisible characters do not hide a formula: some programs drop them when they read a file.
     """
     if not isinstance(value, str):
         return value

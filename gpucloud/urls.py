@@ -1,4 +1,4 @@
-"""Every route."""
+"""Root URL configuration."""
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
@@ -24,20 +24,23 @@ urlpatterns = [
     path("api/v1/", include("apps.clusters.api.urls")),
     path("admin/", records.urls),
     path("", include("apps.scheduling.metrics.views")),
-    path("", include("apps.scheduling.pages.urls")),
-    path("", include("apps.clusters.pages.urls")),
+    path("", include("apps.console.urls")),
+    path("", include("apps.console.clusters.urls")),
 ]
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Problem details below /api/, a page elsewhere."""
+    """Answer an unknown URL: problem details below /api/, a page elsewhere."""
     if request.path.startswith("/api/"):
         return problems.not_found(request, exception)
     return defaults.page_not_found(request, exception)
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """What Django itself refuses, a foreign Host for one: problem details below /api/, a page elsewhere."""
+    """Answer a request that Django itself refuses, such as a foreign Host.
+
+    Problem details below /api/, a page elsewhere.
+    """
     if request.path.startswith("/api/"):
         return problems.response(
             400, "bad-request", "Bad Request", "The request is malformed, or its Host is not ours."
@@ -46,7 +49,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Problem details below /api/, a page elsewhere."""
+    """Answer an internal error: problem details below /api/, a page elsewhere."""
     if request.path.startswith("/api/"):
         return problems.server_error(request)
     return defaults.server_error(request)

@@ -22,10 +22,11 @@ from apps.quotas.models import CohortShare, LedgerEntry, Pool, Resource, Resourc
 from apps.quotas.principals import SCOPES, SYSTEM, Principal, of_token
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.models import Assignment, Claim, Reservation
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.observation import take_observed
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimSpec
+from apps.scheduling.services.cycles.rounds import run_round
 
 GIB: Final = 1024
 MIB_BYTES: Final = 1 << 20
@@ -229,7 +230,7 @@ def ask(cast: Cast, *, tenant: Tenant | None = None, principal: Principal = SYST
     """A claim, through the service; small unless said."""
     facts = {"name": "train", "core_request": 30, "memory_mib": 8 * GIB, "pool": cast.pool, **asked}
     facts.setdefault("core_limit", facts["core_request"])
-    return life.create_claim(principal=principal, tenant=tenant or cast.acme, **facts)
+    return lifecycle.create_claim(principal=principal, spec=ClaimSpec(tenant=tenant or cast.acme, **facts))
 
 
 def placed(cast: Cast, machine: Machine, **asked: Any) -> tuple[Claim, Assignment]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agent.check.finding import failed, ok, warning
-from agent.machine.gpus import Inventory
+from agent.host.gpus import Inventory
 from agent.wire import Check
 
 # The first driver of CUDA 12; the entry points of older ones are not audited.

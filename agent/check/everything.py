@@ -8,8 +8,8 @@ from pathlib import Path
 from agent.check import devices, kernel, library, places, server
 from agent.check.finding import warning
 from agent.check.memory_limits import memory_limits
-from agent.machine import cgroups
-from agent.machine.gpus import Inventory, Nvml
+from agent.host import cgroups
+from agent.host.gpus import Inventory, Nvml
 from agent.settings import Settings
 from agent.wire import Check
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from agent.check.finding import failed, ok, warning
-from agent.machine import processes
+from agent.host import processes
 from agent.wire import Check
 
 

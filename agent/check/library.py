@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from agent.check.finding import failed, ok, warning
-from agent.holding.abi import ABI_VERSION, PageError, PagesLibrary
+from agent.claims.abi import ABI_VERSION, PageError, PagesLibrary
 from agent.wire import Check
 
 BUILD = "Install the agent again, or build the library with `make -C libvcuda`."

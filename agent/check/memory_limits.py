@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from agent.check.finding import ok, warning
-from agent.machine.gpus import Inventory
-from agent.machine.memory_limits import FIRST_DRIVER
+from agent.host.gpus import Inventory
+from agent.host.memory_limits import FIRST_DRIVER
 from agent.wire import Check
 
 NAME = "kernel-memory-limits"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent import rundir
 from agent.check.finding import failed, ok, warning
-from agent.machine import mounts
+from agent.host import mounts
 from agent.wire import Check
 
 MIB = 1 << 20

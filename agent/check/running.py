@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from agent.check import everything
-from agent.door import admission
-from agent.door.listener import Caller
-from agent.door.localwire import Answer, Checked, Refusal
-from agent.machine.gpus import Inventory
+from agent.host.gpus import Inventory
+from agent.launch import authorization
+from agent.local_api.listener import Caller
+from agent.local_wire import Answer, Checked, Refusal
 from agent.settings import Settings
 from agent.wire import Check
 
@@ -41,7 +41,7 @@ class SelfCheck:
 
     async def answer(self, caller: Caller) -> Answer:
         """Run the whole self-check for root or the agent's own user; callers at the same time share one run."""
-        if not admission.is_operator(caller):
+        if not authorization.is_operator(caller):
             return Refusal(code="not-allowed", detail="Only the agent's own user and root may let it check itself.")
         if self._whole is None or self._whole.done():
             self._whole = asyncio.create_task(self._run())

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from agent.door.self_check import Findings
+from agent.check.findings import Findings
 
 MARKS = {"ok": "ok  ", "warning": "WARN", "failed": "FAIL"}
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from agent.door.ways import Ways
-from agent.machine.gpus import Inventory
-from agent.machine.health import Health
+from agent.host.gpus import Inventory
+from agent.host.health import Health
+from agent.launch.methods import Ways
 from agent.node import Node
 from agent.settings import Settings
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import structlog
 
 from agent import wire
-from agent.door import admission
-from agent.door.ways import Ways
 from agent.kubelet import calls, checkpoint
 from agent.kubelet.devices import CORE
 from agent.kubelet.proto import podresources_pb2 as resources
+from agent.launch import authorization
+from agent.launch.methods import Ways
 from agent.node import Node
 from agent.settings import Library
 
@@ -101,7 +101,7 @@ class Pods:
             return "no claim is placed for it on this node; is it scheduled by gpucloud's scheduler?"
         if len(claims) > 1:
             return f"claims {', '.join(sorted(claims))} are all for it; the older pods' must be released first"
-        refusal = admission.unready(self._node, self._library, wanted)
+        refusal = authorization.unready(self._node, self._library, wanted)
         if refusal is not None:
             return refusal.detail.rstrip(".")
         [claim_uid] = claims

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from agent.backoff import Backoff
 from agent.server import identity, rest
-from agent.server.backoff import Backoff
 from agent.server.identity import Identity
 from agent.settings import Cluster
 from agent.wire import Uid, Word

@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from agent import wire
-from agent.server.backoff import Backoff
+from agent.backoff import Backoff
 from agent.server.outbox import Outbox
 from agent.server.rest import is_loopback
 

@@ -14,10 +14,11 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from apps.clusters.formats import pods
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Reflector, Seen
 from apps.clusters.models import Cluster, ClusterState, PodClaim
-from apps.clusters.services import evicting, holding, quota_sync, resizing
+from apps.clusters.services import evicting, quota_sync, resizing
 from apps.clusters.watches import Watch
 from gpucloud.errors import Busy, GpucloudError
 
@@ -110,7 +111,7 @@ class Watched(Watch):
                 return
             self._stand(ClusterState.CONNECTED)
         if self._pods_whole:
-            holding.forget_promises(cluster=self.cluster, pods_there=self._pods.values())
+            following.forget_promises(cluster=self.cluster, pods_there=self._pods.values())
         if self._others_due:
             self._end_others()
         rows = PodClaim.objects.live().filter(cluster=self.cluster, claim=None)
@@ -166,7 +167,7 @@ class Watched(Watch):
         for uid, item in by_uid.items():
             if seen.gone:
                 self._pods.pop(uid, None)
-                holding.end(cluster=self.cluster, pod_uid=uid)
+                following.end(cluster=self.cluster, pod_uid=uid)
             else:
                 self._pods[uid] = item
                 self._follow(item)
@@ -184,7 +185,7 @@ class Watched(Watch):
     def _end_others(self) -> None:
         self._others_due = True
         try:
-            holding.end_others(cluster=self.cluster, live=self._pods, is_there=self._is_there)
+            following.end_others(cluster=self.cluster, live=self._pods, is_there=self._is_there)
             self._others_due = False
         except (Refused, Unreachable) as error:
             logger.warning("pods of cluster %s that are gone: %s", self.cluster.name, error.detail)
@@ -199,7 +200,7 @@ class Watched(Watch):
             return
         meta = pod["metadata"]
         try:
-            holding.follow(cluster=self.cluster, pod=pod, labels=self._namespaces.get(meta["namespace"], {}))
+            following.follow(cluster=self.cluster, pod=pod, labels=self._namespaces.get(meta["namespace"], {}))
             annotations = meta.get("annotations") or {}
             resizing.follow(cluster=self.cluster, pod_uid=str(meta["uid"]), annotations=annotations)
         except GpucloudError as error:

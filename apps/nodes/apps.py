@@ -11,8 +11,8 @@ class NodesConfig(AppConfig):
     verbose_name = "Nodes"
 
     def ready(self) -> None:
-        """Tell who sets quotas what the machines have."""
-        from apps.nodes.services.capacity import of_pool  # noqa: PLC0415 - models, once apps are loaded
-        from apps.quotas import capacities  # noqa: PLC0415 - likewise
+        """Provide the capacity of pools to quotas."""
+        from apps.nodes.services import capacity  # noqa: PLC0415 - models, once apps are loaded
+        from apps.quotas.providers import pool_capacity  # noqa: PLC0415 - likewise
 
-        capacities.register(of_pool)
+        pool_capacity.set(capacity)

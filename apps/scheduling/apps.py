@@ -11,11 +11,11 @@ class SchedulingConfig(AppConfig):
     verbose_name = "Scheduling"
 
     def ready(self) -> None:
-        """Tell the agents' gateway who knows what is wanted."""
-        from apps.nodes.gateway import registry  # noqa: PLC0415 - models, once apps are loaded
-        from apps.quotas import holdings  # noqa: PLC0415 - likewise
+        """Provide desired states to the agents' gateway, and claims' charges to quotas."""
+        from apps.nodes.providers import node_claims  # noqa: PLC0415 - models, once apps are loaded
+        from apps.quotas.providers import claim_charges  # noqa: PLC0415 - likewise
         from apps.scheduling import gateway  # noqa: PLC0415 - likewise
-        from apps.scheduling.services.claims.states import charged_by_claim, charged_by_user  # noqa: PLC0415 - likewise
+        from apps.scheduling.services.charging import states  # noqa: PLC0415 - likewise
 
-        registry.register(gateway.Gateway())
-        holdings.register(charged_by_claim, charged_by_user)
+        node_claims.set(gateway.Gateway())
+        claim_charges.set(states)

@@ -15,9 +15,10 @@ from django.db import connection, transaction
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from apps.nodes.gateway import registry
+from apps.nodes.models.node import hint_group
 from apps.quotas.models import Pool
-from gpucloud import counters, hub, serving
+from gpucloud import counters, hints
+from gpucloud.fastpath import serving
 
 if TYPE_CHECKING:
     from apps.scheduling.models import Claim
@@ -28,8 +29,8 @@ ROUNDS_CHANNEL = "gpucloud_rounds"
 # By its name: tasks call services, and services call this.
 DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
-# Messages by group of the hub.
-Messages = dict[str, hub.Message]
+# Messages by group of the hint bus.
+Messages = dict[str, hints.Message]
 WATCHED_LIST = "watch.claims."
 # A page that watches a list reads all of it again: once in a while is enough, however many claims come.
 GATHER_SECONDS = 0.1
@@ -83,7 +84,7 @@ def push(node_ids: Sequence[int], *, why: str) -> None:
     What it is they read themselves, when they send it: hints may come twice, late, or in another order.
     """
     counters.PUSHES.add(why, amount=len(node_ids))
-    _send({registry.group(node_id): {"type": "node.changed"} for node_id in node_ids})
+    _send({hint_group(node_id): {"type": "node.changed"} for node_id in node_ids})
 
 
 def drive_reservations_on_commit() -> None:
@@ -100,7 +101,7 @@ def _queue(task: str, *arguments: object) -> None:
 
 def node_forgotten_on_commit(node_id: int) -> None:
     """Close the connection of a node's agent. Repair: its key is void, so its next hello is refused."""
-    transaction.on_commit(lambda: _send({registry.group(node_id): {"type": "node.forgotten"}}))
+    transaction.on_commit(lambda: _send({hint_group(node_id): {"type": "node.forgotten"}}))
 
 
 def claim_changed_on_commit(claim: "Claim") -> None:
@@ -131,7 +132,7 @@ def _send(messages: Messages) -> None:
         loop.call_soon_threadsafe(_leave, messages)
     else:
         try:
-            hub.say(messages.items())
+            hints.publish(messages.items())
         except (RedisError, OSError) as error:
             _nobody_heard(messages, error)
 
@@ -167,7 +168,7 @@ def _begin(messages: Messages) -> None:
 
 async def _sent(messages: Messages) -> None:
     try:
-        await hub.here().say(messages.items())
+        await hints.bus().publish(messages.items())
     except (RedisError, OSError, TimeoutError) as error:
         _nobody_heard(messages, error)
 

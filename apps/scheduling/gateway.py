@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Implements `apps.nodes.gateway.registry.Claims`."""
+    """Implementation of `apps.nodes.providers.NodeClaims`."""
 
     def desired(self, node_ids: Sequence[int]) -> dict[int, wire.Desired]:
         """The whole wanted states of these nodes."""

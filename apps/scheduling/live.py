@@ -24,7 +24,7 @@ from apps.quotas import principals
 from apps.quotas.models import User
 from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
-from gpucloud import hub
+from gpucloud import hints
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     watched: tuple[str, ...] = ()
     checked = 0.0
-    hear: Callable[[hub.Message], None]
+    hear: Callable[[hints.Message], None]
     busy: tuple[asyncio.Task[None], ...] = ()
 
     async def connect(self) -> None:
@@ -52,9 +52,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
         if not self.watched:
             await self.close(CLOSE_DENIED, "not signed in, or not yours")
             return
-        said: asyncio.Queue[hub.Message] = asyncio.Queue()
+        said: asyncio.Queue[hints.Message] = asyncio.Queue()
 
-        def hear(message: hub.Message) -> None:
+        def hear(message: hints.Message) -> None:
             # One moment for all pages of this process, so that what is made for the first is new enough for all.
             message.setdefault("at", time.time())
             if said.qsize() >= MOST_WAITING:
@@ -63,7 +63,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
         self.hear = hear
         for group in self.watched:
-            await hub.here().join(group, hear)
+            await hints.bus().join(group, hear)
         self.busy = (
             asyncio.ensure_future(watching.keep_watching(self.watched)),
             asyncio.ensure_future(self._tell(said)),
@@ -81,9 +81,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
         for task in self.busy:
             task.cancel()
         for group in self.watched if self.busy else ():
-            await hub.here().leave(group, self.hear)
+            await hints.bus().leave(group, self.hear)
 
-    async def _tell(self, said: "asyncio.Queue[hub.Message]") -> None:
+    async def _tell(self, said: "asyncio.Queue[hints.Message]") -> None:
         """Until the page is gone, or may see no more. One that can be told no more is closed: it would look live."""
         with suppress(OSError):  # it is gone
             try:
@@ -92,7 +92,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 logger.warning("a page is closed, to come again: %r", error)
                 await self.close(CLOSE_FAILED, "come again")
 
-    async def _tell_on(self, said: "asyncio.Queue[hub.Message]") -> None:
+    async def _tell_on(self, said: "asyncio.Queue[hints.Message]") -> None:
         """Now and then the session is asked again whether it still may."""
         while True:
             message = await said.get()
@@ -102,7 +102,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.send(_text(message))
 
 
-def _text(message: hub.Message) -> str:
+def _text(message: hints.Message) -> str:
     """A second of telemetry as it came; of anything else the name and when: the page fetches the fragment again."""
     if message["type"] == "live.usage":
         return str(message["text"])

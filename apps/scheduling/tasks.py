@@ -15,18 +15,18 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services.accounting import budgets
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
-from apps.scheduling.services.claims import absences, draining
+from apps.scheduling.services.charging import budgets
+from apps.scheduling.services.claims import absences
 from apps.scheduling.services.claims.leases import release_lapsed
-from apps.scheduling.services.claims.life import release_claim
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.lending.guarantees import own_what_is_free
-from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import idleness
+from apps.scheduling.services.rebalancing.guarantees import own_what_is_free
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, close_of_released, end_loans, rebalance
-from apps.scheduling.services.reserving.clock import drive
+from apps.scheduling.services.reclaiming import draining, preemption
+from apps.scheduling.services.reservations.clock import drive
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode
 from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, HTTPScope
 
 from apps.scheduling.events import claim_group
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.api.problems import problem
 from gpucloud.api.throttles import COUNTED
 
@@ -68,7 +68,7 @@ class WaitingDoor:
         """The claim once nothing more is to be waited for, or as it is when the wait ends or the caller is gone."""
         changed = asyncio.Event()
 
-        def hear(message: hub.Message) -> None:
+        def hear(message: hints.Message) -> None:
             # Telemetry goes to the same group.
             if message["type"] == "claim.changed":
                 changed.set()
@@ -77,7 +77,7 @@ class WaitingDoor:
         asked_for_end = scope["method"] == "DELETE" or scope["path"].rstrip("/").endswith("/release")
         self.waiting += 1
         try:
-            await hub.here().join(claim_group(uid), hear)
+            await hints.bus().join(claim_group(uid), hear)
             while True:
                 changed.clear()
                 answer = await self._read(scope, uid)
@@ -88,7 +88,7 @@ class WaitingDoor:
                     await asyncio.wait_for(changed.wait(), min(left, self.pause()))
         finally:
             self.waiting -= 1
-            await hub.here().leave(claim_group(uid), hear)
+            await hints.bus().leave(claim_group(uid), hear)
 
     def pause(self) -> float:
         """Seconds until a wait looks again where no hint comes: longer, the more there are."""

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from apps.nodes.services.telemetry.storing import Measured
 from apps.scheduling import events
-from gpucloud import hub
+from gpucloud import hints
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +51,16 @@ def _name() -> str:
 
 async def watch(groups: Iterable[str]) -> None:
     """Say that somebody in this process watches these groups for the next minute."""
-    here, now = hub.here(), time.time()
-    await here.redis.zremrangebyscore(_name(), "-inf", now)
-    await here.redis.zadd(_name(), {f"{here.name} {group}": now + WATCHED_SECONDS for group in groups})
+    bus, now = hints.bus(), time.time()
+    await bus.redis.zremrangebyscore(_name(), "-inf", now)
+    await bus.redis.zadd(_name(), {f"{bus.name} {group}": now + WATCHED_SECONDS for group in groups})
 
 
 async def keep_watching(groups: Sequence[str]) -> None:
     """Say so until cancelled."""
     while True:
         try:
-            async with asyncio.timeout(hub.ANSWER_SECONDS):
+            async with asyncio.timeout(hints.ANSWER_SECONDS):
                 await watch(groups)
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning("no telemetry to %s for now: %s", groups[0], error)
@@ -74,7 +74,7 @@ async def watched() -> Watched:
     if now - known.read_at >= READ_SECONDS:
         known.read_at = now
         found: dict[str, set[str]] = defaultdict(set)
-        members: Any = await hub.here().redis.zrangebyscore(_name(), time.time(), "+inf")
+        members: Any = await hints.bus().redis.zrangebyscore(_name(), time.time(), "+inf")
         for member in members:
             process, _, group = member.decode().partition(" ")
             found[group].add(process)
@@ -84,22 +84,22 @@ async def watched() -> Watched:
 
 async def show(batch: Sequence[Measured]) -> None:
     """Send each watched node and claim its part; never raises: a chart catches up by itself."""
-    here = hub.here()
+    bus = hints.bus()
     try:
-        async with asyncio.timeout(hub.ANSWER_SECONDS):
+        async with asyncio.timeout(hints.ANSWER_SECONDS):
             groups = await watched()
-            elsewhere: list[tuple[str, hub.Message]] = []
+            elsewhere: list[tuple[str, hints.Message]] = []
             for group, message in _messages(batch, groups.keys()) if groups else ():
-                if groups[group] == {here.name}:
-                    here.tell(group, message)
+                if groups[group] == {bus.name}:
+                    bus.deliver(group, message)
                 else:
                     elsewhere.append((group, message))
-            await here.say(elsewhere)
+            await bus.publish(elsewhere)
     except (RedisError, OSError, TimeoutError) as error:
         logger.warning("telemetry of %d frames was shown to nobody: %s", len(batch), error)
 
 
-def _messages(batch: Sequence[Measured], groups: Collection[str]) -> Iterable[tuple[str, hub.Message]]:
+def _messages(batch: Sequence[Measured], groups: Collection[str]) -> Iterable[tuple[str, hints.Message]]:
     for source, usage in batch:
         # Sequence numbers are the node's own: a page that watches a claim on two nodes counts them apart.
         base = {"type": "usage", "node": source.node_name, "seq": usage.seq, "at": usage.at}
@@ -120,6 +120,6 @@ def _messages(batch: Sequence[Measured], groups: Collection[str]) -> Iterable[tu
                 yield group, _as_text({**base, "assignments": mine})
 
 
-def _as_text(shown: dict[str, Any]) -> hub.Message:
+def _as_text(shown: dict[str, Any]) -> hints.Message:
     """Written once, for however many pages."""
     return {"type": "live.usage", "text": msgspec.json.encode(shown).decode()}

@@ -1,1 +1,1 @@
-"""`make bench-api`: what the REST API bears on one machine, and how its lists fare with a long history."""
+"""`make bench-api`: throughput of the REST API on one machine, and its lists with a long history."""

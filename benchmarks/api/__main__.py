@@ -1,7 +1,7 @@
-"""`make bench-api`: how many requests a second one server with two workers answers, durably, and how late.
+"""`make bench-api`: requests a second and latencies of one server with two workers, with durable commits.
 
 PostgreSQL with its own durable settings, the server, its two workers and the clients share the machine; the clients are
-in one process, which is told apart in the figures.
+in one process, whose CPU time has its own column.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def requests(ready: Stage) -> dict[str, Callable[[int], bytes]]:
-    """What each row's clients ask, by its name."""
+    """Return the requests of each row's clients, by the row's name."""
     uids = itertools.cycle(ready.claims)
     kinds: dict[str, Callable[[int], bytes]] = {
         "GET claims/{uid}/": lambda client: request(
@@ -65,30 +65,33 @@ def requests(ready: Stage) -> dict[str, Callable[[int], bytes]]:
 
 
 def post(ready: Stage, client: int, extra: str = "") -> bytes:
-    """A small claim of the client's tenant."""
+    """Return a small claim of the client's tenant."""
     body = {"tenant": ready.tenants[client % TENANTS], "name": "bench", "core_request": 10, "memory_mib": 1024}
     return request("POST", "claims/", ready.tokens[client], json.dumps(body), extra)
 
 
 def request(method: str, path: str, token: str, body: str = "", extra: str = "") -> bytes:
-    """One request in HTTP/1.1, as it goes over the wire."""
+    """Return a request's bytes in HTTP/1.1."""
     kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
     head = f"{method} /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
     return f"{head}{kind}{extra}\r\n{body}".encode()
 
 
 def measure(ready: Stage, name: str, kind: Callable[[int], bytes], *, clients: int, seconds: float) -> Row:
-    """One run. Raises AssertionError where anything but success was answered."""
-    before = spent(ready)
+    """Measure one run.
+
+    Raises AssertionError if an answer is not a success.
+    """
+    before = cpu_seconds(ready)
     measured = drive(ready.port, kind, clients=clients, seconds=seconds)
-    after = spent(ready)
+    after = cpu_seconds(ready)
     assert set(measured.statuses) <= {200, 201}, measured.statuses
     cpu_ms = {who: (after[who] - before[who]) * 1000 / measured.asked for who in after}
     return row(name, measured, cpu_ms)
 
 
 def row(name: str, measured: Measured, cpu_ms: dict[str, float]) -> Row:
-    """The figures of one run."""
+    """Return the figures of one run."""
     return {
         "request": name,
         "per second": measured.per_second,
@@ -100,8 +103,8 @@ def row(name: str, measured: Measured, cpu_ms: dict[str, float]) -> Row:
     }
 
 
-def spent(ready: Stage) -> dict[str, float]:
-    """CPU seconds of everybody so far."""
+def cpu_seconds(ready: Stage) -> dict[str, float]:
+    """Return the CPU seconds of all processes so far."""
     seconds = {who: seconds_below(pid) for who, pid in ready.pids.items()}
     used = resource.getrusage(resource.RUSAGE_SELF)
     return seconds | {"clients": used.ru_utime + used.ru_stime}

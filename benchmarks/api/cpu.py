@@ -1,4 +1,4 @@
-"""CPU time of processes, from /proc: what a request costs, whoever else uses the machine meanwhile."""
+"""CPU time of processes, from /proc: the cost of a request on a shared machine."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def seconds_below(pid: int) -> float:
-    """User and system time of a process and of those that it started, as far as they still run."""
+    """Return user and system time of a process and its descendants that still run."""
     parents, spent = {}, {}
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit() and (fields := _stat(directory)):

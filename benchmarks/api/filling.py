@@ -1,4 +1,4 @@
-"""What is in the database before the API benchmark: tenants with quotas, active claims, and a long history."""
+"""Contents of the database for the API benchmark: tenants with quotas, active claims, and a long history."""
 
 from django.core.management import call_command
 from django.db import connection
@@ -7,8 +7,9 @@ from apps.quotas.models import Tenant
 from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.models import Assignment
-from apps.scheduling.services.claims import life
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Machine
 from tests.history import add_history
 
@@ -18,7 +19,7 @@ ACTIVE = 200
 
 
 def fill(*, clients: int, tenants: int, history: int) -> tuple[list[str], list[str], list[str]]:
-    """Tokens by client, slugs by tenant, uids of active claims of the first tenant."""
+    """Fill the database; return tokens by client, slugs by tenant, and uids of the first tenant's active claims."""
     call_command("migrate", verbosity=0)
     rich = [_tenant(f"team-{number}") for number in range(tenants)]
     texts = [_token(number, rich[number % tenants]) for number in range(clients)]
@@ -45,11 +46,13 @@ def _token(number: int, tenant: Tenant) -> str:
 def _placed(tenant: Tenant) -> list[Assignment]:
     pool = tenants.create_pool(principal=SYSTEM, name="default")
     for number in range(ACTIVE):
-        life.create_claim(
-            principal=SYSTEM, tenant=tenant, pool=pool, name=f"live-{number}", core_request=10, core_limit=20,
-            memory_mib=1024,
-        )  # fmt: skip
-    # After the claims: a round passes over a node that has not been heard of for ten seconds.
+        lifecycle.create_claim(
+            principal=SYSTEM,
+            spec=ClaimSpec(
+                tenant=tenant, pool=pool, name=f"live-{number}", core_request=10, core_limit=20, memory_mib=1024
+            ),
+        )
+    # After the claims: the scheduler skips nodes without a heartbeat for ten seconds.
     machines = [Machine(f"node-{number}", pool, gpus=GPUS_PER_NODE) for number in range(NODES)]
     run_round(pool)
     for machine in machines:

@@ -1,7 +1,7 @@
-"""A lean load generator: so many clients, each with one connection that it keeps, and one request at a time.
+"""Load generator: clients with one kept connection each, and one request at a time.
 
-It shares the cores with the server, so it does as little as it can: requests are bytes made by the caller, answers are
-read up to their end and only their status is looked at.
+It shares the cores with the server, so it does as little as possible: the caller makes the requests' bytes, and of
+answers only the end and the status are parsed.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ import uvloop
 
 WARM_UP_SECONDS = 2.0
 
-# The next request of a client, by its number.
+# Returns a client's next request, by number.
 Requests = Callable[[int], bytes]
 
 
 @dataclass
 class Measured:
-    """What the clients saw after the warm-up; `asked` counts all that they sent."""
+    """Measurements of the clients after the warm-up; `asked` counts all requests."""
 
     seconds: float
     asked: int = 0
@@ -34,7 +34,7 @@ class Measured:
 
 
 class Client(asyncio.Protocol):
-    """One connection. Sends the next request when the answer to the one before is complete."""
+    """A connection that sends the next request when the previous answer is complete."""
 
     def __init__(self, number: int, requests: Requests, measured: Measured, begin: float, end: float) -> None:
         self.number, self.requests, self.measured = number, requests, measured
@@ -45,7 +45,7 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is one without saying so.
+        # uvloop's transport is one without inheriting from it.
         self._transport = cast(asyncio.WriteTransport, transport)
         self._send()
 
@@ -77,7 +77,7 @@ class Client(asyncio.Protocol):
 
 
 def length_of(head: bytes) -> int:
-    """The length that an answer's head announces; what the server sends always has one."""
+    """Return the length that an answer's head announces; the server always sends one."""
     lowered = head.lower()
     at = lowered.index(b"content-length:") + 15
     end = lowered.find(b"\r\n", at)
@@ -85,7 +85,10 @@ def length_of(head: bytes) -> int:
 
 
 def drive(port: int, requests: Requests, *, clients: int, seconds: float) -> Measured:
-    """Let the clients ask for this long, after a warm-up. Raises ConnectionError where the server hangs up."""
+    """Run the clients for this long, after a warm-up.
+
+    Raises ConnectionError if the server hangs up.
+    """
     return uvloop.run(_drive(port, requests, clients, seconds))
 
 

@@ -1,7 +1,7 @@
-"""What the API benchmark runs on: PostgreSQL and Valkey from their wheels, durable, and one server with two workers.
+"""Services of the API benchmark: durable PostgreSQL and Valkey from their wheels, and one server with two workers.
 
-The server is started as `make demo` starts it, but for its second worker. Neither scheduler nor agents run: a claim
-that is posted stays pending, and what is measured is the API.
+The server is started as by `make demo`, with a second worker. Neither scheduler nor agents run: a created claim stays
+pending, and only the API is measured.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Stage:
-    """A running server, and what to ask it for."""
+    """A running server, and the data for requests."""
 
     port: int
-    # The processes whose CPU time is told, by who they are.
+    # Processes whose CPU time is reported, by role.
     pids: dict[str, int]
     tokens: list[str]
     tenants: list[str]
@@ -41,9 +41,9 @@ def stage(directory: Path, *, clients: int, tenants: int, history: int) -> Itera
     with embedded.services(state.root, durable=True) as running:
         commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
         os.environ.update(commands.control_plane)
-        tokens, slugs, claims = _filled(clients, tenants, history)
+        tokens, slugs, claims = _fill(clients, tenants, history)
         server = commands.server()
-        # SIGKILL, if the benchmark is killed, would reach the server's first process and leave its workers.
+        # A SIGKILL of the benchmark would reach the server's first process only and leave its workers.
         several = (*server.command, "--workers", str(WORKERS))
         server = replace(server, command=several, orphan_signal=signal.SIGTERM)
         process = processes.start(server)
@@ -55,8 +55,8 @@ def stage(directory: Path, *, clients: int, tenants: int, history: int) -> Itera
             processes.stop(server, process)
 
 
-def _filled(clients: int, tenants: int, history: int) -> tuple[list[str], list[str], list[str]]:
-    """A token for each client, the slugs of the tenants, and the uids of claims that are active."""
+def _fill(clients: int, tenants: int, history: int) -> tuple[list[str], list[str], list[str]]:
+    """Return a token for each client, the tenants' slugs, and uids of active claims."""
     import django  # noqa: PLC0415 - the settings read the environment that was just made
 
     django.setup()

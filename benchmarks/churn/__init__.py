@@ -1,1 +1,1 @@
-"""A production trace played back by its own clock: who waits how long, and what is served."""
+"""Replay of a production trace by its own clock: waiting times, and GPU-hours served."""

@@ -1,9 +1,9 @@
 """`python -m benchmarks.churn`: a production trace by its own clock, at one, two and three times its load.
 
-`gpucloud` is the product's rounds: its order of tenants, backfill and score; `limits` the same where claims bear a time
-limit; `shares` the same without the pool's patience. `fifo` is first come, first served with best fit (the fullest
-node that fits, its fullest GPUs), where who does not fit makes all wait; `passing` lets later ones that fit go first;
-`passing-fgd` places by FGD.
+`gpucloud` is the product's cycles: its order of tenants, backfill and score; `limits` the same with time limits on
+claims; `shares` the same without the pool's patience. `fifo` is first come, first served with best fit (the fullest
+node that fits, its fullest GPUs), where a claim that does not fit blocks all later ones; `passing` lets later ones that
+fit go first; `passing-fgd` places by FGD.
 """
 
 import argparse
@@ -15,14 +15,14 @@ from statistics import mean, stdev
 
 from apps.scheduling.core.values import GpuState
 from benchmarks.churn.figures import figures
-from benchmarks.churn.load import Terms, drawn
-from benchmarks.churn.replay import played
+from benchmarks.churn.load import Terms, draw
+from benchmarks.churn.replay import replay
 from benchmarks.churn.schedulers import Fifo, Rounds, Scheduler
 from benchmarks.placement.__main__ import seeds
 from benchmarks.placement.trace import Trace
 from benchmarks.report import Row, description
 
-# The fullest node, its fullest GPUs.
+# Best fit: the fullest node, its fullest GPUs.
 BEST_FIT = "gpu-admission"
 SCHEDULERS: dict[str, Callable[[Iterable[GpuState]], Scheduler]] = {
     "gpucloud": Rounds,
@@ -35,7 +35,7 @@ SCHEDULERS: dict[str, Callable[[Iterable[GpuState]], Scheduler]] = {
 
 
 def main() -> None:
-    """Run what is asked for; a row for each load and scheduler, with the spread of the seeds."""
+    """Run the chosen loads and schedulers; print a row for each, with the spread of the seeds."""
     asked = _arguments()
     trace = Trace.found()
     out = Path(asked.out)
@@ -48,8 +48,8 @@ def main() -> None:
                 terms = Terms(asked.list, asked.part, asked.percent or None, load, name == "limits", asked.half)
                 runs = []
                 for seed in asked.seeds:
-                    drawing = drawn(trace, terms, seed)
-                    runs.append(figures(played(drawing, SCHEDULERS[name](drawing.gpus))))
+                    drawing = draw(trace, terms, seed)
+                    runs.append(figures(replay(drawing, SCHEDULERS[name](drawing.gpus))))
                 row: Row = {"load": load, "scheduler": name, "list": asked.list, **_spread(runs), "seeds": asked.seeds}
                 file.write(json.dumps(row) + "\n")
                 file.flush()

@@ -1,4 +1,4 @@
-"""The figures of a run."""
+"""Figures of a run."""
 
 from collections import defaultdict
 
@@ -9,7 +9,7 @@ HOUR = 3600
 
 
 def figures(course: Course) -> dict[str, float]:
-    """Waits of all claims in minutes, those of claims for several GPUs apart; GPU-hours while claims arrived."""
+    """Return waits in minutes of all claims and of claims for several GPUs, and GPU-hours while claims arrived."""
     load = course.load
     waits = {claim.number: (course.started[claim.number] - claim.at) / 60 for claim in load.arrivals}
     several = [waits[claim.number] for claim in load.arrivals if claim.request.gpu_count > 1]

@@ -1,13 +1,13 @@
-"""What arrives, and on which machines: the trace's own times, its own nodes.
+"""Arrivals and machines of a run: the trace's own times, its own nodes.
 
-The trace is a sample of what its cluster ran: its requests never hold more than 70 of the 6,212 GPUs at once, and on
-all of them nobody would ever wait. So there is a part of the nodes, and so many copies of the trace that at load 1 the
-requests ask for a given share of the GPUs. Each copy keeps the trace's own order, gaps and lengths and is turned by
-whole days, so that nights stay nights. A load of 2 or 3 is the same requests arriving so many times as fast; each
-runs as long as ever. Requests for CPU alone are left out, and CPU and RAM of the others: a claim asks for neither.
+The trace is a sample of its cluster's load: its requests never occupy more than 70 of the 6,212 GPUs at once, and on
+all of them nothing would ever wait. So a run uses a fraction of the nodes, and enough copies of the trace that at load
+1 the requests ask for a given share of the GPUs. Each copy keeps the trace's order, gaps and durations and is shifted
+by whole days, so that nights stay nights. Load 2 or 3 is the same requests arriving twice or three times as fast, with
+unchanged durations. Requests for CPU only are left out, and so are CPU and RAM of the others: a claim requests neither.
 
-The trace names no tenants: requests alike in all they ask for are one application, and each application is drawn one
-of eight tenants. Nor has it time limits: where claims bear one, it is one to three times what they will run for.
+The trace names no tenants: requests alike in all fields are one application, and each application belongs to one of
+eight tenants, drawn at random. The trace has no time limits: claims with one get one to three times their duration.
 """
 
 import random
@@ -19,7 +19,7 @@ from apps.scheduling.core.values import GpuState, Request
 from benchmarks.placement.trace import Ask, Machine, Timed, Trace
 
 DAY_SECONDS = 86_400
-# In its first 113 days the trace has 25 requests; what of them still runs then is there at the beginning.
+# The trace has 25 requests in its first 113 days; those that still run then are present at the beginning.
 BEGINS = 113 * DAY_SECONDS
 TENANTS = 8
 MOST_TIMES_TOO_LONG = 3
@@ -27,7 +27,7 @@ MOST_TIMES_TOO_LONG = 3
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A claim that will be made; times in seconds from the beginning. `number` is its place in the order of arrival."""
+    """A claim to be made; times in seconds from the beginning. `number` is its place in the order of arrival."""
 
     number: int
     tenant: str
@@ -39,7 +39,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One run's GPUs and arrivals, in order of time; `seconds` is how long claims arrive."""
+    """GPUs and arrivals of one run, in order of time; `seconds` is how long claims arrive."""
 
     gpus: tuple[GpuState, ...]
     arrivals: tuple[Arrival, ...]
@@ -48,7 +48,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is played: a list, one node in `part`, the percent of GPUs asked for at load 1, the load.
+    """Parameters of a run: a list, one node in `part`, the percent of GPUs requested at load 1, the load.
 
     `percent` None: the trace once, as it is. `half` is 1 or 2: the first half of its days alone, or the second.
     """
@@ -61,8 +61,8 @@ class Terms:
     half: int | None = None
 
 
-def drawn(trace: Trace, terms: Terms, seed: int) -> Load:
-    """The run of a seed: nodes, copies, tenants and time limits are drawn by it."""
+def draw(trace: Trace, terms: Terms, seed: int) -> Load:
+    """Draw the run of a seed: nodes, copies, tenants and time limits."""
     chance = random.Random(f"{seed} {terms.list} {terms.half}")  # noqa: S311 - draws arrivals, guards nothing
     begins, ends, found = _window(trace.timed(terms.list), terms.half)
     gpus = _gpus(_some(trace.machines(), terms.part, chance))
@@ -90,7 +90,7 @@ def drawn(trace: Trace, terms: Terms, seed: int) -> Load:
 
 
 def _window(found: Iterable[Timed], half: int | None) -> tuple[int, int, list[Timed]]:
-    """The days that are played, and what arrives in them or still runs when they begin."""
+    """Return the days of the run, and the requests that arrive in them or still run when they begin."""
     kept = [one for one in found if one.ask.gpus and one.ends > one.at]
     begins, ends = BEGINS, max(one.at for one in kept)
     if half is not None:
@@ -102,7 +102,7 @@ def _window(found: Iterable[Timed], half: int | None) -> tuple[int, int, list[Ti
 
 
 def _some(machines: Sequence[Machine], part: int, chance: random.Random) -> list[Machine]:
-    """One machine in `part` of each kind, by chance; at least one of each kind."""
+    """Draw one machine in `part` of each kind; at least one of each kind."""
     kinds: dict[tuple[str, int], list[Machine]] = defaultdict(list)
     for machine in machines:
         kinds[machine.model, machine.gpus].append(machine)

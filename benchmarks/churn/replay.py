@@ -1,4 +1,4 @@
-"""One run: claims arrive, start when the scheduler says so, and end when they have run as long as the trace says."""
+"""Replay of one run: claims arrive, start when the scheduler decides, and end after the trace's duration."""
 
 import heapq
 from collections import Counter, defaultdict
@@ -10,26 +10,29 @@ from benchmarks.churn.schedulers import Scheduler
 
 
 class Wrong(Exception):
-    """The scheduler gave what is not there."""
+    """The scheduler placed a claim on capacity that is not free."""
 
 
 @dataclass
 class Course:
-    """What happened: when each started; and, while claims arrived, moments weighed by how long they lasted."""
+    """Course of a run: each claim's start; and, while claims arrived, time-weighted sums."""
 
     load: Load
     started: dict[int, float] = field(default_factory=dict)
-    # Seconds times percent of core that was held: in all, and while somebody waited; and those seconds.
+    # Seconds times percent of core in use: in all, and while a claim waited; and those seconds.
     held: float = 0.0
     held_under_pressure: float = 0.0
     under_pressure: float = 0.0
-    # Jain's index over the tenants that wait, of the core that they hold, times seconds; and those seconds.
+    # Jain's index over the core of waiting tenants, times seconds; and those seconds.
     even: float = 0.0
     several_wait: float = 0.0
 
 
-def played(load: Load, scheduler: Scheduler) -> Course:
-    """All of it, until the last claim has started. Raises Wrong where a GPU carries more than it has."""
+def replay(load: Load, scheduler: Scheduler) -> Course:
+    """Replay until the last claim has started.
+
+    Raises Wrong if a GPU is overcommitted.
+    """
     return _Play(load, scheduler).run()
 
 
@@ -51,7 +54,7 @@ class _Play:
             while self.ends and self.ends[0][0] <= now:
                 self._end(*heapq.heappop(self.ends)[2:])
             while at < len(arrivals) and arrivals[at].at <= now:
-                self.scheduler.arrived(arrivals[at])
+                self.scheduler.arrive(arrivals[at])
                 self.waiting[arrivals[at].tenant] += 1
                 at += 1
             for claim, gpus in self.scheduler.round(now):
@@ -77,10 +80,10 @@ class _Play:
         asked = claim.request
         self.used.subtract(dict.fromkeys(gpus, asked.core_request))
         self.holds[claim.tenant] -= asked.gpu_count * asked.core_request
-        self.scheduler.ended(claim, gpus)
+        self.scheduler.end(claim, gpus)
 
     def _meanwhile(self, since: float, until: float) -> None:
-        """Nothing changes from the one moment to the other."""
+        """Add the time between two events, in which nothing changed."""
         seconds, course = until - since, self.course
         if seconds <= 0:
             return
@@ -96,7 +99,7 @@ class _Play:
 
 
 def jain(values: Iterable[float]) -> float:
-    """Jain's index of fairness: 1 where all have alike, 1/n where one of n has everything."""
+    """Return Jain's index of fairness: 1 if all have the same, 1/n if one of n has everything."""
     found = list(values)
     squares = len(found) * sum(value * value for value in found)
     return sum(found) ** 2 / squares if squares else 1.0

@@ -1,7 +1,7 @@
-"""Who schedules: the product's own rounds without their database, and first come, first served.
+"""Schedulers: the product's own cycles without their database, and first come, first served.
 
-`Rounds` does what `services.placing` does: candidates by what may have changed, the core's order, the head of the queue
-and what is kept for it, refusals remembered until something that could change them was freed.
+`Rounds` does what the scheduling service does: candidates by what may have changed, the core's order, the blocked head
+and its reservation, and refusals remembered until something that could change them was freed.
 """
 
 from collections import defaultdict
@@ -19,29 +19,29 @@ from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from benchmarks.churn.load import Arrival
 
-# Of claims alike so many of a tenant are asked in a walk: the first that is refused speaks for those behind it.
+# Claims of a tenant with equal requests that are tried per cycle: a refusal of the first holds for the others.
 ALIKE = 32
-# As a pool has it unless told otherwise.
+# The pool's default.
 PATIENCE_SECONDS = 14_400.0
 
 Started = list[tuple[Arrival, tuple[str, ...]]]
 
 
 class Scheduler(Protocol):
-    """Told what arrives and what ends; says what starts."""
+    """A scheduler that is told of arrivals and ends, and decides starts."""
 
-    def arrived(self, claim: Arrival) -> None:
-        """It waits from now on."""
+    def arrive(self, claim: Arrival) -> None:
+        """Queue a claim."""
 
-    def ended(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
-        """It gives its GPUs back."""
+    def end(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
+        """Free a claim's GPUs."""
 
     def round(self, now: float) -> Started:
-        """Who starts now, and where."""
+        """Return the claims that start now, with their GPUs."""
 
 
 class Rounds:
-    """The product's rounds."""
+    """The product's scheduling cycles."""
 
     def __init__(self, gpus: Iterable[GpuState], *, patience_seconds: float | None = PATIENCE_SECONDS) -> None:
         self._patience_seconds = patience_seconds
@@ -52,12 +52,12 @@ class Rounds:
         self._running: dict[str, Running] = {}
         self._front = Front(self._ending)
         self._claims: dict[int, Arrival] = {}
-        # A tenant's claims alike, oldest first.
+        # A tenant's equal claims, oldest first.
         self._lines: dict[tuple[Request, str], dict[int, Ask]] = defaultdict(dict)
         self._no_room: set[Request] = set()
 
-    def arrived(self, claim: Arrival) -> None:
-        """It waits from now on."""
+    def arrive(self, claim: Arrival) -> None:
+        """Queue a claim."""
         self._fleet.learn(claim.request)
         waiting = Waiting(
             f"{claim.number:08}", claim.tenant, claim.request, claim.number,
@@ -66,8 +66,8 @@ class Rounds:
         self._claims[claim.number] = claim
         self._lines[claim.request, claim.tenant][claim.number] = Ask((waiting,))
 
-    def ended(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
-        """It gives its GPUs back: refusals that this may change are forgotten."""
+    def end(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
+        """Free a claim's GPUs, and forget refusals that this may change."""
         self._fleet.give_back(gpus, claim.request)
         self._running.pop(f"{claim.number:08}", None)
         self._held[claim.tenant] -= Amounts.of(claim.request)
@@ -77,7 +77,7 @@ class Rounds:
             self._no_room = {kind for kind in self._no_room if not could_help(state, kind)}
 
     def round(self, now: float) -> Started:
-        """Walks along those whose answer may have changed."""
+        """Try the claims whose answer may have changed."""
         started: Started = []
         front = self._front
         if front.head is None and (first := self._first_refused()) is not None:
@@ -151,7 +151,10 @@ class Rounds:
 
 
 class Fifo:
-    """First come, first served. Strictly: who does not fit makes all wait; or passing: the next one that fits goes."""
+    """First come, first served.
+
+    Strict: a claim that does not fit blocks all later ones; or passing: the next one that fits goes first.
+    """
 
     def __init__(self, gpus: Iterable[GpuState], policy: str, *, passing: bool) -> None:
         self._fleet, self._passing = Fleet(gpus, policy=policy), passing
@@ -159,19 +162,19 @@ class Fifo:
         self._by_kind: dict[Request, dict[int, Arrival]] = defaultdict(dict)
         self._no_room: set[Request] = set()
 
-    def arrived(self, claim: Arrival) -> None:
-        """It waits from now on."""
+    def arrive(self, claim: Arrival) -> None:
+        """Queue a claim."""
         self._fleet.learn(claim.request)
         self._waiting[claim.number] = claim
         self._by_kind[claim.request][claim.number] = claim
 
-    def ended(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
-        """It gives its GPUs back: anybody may fit now."""
+    def end(self, claim: Arrival, gpus: tuple[str, ...]) -> None:
+        """Free a claim's GPUs: any claim may fit now."""
         self._fleet.give_back(gpus, claim.request)
         self._no_room.clear()
 
     def round(self, _now: float) -> Started:
-        """The oldest first, one by one."""
+        """Start the oldest first, one by one."""
         started: Started = []
         while (claim := self._next()) is not None:
             answer = self._fleet.place(claim.request)

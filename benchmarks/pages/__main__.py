@@ -1,7 +1,7 @@
 """`make bench-pages`: the dashboard over 200 nodes of 8 GPUs, 3,200 assignments, 50 tenants and their history.
 
-Three parts. `paint`: every page in headless Chromium with a cold cache. `living`: the overview, open for so many
-minutes. `dashboards`: two hundred of them at once, against one server process. All the while the fleet's agents measure
+There are three parts. `paint`: every page in headless Chromium with a cold cache. `living`: the overview, open for some
+minutes. `dashboards`: two hundred of them at once, against one server process. Meanwhile the fleet's agents measure
 once a second, and a claim is resized every second. PostgreSQL (durable), Valkey, server, worker, beat, browser and
 agents share the machine.
 """
@@ -12,7 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks.pages.beating import beating
+from benchmarks.pages.beating import run_fleet
 from benchmarks.pages.chrome import chrome
 from benchmarks.report import Row, print_report
 from benchmarks.telemetry.filled import Filled
@@ -34,27 +34,27 @@ def main() -> None:
             filling.history(arguments.days)
             return filled
 
-        # The measuring client asks more often than a person does.
+        # The measuring client sends more requests than a person.
         os.environ["THROTTLE_PER_SECOND"] = "0"
-        with stage(Path(directory), nodes=arguments.nodes, fill=fill) as ready, beating(ready):
+        with stage(Path(directory), nodes=arguments.nodes, fill=fill) as ready, run_fleet(ready):
             print_report("pages", *measure(ready, arguments))
 
 
 def measure(ready: Stage, arguments: argparse.Namespace) -> list[list[Row]]:
-    """A table for each part that is asked for."""
+    """Return a table for each chosen part."""
     from benchmarks.pages import filling, paint  # noqa: PLC0415 - models, once apps are loaded
     from benchmarks.pages.dashboards import measure as open_at_once  # noqa: PLC0415 - beside the others
-    from benchmarks.pages.living import living  # noqa: PLC0415 - likewise
+    from benchmarks.pages.living import measure_overview  # noqa: PLC0415 - likewise
     from tests.pages.addresses import addresses  # noqa: PLC0415 - routes, once apps are loaded
 
     tables = []
     parts = arguments.parts.split(",")
-    found = paint.asked(addresses(**filling.sample())) if "paint" in parts else {}
+    found = paint.query_costs(addresses(**filling.sample())) if "paint" in parts else {}
     if "paint" in parts:
         with chrome() as browser:
-            tables.append(paint.painted(browser, ready, found, arguments.times))
+            tables.append(paint.paint_rows(browser, ready, found, arguments.times))
     if "living" in parts:
-        tables.append(living(ready, arguments.minutes))
+        tables.append(measure_overview(ready, arguments.minutes))
     if "dashboards" in parts:
         counts = (0, arguments.dashboards)
         tables.append([asyncio.run(open_at_once(ready, count, arguments.seconds)) for count in counts])

@@ -1,4 +1,4 @@
-"""The fleet behind the pages: every node's agent measures once a second, and every second a claim is resized."""
+"""The fleet behind the pages: every node's agent measures once a second, and a claim is resized every second."""
 
 import asyncio
 import contextlib
@@ -21,9 +21,9 @@ FOREVER = 86_400.0
 
 
 @contextlib.contextmanager
-def beating(ready: Stage) -> Iterator[int]:
-    """In a process of its own, whose pid is given."""
-    # Forking a process with Django's threads and connections would take them along.
+def run_fleet(ready: Stage) -> Iterator[int]:
+    """Run the fleet in a separate process; yield its pid."""
+    # A fork would copy Django's threads and connections.
     context = multiprocessing.get_context("spawn")
     begun = context.Event()
     process = context.Process(target=_beat, args=(ready.port, ready.filled, begun), daemon=True)
@@ -38,7 +38,10 @@ def beating(ready: Stage) -> Iterator[int]:
 
 
 def resize(port: int, token: str, claim: str, limit: int) -> None:
-    """As CI would. Raises AssertionError where it is refused."""
+    """Resize a claim, as CI does.
+
+    Raises AssertionError if it is refused.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     connection.request("PATCH", f"/api/v1/claims/{claim}/", json.dumps({"core_limit": limit}), headers)
@@ -57,7 +60,7 @@ async def _run(port: int, filled: Filled, begun: Event) -> None:
     for first in range(0, len(agents), AT_ONCE):
         await asyncio.gather(*(agent.connect(port) for agent in agents[first : first + AT_ONCE]))
     begun.set()
-    # What is measured is stored, and kept here only for the telemetry benchmark.
+    # Samples are stored by the server; only the telemetry benchmark needs them here.
     await asyncio.gather(beat(agents, time.monotonic() + FOREVER), _forget(agents), _resize(port, filled))
 
 

@@ -1,4 +1,4 @@
-"""The browser of the benchmark: headless Chromium, and what its processes cost."""
+"""The browser of the benchmark: headless Chromium, and the cost of its processes."""
 
 import contextlib
 import shutil
@@ -20,14 +20,14 @@ SWITCHES = [
 
 @dataclass(frozen=True)
 class Chrome:
-    """A browser that runs, and the process above all of its own."""
+    """A running browser, and its top process."""
 
     browser: Browser
     pid: int
 
     @contextlib.contextmanager
     def page(self, ready: Stage) -> Iterator[Page]:
-        """An operator's, signed in, with nothing in its cache."""
+        """Open an operator's page, signed in, with an empty cache."""
         address = f"http://127.0.0.1:{ready.port}"
         context = self.browser.new_context(base_url=address, viewport=WINDOW)  # type: ignore[arg-type]
         context.add_cookies([{"name": "sessionid", "value": ready.filled.cookie, "url": address}])
@@ -37,8 +37,11 @@ class Chrome:
 
 @contextlib.contextmanager
 def chrome() -> Iterator[Chrome]:
-    """Start it, and end it. Raises FileNotFoundError where the machine has none."""
-    # A switch that it does not know changes nothing, and only its first process has it.
+    """Start the browser, and close it at the end.
+
+    Raises FileNotFoundError if the machine has none.
+    """
+    # An unknown switch changes nothing, and only the first process has it.
     mark = f"--of-benchmark={uuid.uuid4().hex}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path_of_chrome(), args=[*SWITCHES, mark])
@@ -47,7 +50,10 @@ def chrome() -> Iterator[Chrome]:
 
 
 def path_of_chrome() -> str:
-    """Raises FileNotFoundError where the machine has none."""
+    """Return the browser's path.
+
+    Raises FileNotFoundError if the machine has none.
+    """
     path = next((path for name in NAMES if (path := shutil.which(name))), None)
     if path is None:
         raise FileNotFoundError(f"no browser: none of {', '.join(NAMES)} is on the PATH")

@@ -1,8 +1,8 @@
-"""Many open overviews at once, half of operators and half of tenants' members, as a browser holds them open.
+"""Many open overviews, half of operators and half of tenants' members, as browsers keep them open.
 
-Each has its websocket, asks for its living part every five seconds, and again when it is told that a claim changed, at
-most every 0.7 s; an operator's, which shows every node, rests as long as a browser was seen to (`static/js/live.js`,
-part `living`). A claim is resized each second; the lag is counted from the PATCH being sent.
+Each has its websocket, refreshes its live fragment every five seconds, and when a claim changed, at most every 0.7 s;
+an operator's, which shows every node, pauses as long as a browser was observed to (`static/js/live.js`, part `living`).
+A claim is resized each second; the lag is counted from sending the PATCH.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.pages.beating import resize
 from benchmarks.report import Row, quantile
-from benchmarks.telemetry.costs import spent
+from benchmarks.telemetry.costs import cpu_seconds
 from benchmarks.telemetry.sockets import Socket, open_socket
 from benchmarks.telemetry.stage import Stage
 
@@ -28,7 +28,7 @@ REQUEST = (
 
 @dataclass
 class Dashboard:
-    """One open page. A member's is told of `own` claims only; None: an operator's."""
+    """One open page. A member's receives changes of `own` claims only; None: an operator's."""
 
     port: int
     cookie: str
@@ -41,7 +41,7 @@ class Dashboard:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def live(self, sent: dict[str, float], until: float, first: float) -> None:
-        """Be open until then; `first` is when it asks for the first time, so that not all ask at once."""
+        """Stay open until then; `first` is the time of the first refresh, so that pages are spread."""
         self._sent = sent
         socket = await open_socket(self.port, "/ws/live/?claims=all", self._hear, Cookie=f"sessionid={self.cookie}")
         await asyncio.sleep(first)
@@ -55,7 +55,7 @@ class Dashboard:
             try:
                 await self._ask(*http)
             except (asyncio.IncompleteReadError, ConnectionError):
-                # The server ends a connection that was idle for five seconds; a browser opens another, too.
+                # The server closes a connection after five idle seconds; a browser then opens another one, too.
                 http[1].close()
                 http = await asyncio.open_connection("127.0.0.1", self.port)
                 await self._ask(*http)
@@ -82,7 +82,7 @@ class Dashboard:
         if uid in self._sent:
             self.told.append(time.time() - self._sent[uid])
             self._since = self._since or self._sent[uid]
-        # As the page does: what was made before this moment is too old for it.
+        # As the page does: a fragment made before this moment is too old.
         at = text.partition(b'"at": ')[2].rstrip(b"}").decode()
         self._at = f"X-Not-Before: {at}\r\n"
         self.changed.set()
@@ -100,8 +100,8 @@ class Dashboard:
 
 
 async def measure(ready: Stage, count: int, seconds: float) -> Row:
-    """So many, for so long; 0 is what the fleet costs alone."""
-    mine = _whose(ready)
+    """Measure this many dashboards for this long; 0 gives the cost of the fleet alone."""
+    mine = _readers(ready)
     boards = [Dashboard(ready.port, *mine[number % len(mine)]) for number in range(count)]
     # The first seconds, in which all connect, do not count.
     warm = 5 + count / 20
@@ -112,11 +112,11 @@ async def measure(ready: Stage, count: int, seconds: float) -> Row:
     for board in boards:
         for figures in (board.told, board.shown, board.answers):
             del figures[1:]
-    before, begun = spent(ready), time.monotonic()
-    # Another limit each time: one that stays as it is, nobody is told of.
+    before, begun = cpu_seconds(ready), time.monotonic()
+    # A different limit each time: an unchanged one sends no message.
     await _change(ready, sent, begun + seconds - 2, limit=51 if count else 52)
     await asyncio.sleep(max(0.0, begun + seconds - time.monotonic()))
-    after, wall = spent(ready), time.monotonic() - begun
+    after, wall = cpu_seconds(ready), time.monotonic() - begun
     await asyncio.gather(*work)
     told, shown, answers = (
         [1000 * value for board in boards for value in getattr(board, figures)] or [0.0]
@@ -132,8 +132,8 @@ async def measure(ready: Stage, count: int, seconds: float) -> Row:
     }  # fmt: skip
 
 
-def _whose(ready: Stage) -> list[tuple[str, frozenset[str] | None]]:
-    """Operator, member, operator, member of the next tenant, …: cookies, with the claims that are theirs."""
+def _readers(ready: Stage) -> list[tuple[str, frozenset[str] | None]]:
+    """Return cookies with the reader's claims: operator, member, operator, member of the next tenant, and so on."""
     tenants = len(ready.filled.cookies)
     every = [claim for node in ready.filled.nodes for claim in node.claims]
     found: list[tuple[str, frozenset[str] | None]] = []
@@ -143,7 +143,7 @@ def _whose(ready: Stage) -> list[tuple[str, frozenset[str] | None]]:
 
 
 async def _change(ready: Stage, sent: dict[str, float], until: float, *, limit: int) -> None:
-    """Another claim each second, of every tenant in turn."""
+    """Resize another claim each second, of every tenant in turn."""
     claims = [claim for node in ready.filled.nodes for claim in node.claims]
     number = 0
     while time.monotonic() < until:

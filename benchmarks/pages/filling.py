@@ -1,4 +1,4 @@
-"""What is in the database before pages are measured: the telemetry benchmark's fleet, and what a year of use adds."""
+"""Contents of the database for the page benchmark: the telemetry benchmark's fleet, and a year of use."""
 
 from datetime import timedelta
 from typing import Any
@@ -12,7 +12,7 @@ from apps.quotas.models import Pool, ResourceQuota, Tenant, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit, quotas, tenants
 from apps.scheduling.models import Claim, FleetSnapshot, Proposal, Reservation, Round
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from benchmarks.telemetry.filled import Filled
 from benchmarks.telemetry.filling import fill
 from benchmarks.utilization import fill_levels
@@ -27,19 +27,19 @@ REASONS = [
 
 
 def furnish(nodes: int) -> Filled:
-    """So many nodes of 8 GPUs with two claims each, 50 tenants, a queue, rounds, reservations, an audit log."""
+    """Create nodes of 8 GPUs with two claims each, 50 tenants, a queue, rounds, reservations, an audit log."""
     filled = fill(nodes)
     pool = Pool.objects.get(name="default")
     _tenants()
     _waiting(pool)
-    _decided(pool)
+    _decisions(pool)
     for number in range(EVENTS):
         audit.record(
             principal=SYSTEM, action="claim.resize", object_type="claim", object_id=filled.nodes[0].claims[0],
             tenant=None, before={"core_limit": 50}, after={"core_limit": 50 + number % 50},
         )  # fmt: skip
     _reserve(pool)
-    # Two in a hundred are not well.
+    # Two in a hundred are unhealthy.
     for node in Node.objects.order_by("pk")[: nodes // 50]:
         node.cordoned = True
         node.save(update_fields=["cordoned"])
@@ -48,13 +48,13 @@ def furnish(nodes: int) -> Filled:
 
 
 def history(days: int) -> None:
-    """Roll-ups of all levels, as long as an installation of this size has run."""
+    """Create roll-ups of all levels, as an installation of this size has after this time."""
     fill_levels(days=days, minute_days=1)
     _settle()
 
 
 def sample() -> dict[str, Any]:
-    """One thing of each kind, for the addresses of pages: none that is empty."""
+    """Return one object of each kind for the addresses of pages; none is empty."""
     claim = Claim.objects.filter(state="active").order_by("pk")[100]
     gpu = claim.assignments.get().gpu
     return {
@@ -66,7 +66,7 @@ def sample() -> dict[str, Any]:
 
 
 def _settle() -> None:
-    """What the database would do by itself while pages are measured: it has grown in a minute, not in days."""
+    """Run the database's maintenance now: it has grown in a minute, not in days."""
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE")
         cursor.execute("CHECKPOINT")
@@ -99,8 +99,8 @@ def _waiting(pool: Pool) -> None:
     )  # fmt: skip
 
 
-def _decided(pool: Pool) -> None:
-    """Rounds and proposals that name claims and GPUs which are there."""
+def _decisions(pool: Pool) -> None:
+    """Create rounds and proposals that name existing claims and GPUs."""
     placed = list(Claim.objects.filter(state="active").order_by("pk")[:200])
     gpus = list(Gpu.objects.order_by("pk")[:200])
     base = FleetSnapshot.objects.create(pool=pool, policy="balanced", state=b"")

@@ -1,7 +1,7 @@
-"""The overview, left open: what it costs the browser, and whether its memory stays as it is.
+"""The overview left open: its cost to the browser, and the growth of its memory.
 
-Nobody drives the browser meanwhile: a driver has it keep what the page is sent, and leaves things in the page. It is
-asked for its numbers after each step, by its own protocol.
+No driver controls the browser meanwhile: a driver makes it keep what the page receives, and leaves objects in the page.
+After each step its figures are read over its own protocol.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from benchmarks.report import Row
 from benchmarks.telemetry.memory import mib_below
 from benchmarks.telemetry.stage import Stage
 
-# The page's own beginning is not what an hour of it is like.
+# The first seconds of a page are not representative.
 SETTLE_SECONDS = 15.0
 STEPS = 10
 COUNTED = """(() => {
@@ -35,21 +35,21 @@ COUNTED = """(() => {
 })()"""
 
 
-def living(ready: Stage, minutes: float) -> list[Row]:
-    """Ten rows over the time. CPU is of the browser with all its processes; the heap after a collection.
+def measure_overview(ready: Stage, minutes: float) -> list[Row]:
+    """Return ten rows over the time. CPU is of all processes of the browser; the heap is measured after a collection.
 
-    `refreshes`: of the living part, a minute.
+    `refreshes`: of the live fragment, a minute.
     """
     rows: list[Row] = []
-    with alone(ready) as (pid, debugging):
+    with separate_browser(ready) as (pid, debugging):
         time.sleep(SETTLE_SECONDS)
-        before = looked_into(debugging)
+        before = inspect_page(debugging)
         begun = time.monotonic()
         while (passed := time.monotonic() - begun) < 60 * minutes:
             spent, at = seconds_below(pid), time.monotonic()
             time.sleep(min(max(10.0, 60 * minutes / STEPS), 60 * minutes - passed + 1))
             cpu, resident = 100 * (seconds_below(pid) - spent) / (time.monotonic() - at), mib_below(pid)
-            found = looked_into(debugging)
+            found = inspect_page(debugging)
             minutes_passed, wall = (time.monotonic() - begun) / 60, time.monotonic() - at
             row = {"minute": minutes_passed, "browser CPU %": cpu, "browser MiB": resident, **found}
             rows.append(row | {"refreshes": round(60 * (found["refreshes"] - before["refreshes"]) / wall)})
@@ -59,8 +59,8 @@ def living(ready: Stage, minutes: float) -> list[Row]:
 
 
 @contextlib.contextmanager
-def alone(ready: Stage) -> Iterator[tuple[int, str]]:
-    """A browser of its own with an operator's overview open: its pid, and where it can be looked into."""
+def separate_browser(ready: Stage) -> Iterator[tuple[int, str]]:
+    """Run a separate browser with an operator's overview open; yield its pid and its debugging address."""
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as profile:
         address, path = f"http://127.0.0.1:{ready.port}", path_of_chrome()
         kept: Any = {"name": "sessionid", "value": ready.filled.cookie, "url": address, "expires": time.time() + 86_400}
@@ -81,8 +81,8 @@ def alone(ready: Stage) -> Iterator[tuple[int, str]]:
                 browser.terminate()
 
 
-def looked_into(debugging: str) -> Row:
-    """The page that is open in it, after a collection. `refreshes`: since this was asked first."""
+def inspect_page(debugging: str) -> Row:
+    """Return the heap of the open page after a collection, and its refreshes since the first call."""
     with urllib.request.urlopen(f"{debugging}/json") as answer:  # noqa: S310 - the browser's own address
         [page] = [one for one in json.load(answer) if one["type"] == "page"]
     with connect(page["webSocketDebuggerUrl"], max_size=None) as tools:

@@ -1,4 +1,4 @@
-"""Every page with a cold cache: when something is seen of it, what it weighs, and what it asks the database."""
+"""Every page with a cold cache: time to first paint, weight, and database queries."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ from benchmarks.pages.chrome import Chrome
 from benchmarks.report import Row, quantile
 from benchmarks.telemetry.stage import Stage
 
-# What the browser itself noted, of everything that came before the page was loaded.
+# Timings of the browser for every resource before the load event.
 NOTED = """async () => {
     const first = () => performance.getEntriesByName("first-contentful-paint")[0];
     while (!first()) await new Promise(requestAnimationFrame);
@@ -24,8 +24,8 @@ NOTED = """async () => {
 KIB = 1024
 
 
-def asked(paths: list[str]) -> dict[str, tuple[int, float]]:
-    """Of each page that there is: queries, and milliseconds in Django and the database, in this process."""
+def query_costs(paths: list[str]) -> dict[str, tuple[int, float]]:
+    """Return queries and milliseconds in Django and the database of each page, in this process."""
     from django.db import connection  # noqa: PLC0415 - models, once apps are loaded
     from django.test import Client  # noqa: PLC0415 - likewise
     from django.test.utils import CaptureQueriesContext  # noqa: PLC0415 - likewise
@@ -36,7 +36,7 @@ def asked(paths: list[str]) -> dict[str, tuple[int, float]]:
     client.force_login(User.objects.get(username="operator"))
     found = {}
     for path in paths:
-        # What only takes posts, or is a part of another page.
+        # Addresses that take posts only, or are fragments of another page.
         if client.get(path).status_code in {302, 405}:
             continue
         with CaptureQueriesContext(connection) as queries:
@@ -48,14 +48,14 @@ def asked(paths: list[str]) -> dict[str, tuple[int, float]]:
     return found
 
 
-def painted(chrome: Chrome, ready: Stage, found: dict[str, tuple[int, float]], times: int) -> list[Row]:
-    """A row for each page; what is text for scripts alone has no paint and is left out."""
+def paint_rows(chrome: Chrome, ready: Stage, found: dict[str, tuple[int, float]], times: int) -> list[Row]:
+    """Return a row for each page; responses for scripts have no paint and are left out."""
     rows = []
     for path, (queries, milliseconds) in found.items():
         if path.endswith("/series/"):
             continue
         before = _ticks()
-        seen = [_seen(chrome, ready, path) for _ in range(times)]
+        seen = [_measure(chrome, ready, path) for _ in range(times)]
         paints = [one["paint"] for one in seen]
         rows.append(
             {
@@ -63,14 +63,14 @@ def painted(chrome: Chrome, ready: Stage, found: dict[str, tuple[int, float]], t
                 "answer p50 ms": quantile([one["answered"] for one in seen], 0.5),
                 "page KiB": seen[0]["page"] / KIB, "in all KiB": max(one["all"] for one in seen) / KIB,
                 "elements": seen[0]["elements"], "queries": queries, "Django ms": milliseconds,
-                "stolen %": _stolen(before, _ticks()),
+                "stolen %": _steal_percent(before, _ticks()),
             }
         )  # fmt: skip
         print(rows[-1], flush=True)
     return rows
 
 
-def _seen(chrome: Chrome, ready: Stage, path: str) -> dict[str, Any]:
+def _measure(chrome: Chrome, ready: Stage, path: str) -> dict[str, Any]:
     with chrome.page(ready) as page:
         page.goto(path, wait_until="load")
         seen: dict[str, Any] = page.evaluate(NOTED)
@@ -78,17 +78,17 @@ def _seen(chrome: Chrome, ready: Stage, path: str) -> dict[str, Any]:
 
 
 def _ticks() -> tuple[int, int]:
-    """Of all processors since the machine began: busy, of it taken by the host for others."""
+    """Return the ticks of all processors since boot: busy, and stolen by the host."""
     _, user, nice, system, _idle, _wait, interrupt, soft, steal, *_ = Path("/proc/stat").read_text().split(maxsplit=10)
     return sum(map(int, (user, nice, system, interrupt, soft, steal))), int(steal)
 
 
-def _stolen(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Percent of the busy time that others had: a page waits for it as well, and is not to blame."""
+def _steal_percent(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Return the percentage of busy time that the host stole: a page waits for it, and it is not the page's cost."""
     busy, stolen = (late - early for early, late in zip(before, after, strict=True))
     return 100 * stolen / busy if busy else 0.0
 
 
 def _kind(path: str) -> str:
-    """Without the uid of what it happens to show."""
+    """Return the page's name without the uid of the object that it shows."""
     return "/".join("…" if len(part) > 20 else part for part in path.split("/"))

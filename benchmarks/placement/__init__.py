@@ -1,1 +1,1 @@
-"""Placement quality on a production trace: how much of the GPUs each policy gives out before requests no longer fit."""
+"""Placement quality on a production trace: how much of the GPUs each policy allocates until requests no longer fit."""

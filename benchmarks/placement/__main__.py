@@ -1,4 +1,4 @@
-"""`python -m benchmarks.placement`: each policy on each list of the trace, beside what was published."""
+"""`python -m benchmarks.placement`: each policy on each list of the trace, beside the published results."""
 
 import argparse
 import json
@@ -9,14 +9,14 @@ from statistics import mean, stdev
 
 from benchmarks.placement.bound import Bound
 from benchmarks.placement.runs import POLICIES, allocated
-from benchmarks.placement.trace import Draw, Machine, Trace, drawn
+from benchmarks.placement.trace import Draw, Machine, Trace, draw
 from benchmarks.report import Row, description
 
 ARRIVED = (95, 98, 100, 130)
 
 
 def main() -> None:
-    """Run what is asked for; rows as they come go to the file, and to the terminal as a table."""
+    """Run the chosen cells; write rows to the file as they come, and print a table."""
     asked = _arguments()
     trace = Trace.found()
     lists = asked.lists.split(",") if asked.lists else trace.lists()
@@ -32,7 +32,7 @@ def main() -> None:
     with out.open("w") as file:
         for name in lists:
             asks = trace.asks(name)
-            draws = [recorded[name, seed] if recorded else drawn(machines, asks, seed) for seed in asked.seeds]
+            draws = [recorded[name, seed] if recorded else draw(machines, asks, seed) for seed in asked.seeds]
             bounds = _bounds(machines, draws)
             print(
                 f"{name:12} {'no more':9} " + " ".join(f"{bounds[at]:15.2f}" for at in ARRIVED if at in bounds),
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _bounds(machines: Sequence[Machine], draws: Sequence[Draw]) -> dict[int, float]:
-    """By percent arrived what no scheduler can pass, mean of the seeds."""
+    """Return the bounds of any scheduler by percent arrived, the mean of the seeds."""
     bound = Bound(machines)
     runs = [bound.by_arrived(draw.arriving, ARRIVED) for draw in draws]
     return {arrived: mean(run[arrived] for run in runs) for arrived in ARRIVED if all(arrived in run for run in runs)}
@@ -83,7 +83,7 @@ def _cell(row: Row, published: float | None) -> str:
 
 
 def seeds(words: str) -> list[int]:
-    """`1,2,3`, `100-109` or both."""
+    """Parse `1,2,3`, `100-109` or both."""
     found: list[int] = []
     for part in words.split(","):
         first, _, last = part.partition("-")

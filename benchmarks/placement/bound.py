@@ -1,12 +1,12 @@
-"""No scheduler can give out more: a linear program over patterns of a GPU.
+"""Upper bound of any scheduler: a linear program over patterns of a GPU.
 
-A *pattern* is what one GPU can carry at once. Of each model so many GPUs choose patterns, in fractions too; a request
-may be served in part, anywhere its models allow. Kept are the GPUs and the CPU of each model, and that a node of so
-many GPUs carries only so many requests for several. RAM, and requests for CPU alone, are left out. Whoever places
-whole requests on real nodes, in whatever order and knowing whatever comes, is a point of this program: its optimum is a
-bound.
+A *pattern* is a set of requests that one GPU can carry at once. For each model, a (fractional) number of GPUs chooses
+each pattern; a request may be served in part, on any of its models. The constraints are the GPUs and the CPU of each
+model, and that a node of so many GPUs carries only so many requests for several. RAM, and requests for CPU only, are
+left out. Any placement of whole requests on real nodes, in any order and with any foresight, is a point of this
+program: its optimum is a bound.
 
-Patterns are found as they are needed: the prices of the last solution say, by a knapsack, which one would gain most.
+Patterns are generated as needed: the prices of the last solution give, by a knapsack, the one with the largest gain.
 """
 
 from collections import Counter
@@ -21,9 +21,9 @@ from scipy.sparse import csr_array
 
 from benchmarks.placement.trace import WHOLE, Ask, Machine
 
-# A pattern that gains less than this of a GPU, for each GPU that takes it, is not worth another turn.
+# A pattern that gains less than this of a GPU, for each GPU that takes it, ends the iteration.
 LITTLE = 1e-7
-# Requests that arrive within one percent are looked at in so many steps.
+# Steps at which requests that arrive within one percent are evaluated.
 STEPS = 4
 
 # Parts of a GPU by size, in thousandths, and how many of each.
@@ -31,7 +31,7 @@ Pattern = tuple[tuple[int, int], ...]
 
 
 class Type(NamedTuple):
-    """Requests alike, as far as the bound goes."""
+    """Requests that are equal for the bound."""
 
     gpus: int
     milli: int
@@ -49,17 +49,17 @@ class Bound:
         self._patterns: dict[str, list[Pattern]] = {model: [] for model in self.models}
 
     def percent(self, asks: Iterable[Ask]) -> float:
-        """Of all GPUs, the most that can be given to requests of these."""
+        """Return the largest share of all GPUs that these requests can get, in percent."""
         counts = Counter(Type(ask.gpus, ask.gpu_milli, ask.cpu_milli, ask.models) for ask in asks if ask.gpus)
         sizes = sorted({kind.milli for kind in counts})
         for patterns in self._patterns.values():
             known = {size for pattern in patterns for size, _ in pattern}
             patterns += [((size, WHOLE // size),) for size in sizes if size not in known]
         while True:
-            optimum, prices = self._solved(counts, sizes)
+            optimum, prices = self._solve(counts, sizes)
             better = False
             for model, patterns in self._patterns.items():
-                gain, pattern = _dearest(sizes, prices[model])
+                gain, pattern = _best_pattern(sizes, prices[model])
                 if gain > prices[model][0] + LITTLE:
                     patterns.append(pattern)
                     better = True
@@ -67,7 +67,10 @@ class Bound:
                 return 100 * optimum / sum(self.gpus.values())
 
     def by_arrived(self, arriving: Sequence[Ask], wanted: Sequence[int]) -> dict[int, float]:
-        """By percent of all GPUs asked for, as runs.allocated() counts: a bound of the mean over those arrivals."""
+        """Return the bound by percent of all GPUs requested, as runs.allocated() counts.
+
+        It bounds the mean over the arrivals of a percent.
+        """
         everything, asked = sum(self.gpus.values()) * WHOLE, 0
         at: dict[int, list[int]] = {}
         for number, ask in enumerate(arriving, start=1):
@@ -75,7 +78,7 @@ class Bound:
             at.setdefault(round(100 * asked / everything), []).append(number)
         found = {}
         for arrived in wanted:
-            # More arrivals never mean less: each step is bounded by its last arrival.
+            # The bound grows with arrivals: each step is bounded by its last arrival.
             numbers = at.get(arrived, [])
             steps = [part for part in np.array_split(numbers, STEPS) if len(part)]
             if steps:
@@ -83,13 +86,13 @@ class Bound:
                 found[arrived] = sum(bounds) / len(numbers)
         return found
 
-    def _solved(self, counts: Counter[Type], sizes: Sequence[int]) -> tuple[float, dict[str, dict[int, float]]]:
-        """GPUs that are given out; by model what a GPU (0) and a part of each size are worth."""
+    def _solve(self, counts: Counter[Type], sizes: Sequence[int]) -> tuple[float, dict[str, dict[int, float]]]:
+        """Return the allocated GPUs; by model the value of a GPU (0) and of a part of each size."""
         program = _Program()
         for model in self.models:
             for kind in counts:
                 if not kind.models or model in kind.models.split("|"):
-                    program.column(-kind.gpus * kind.milli / WHOLE, self._used(model, kind))
+                    program.column(-kind.gpus * kind.milli / WHOLE, self._resources(model, kind))
             for pattern in self._patterns[model]:
                 carried: dict[object, float] = {(model, "size", size): -n for size, n in pattern if size in sizes}
                 program.column(0.0, {(model, "gpus"): 1, **carried})
@@ -100,7 +103,7 @@ class Bound:
             limits[model, "cpu"] = sum(machine.cpu_milli for machine in of_it)
             for several in {kind.gpus for kind in counts}:
                 limits[model, "several", several] = sum(machine.gpus // several for machine in of_it)
-        optimum, worth = program.solved(limits)
+        optimum, worth = program.solve(limits)
         prices = {
             model: {
                 0: worth.get((model, "gpus"), 0.0),
@@ -110,28 +113,28 @@ class Bound:
         }
         return -optimum, prices
 
-    def _used(self, model: str, kind: Type) -> dict[object, float]:
-        """What one such request takes of the model's nodes."""
+    def _resources(self, model: str, kind: Type) -> dict[object, float]:
+        """Return the resources that one such request takes of the model's nodes."""
         taken: dict[object, float] = {kind: 1, (model, "size", kind.milli): kind.gpus, (model, "cpu"): kind.cpu_milli}
         return taken | ({(model, "several", kind.gpus): 1} if kind.gpus > 1 else {})
 
 
 @dataclass
 class _Program:
-    """Columns by rows that have names; each row is at most its limit, 0 where none is said."""
+    """Columns by named rows; each row is at most its limit, 0 if none is given."""
 
     costs: list[float] = field(default_factory=list)
     rows: dict[object, int] = field(default_factory=dict)
     cells: list[tuple[float, int, int]] = field(default_factory=list)
 
     def column(self, cost: float, cells: dict[object, float]) -> None:
-        """One more unknown, 0 or more."""
+        """Add an unknown that is 0 or more."""
         for name, value in cells.items():
             self.cells.append((value, self.rows.setdefault(name, len(self.rows)), len(self.costs)))
         self.costs.append(cost)
 
-    def solved(self, limits: dict[object, float]) -> tuple[float, dict[object, float]]:
-        """The least cost, and by row what one more of its limit would save."""
+    def solve(self, limits: dict[object, float]) -> tuple[float, dict[object, float]]:
+        """Return the least cost, and by row the saving of one more of its limit."""
         values, rows, columns = zip(*self.cells, strict=True)
         shape = len(self.rows), len(self.costs)
         matrix = csr_array((np.array(values, float), (rows, columns)), shape=shape)
@@ -143,8 +146,8 @@ class _Program:
         return float(result.fun), saved
 
 
-def _dearest(sizes: Sequence[int], prices: dict[int, float]) -> tuple[float, Pattern]:
-    """The pattern that is worth most at these prices."""
+def _best_pattern(sizes: Sequence[int], prices: dict[int, float]) -> tuple[float, Pattern]:
+    """Return the most valuable pattern at these prices."""
     unit = gcd(WHOLE, *sizes)
     best: list[tuple[float, Pattern]] = [(0.0, ())]
     for room in range(1, WHOLE // unit + 1):

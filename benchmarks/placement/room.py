@@ -1,4 +1,4 @@
-"""What is free, kept apart from the engine: it checks the engine's answers, and places by best fit as published."""
+"""Free capacity, kept apart from the engine: checks the engine's answers, and places by best fit as published."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from benchmarks.placement.trace import WHOLE, Ask, Machine
 
 
 class Wrong(Exception):
-    """The engine gave what is not there, or refused what fits."""
+    """The engine used capacity that is not free, or refused a request that fits."""
 
 
 class Room:
-    """The nodes' free CPU, RAM and GPUs; places that a node lacks are never free."""
+    """Free CPU, RAM and GPUs of the nodes; GPUs that a node lacks are never free."""
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         width = max(machine.gpus for machine in machines)
@@ -24,7 +24,7 @@ class Room:
         self._allowed: dict[str, np.ndarray] = {}
 
     def fitting(self, ask: Ask) -> np.ndarray:
-        """Which nodes could carry the request now."""
+        """Return the nodes that could carry the request now."""
         fits = (self._cpu >= ask.cpu_milli) & (self._ram >= ask.ram_mib)
         if ask.gpus:
             fits &= (self._gpu >= ask.gpu_milli).sum(1) >= ask.gpus
@@ -35,7 +35,10 @@ class Room:
         return np.flatnonzero(fits)
 
     def take(self, ask: Ask, node: int, gpus: Sequence[int]) -> None:
-        """The request is there. Raises Wrong where it does not fit there."""
+        """Place the request.
+
+        Raises Wrong if it does not fit there.
+        """
         if node not in self.fitting(ask) or len(set(gpus)) != ask.gpus:
             raise Wrong(f"{ask} does not fit on node {node}, GPUs {list(gpus)}")
         if ask.gpus and self._gpu[node, list(gpus)].min() < ask.gpu_milli:
@@ -45,12 +48,18 @@ class Room:
         self._gpu[node, list(gpus)] -= ask.gpu_milli
 
     def refuse(self, ask: Ask) -> None:
-        """The request was refused. Raises Wrong where it fits."""
+        """Record a refusal.
+
+        Raises Wrong if the request fits.
+        """
         if len(nodes := self.fitting(ask)):
             raise Wrong(f"{ask} was refused and fits on node {nodes[0]}")
 
     def best_fit(self, ask: Ask) -> tuple[int, list[int]] | None:
-        """As published: the node with the least CPU and GPU left, in hundredths; its fullest GPUs that fit."""
+        """Place by best fit as published.
+
+        The node with the least CPU and GPU left, in hundredths, and its fullest GPUs that fit.
+        """
         nodes = self.fitting(ask)
         if not len(nodes):
             return None

@@ -1,6 +1,6 @@
-"""One run of the protocol: a policy, a list, a seed; nothing leaves, nothing is asked twice, nothing is moved.
+"""One run of the protocol: a policy, a list, a seed; nothing leaves, is retried or is moved.
 
-`fgd` knows the whole list beforehand, as its authors' does; `gpucloud` knows nothing and learns what arrives.
+`fgd` knows the whole list beforehand, as its authors' does; `gpucloud` learns from arrivals.
 """
 
 from collections import Counter
@@ -17,7 +17,10 @@ Place = tuple[int, Sequence[int]] | None
 
 
 def allocated(draw: Draw, asks: Sequence[Ask], policy: str) -> dict[int, float]:
-    """Percent of all GPUs given out, by percent of all GPUs asked for: the mean of the arrivals that round to it."""
+    """Return the percent of all GPUs allocated, by percent of all GPUs requested.
+
+    A value is the mean of the arrivals that round to its percent.
+    """
     order, arriving = draw
     room = Room(order)
     place = room.best_fit if policy == "best-fit" else _engine(order, asks, policy)
@@ -37,7 +40,7 @@ def allocated(draw: Draw, asks: Sequence[Ask], policy: str) -> dict[int, float]:
 
 
 def _engine(order: Sequence[Machine], asks: Sequence[Ask], policy: str) -> Callable[[Ask], Place]:
-    """The project's own placement. Nodes are named by their place in the run's order, for ties fall to the name."""
+    """Return the project's own placement. Nodes are named by their place in the run's order, which breaks ties."""
     nodes, gpus, where = [], [], {}
     for number, machine in enumerate(order):
         name = f"node-{number:05}"

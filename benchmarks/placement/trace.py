@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 NODES, LIST, RESULTS = "openb_node_list_gpu_node.csv", "openb_pod_list_", "published_allocation.csv"
-# Requests arrive until they ask for so much of all GPUs.
+# Requests arrive until they ask for this share of all GPUs.
 ARRIVING_PERCENT = 130
 WHOLE = 1000
-# As the published table names the policies.
+# Policies as the published table names them.
 PUBLISHED = {"Random": "random", "BestFit": "best-fit", "FGD": "fgd"}
 
 
@@ -32,7 +32,7 @@ class Ask(NamedTuple):
 
     @property
     def milli(self) -> int:
-        """On all its GPUs together."""
+        """Return thousandths on all its GPUs together."""
         return self.gpus * self.gpu_milli
 
 
@@ -46,7 +46,7 @@ class Machine(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A request with its times, in seconds of the trace's clock; alike in all they ask for: one application's."""
+    """A request with its times, in seconds of the trace's clock; requests with equal fields are one application's."""
 
     ask: Ask
     application: str
@@ -55,7 +55,7 @@ class Timed(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What one seed draws: the nodes in the order to which ties fall, and the requests as they arrive."""
+    """Random draw of one seed: the nodes in the order that breaks ties, and the requests as they arrive."""
 
     order: list[Machine]
     arriving: list[Ask]
@@ -69,7 +69,10 @@ class Trace:
 
     @classmethod
     def found(cls) -> "Trace":
-        """Where `GPUCLOUD_TRACES` says. Raises SystemExit that says what is missing."""
+        """Return the trace at `GPUCLOUD_TRACES`.
+
+        Raises SystemExit naming what is missing.
+        """
         at = os.environ.get("GPUCLOUD_TRACES")
         source = "the openb trace (cluster-trace-gpu-v2023), as in hkust-adsl/kubernetes-scheduler-simulator, data/csv"
         if not at:
@@ -79,19 +82,22 @@ class Trace:
         return cls(Path(at))
 
     def lists(self) -> list[str]:
-        """The names of all lists there."""
+        """Return the names of all lists."""
         return sorted(path.stem.removeprefix(LIST) for path in self.at.glob(f"{LIST}*.csv"))
 
     def machines(self) -> list[Machine]:
-        """The nodes with GPUs."""
+        """Return the nodes with GPUs."""
         return list(self._machines().values())
 
     def asks(self, name: str) -> list[Ask]:
-        """The requests of a list, in one order whatever the file's."""
+        """Return the requests of a list, in an order that is independent of the file's."""
         return sorted(_ask(row) for row in self._rows(f"{LIST}{name}.csv"))
 
     def timed(self, name: str) -> list[Timed]:
-        """The requests of a list with their times. Raises SystemExit where the list has none."""
+        """Return the requests of a list with their times.
+
+        Raises SystemExit if the list has none.
+        """
         rows = list(self._rows(f"{LIST}{name}.csv"))
         if "creation_time" not in rows[0]:
             raise SystemExit(f"The list {name} has no times")
@@ -102,7 +108,7 @@ class Trace:
         )
 
     def published(self) -> dict[tuple[str, str, int], float]:
-        """Mean of the authors' seeds by (list, policy, percent arrived); nothing where the file is not there."""
+        """Return the mean of the authors' seeds by (list, policy, percent arrived); nothing if the file is missing."""
         if not (self.at / RESULTS).is_file():
             return {}
         seen: dict[tuple[str, str, int], list[float]] = {}
@@ -114,7 +120,10 @@ class Trace:
         return {key: sum(values) / len(values) for key, values in seen.items()}
 
     def recorded(self, path: Path) -> dict[tuple[str, int], Draw]:
-        """Draws made elsewhere, by (list, seed): JSON lines of `list`, `seed`, `nodes` and `requests`, by name."""
+        """Return draws made elsewhere, by (list, seed).
+
+        The file has JSON lines of `list`, `seed`, `nodes` and `requests`, by name.
+        """
         machines, found = self._machines(), {}
         for line in path.read_text().splitlines():
             one = json.loads(line)
@@ -139,10 +148,11 @@ def _ask(row: Mapping[str, str]) -> Ask:
     return Ask(cpu, ram, gpus, milli, row.get("gpu_spec") or "")
 
 
-def drawn(machines: Sequence[Machine], asks: Sequence[Ask], seed: int) -> Draw:
-    """The nodes in the run's order and what arrives: the list once, shuffled, then drawn from it with replacement.
+def draw(machines: Sequence[Machine], asks: Sequence[Ask], seed: int) -> Draw:
+    """Return the nodes in the run's order and the arrivals.
 
-    As the authors do, the test of when to stop adds one GPU of the next request, not all of its GPUs.
+    The arrivals are the list once, shuffled, then drawn from it with replacement. As the authors do, the stop condition
+    adds one GPU of the next request, not all of its GPUs.
     """
     chance = random.Random(seed)  # noqa: S311  # draws arrivals, guards nothing
     order = list(machines)

@@ -1,9 +1,9 @@
-"""`make bench-scheduler`: from a claim's POST to its place, all on one machine, durably.
+"""`make bench-scheduler`: from a claim's POST to its placement, all on one machine, durably.
 
 PostgreSQL with its own durable settings, Valkey, the server and the scheduler run as `make demo` starts them; no agents
 and no worker, so pushes stay in their queue. *Placements*: a queue of claims waits while there is no scheduler; counted
-from the start of its first round to its last commit. *POST to assigned*: one claim at a time through the API, from the
-request being sent to the commit's own notice being heard; on an idle system, and with a queue that does not fit.
+from the start of its first round to its last commit. *POST to assigned*: one claim at a time through the API, from
+sending the request to the notice of the commit; on an idle system, and with a queue that does not fit.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def _services(directory: Path) -> Iterator["Bench"]:
         os.environ.pop(name, None)
     with embedded.services(state.root, durable=True) as running:
         commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
-        # A benchmark asks faster than anyone should.
+        # A benchmark sends more requests than the limit allows.
         commands.control_plane |= {"THROTTLE_PER_SECOND": "100000", "THROTTLE_BURST": "100000"}
         os.environ.update(commands.control_plane)
         import django  # noqa: PLC0415 - the settings read the environment that was just made
@@ -64,7 +64,7 @@ def _services(directory: Path) -> Iterator["Bench"]:
 
 
 class Bench:
-    """One database, filled anew for each row."""
+    """One database, filled for each row."""
 
     def __init__(self, commands: Commands, database_pid: int) -> None:
         from benchmarks.scheduler import filling  # noqa: PLC0415 - models, once apps are loaded
@@ -73,7 +73,7 @@ class Bench:
         filling.migrate()
 
     def placements(self, nodes: int, claims: int) -> Row:
-        """One run: everything fits, a tenth of a GPU each."""
+        """Measure one run in which everything fits, a tenth of a GPU each."""
         self.filling.fill(nodes=nodes, waiting=claims, core=10)
         with self._beating(), self._program(self.commands.scheduler()) as scheduler:
             before = self._spent(scheduler)
@@ -90,7 +90,7 @@ class Bench:
         }
 
     def posts(self, when: str, nodes: int, waiting: int, count: int) -> Row:
-        """One claim at a time; those that wait ask for whole GPUs, and there is none."""
+        """Measure one claim at a time; the queued ones request whole GPUs, and none is free."""
         token = self.filling.fill(nodes=nodes, waiting=waiting, core=100, occupied=waiting > 0)
         server = self._program(self.commands.server())
         with self._beating(), server, self._program(self.commands.scheduler()) as scheduler:
@@ -141,8 +141,8 @@ class Bench:
             processes.stop(program, process)
 
     @contextmanager
-    def _beating(self) -> Iterator[None]:
-        """The nodes give signs of life."""
+    def _heartbeats(self) -> Iterator[None]:
+        """Send the nodes' heartbeats."""
         stop = threading.Event()
 
         def beat() -> None:

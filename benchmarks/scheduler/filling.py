@@ -1,4 +1,4 @@
-"""What is in the database before each row of the scheduler's benchmark, and what is read from it after."""
+"""Contents of the database before each row of the scheduler's benchmark, and queries after it."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.events import ROUNDS_CHANNEL
 from apps.scheduling.models import Assignment, Claim, FleetSnapshot, Round
 from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.charging import states
 
 TENANTS = 4
 GPUS_PER_NODE = 8
@@ -28,7 +28,7 @@ MODEL = "NVIDIA A100"
 
 
 def migrate() -> None:
-    """The schema, and who asks."""
+    """Create the schema and the user."""
     call_command("migrate", verbosity=0)
     pool = tenants.create_pool(principal=SYSTEM, name="default")
     assert pool.pk
@@ -39,7 +39,7 @@ def migrate() -> None:
 
 
 def fill(*, nodes: int, waiting: int, core: int, occupied: bool = False) -> str:
-    """So many nodes, and claims that wait, charged; where it is occupied no GPU is wholly free. A token."""
+    """Create nodes and queued claims with their charges; if occupied, no GPU is wholly free. Return a token."""
     pool = Pool.objects.get(name="default")
     _empty()
     _add_nodes(pool, nodes)
@@ -58,7 +58,7 @@ def fill(*, nodes: int, waiting: int, core: int, occupied: bool = False) -> str:
 def _empty() -> None:
     FleetSnapshot.objects.all().delete()
     with connection.cursor() as cursor:
-        # The ledger refuses DELETE; TRUNCATE is not stopped by its triggers, which are for each row.
+        # The ledger refuses DELETE; TRUNCATE does not fire its row triggers.
         cursor.execute("TRUNCATE scheduling_claim, nodes_gpu, nodes_node, quotas_ledgerentry CASCADE")
     ResourceQuota.objects.update(used=0)
 
@@ -74,7 +74,7 @@ def _add_nodes(pool: Pool, count: int) -> None:
 
 
 def _occupy(pool: Pool) -> None:
-    """A placed claim of a tenth on each GPU."""
+    """Create a placed claim of a tenth on each GPU."""
     tenant = Tenant.objects.order_by("pk")[0]
     gpus = list(Gpu.objects.order_by("pk"))
     claims = [_claim(pool, tenant, 10, state="active", assigned_at=timezone.now()) for _ in gpus]
@@ -100,7 +100,7 @@ def _claim(pool: Pool, tenant: Tenant, core: int, **facts: Any) -> Claim:
 
 
 def _add_claims(claims: list[Claim]) -> None:
-    """As the services would have written them, with their charges and the ledger."""
+    """Create queued claims as the services write them, with their charges and the ledger."""
     Claim.objects.bulk_create(claims)
     for quota in ResourceQuota.objects.all():
         mine = [claim for claim in claims if claim.tenant_id == quota.tenant_id]
@@ -116,50 +116,56 @@ def _add_claims(claims: list[Claim]) -> None:
 
 
 def beat() -> None:
-    """Every node is heard of."""
+    """Update the heartbeat of every node."""
     Node.objects.update(last_seen_at=timezone.now())
 
 
 def close() -> None:
-    """End this thread's connection."""
+    """Close this thread's connection."""
     connection.close()
 
 
-def placed() -> int:
-    """Claims that have their place."""
+def count_placed() -> int:
+    """Count placed claims."""
     return Claim.objects.filter(state="assigned").count()
 
 
-def unanswered() -> int:
-    """Claims that no round has looked at."""
+def count_untried() -> int:
+    """Count claims that no round has tried."""
     return Claim.objects.filter(state="pending").count()
 
 
 def rounds() -> int:
-    """How many were recorded."""
+    """Count recorded rounds."""
     return Round.objects.count()
 
 
 def seconds_of_rounds() -> float:
-    """From the start of the first to the record of the last."""
+    """Return the seconds from the start of the first round to the record of the last."""
     bounds = Round.objects.aggregate(first=Min("pk"), last=Max("at"))
     first = Round.objects.get(pk=bounds["first"])
     return float((bounds["last"] - first.at).total_seconds() + first.duration_us / 1e6)
 
 
 def check() -> None:
-    """Everything adds up. Raises AssertionError."""
+    """Check that all sums agree.
+
+    Raises AssertionError.
+    """
     assert not differences()
 
 
 class Listener:
-    """A session that hears of every change of a waiting claim when it is committed."""
+    """A session that is notified of every committed change of a waiting claim."""
 
     def __init__(self, link: "psycopg.Connection[Any]") -> None:
         self._link = link
 
     def until_assigned(self, uid: str, *, seconds: float) -> None:
-        """Return once the claim has its place. Raises AssertionError."""
+        """Wait until the claim is placed.
+
+        Raises AssertionError.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             row = self._link.execute("SELECT state FROM scheduling_claim WHERE uid = %s", [uid]).fetchone()
@@ -170,8 +176,8 @@ class Listener:
 
 
 @contextmanager
-def listening() -> Iterator[Listener]:
-    """Hear of what is committed from now on."""
+def listen() -> Iterator[Listener]:
+    """Listen to commits from now on."""
     parameters = connection.get_connection_params()
     with psycopg.connect(**{**parameters, "autocommit": True, "cursor_factory": None}) as link:
         link.execute(f"LISTEN {ROUNDS_CHANNEL}")

@@ -59,16 +59,16 @@ PARTS = [
     beside.PART,
     tail.PART,
 ]
-# No part takes four minutes; one that hangs must not cost the others their turn.
+# No part takes four minutes; one that hangs must not keep the others from running.
 PART_SECONDS = 400
 
 
 class TookTooLong(BaseException):
-    """A part was given up: none of its own handlers may take this for a measurement that failed."""
+    """A part took too long: none of its own handlers may treat this as a failed measurement."""
 
 
 def main() -> int:
-    """Zero where everything asked for was measured."""
+    """Run the chosen parts; return zero if all of them were measured."""
     options = parse()
     if options.list:
         for part in PARTS:
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def run(part: Part, options: argparse.Namespace) -> bool:
-    """Measure one part; whether all of it could be measured, or does not apply to this machine."""
+    """Measure one part; return True if all of it was measured, or does not apply to this machine."""
     began = time.monotonic()
     seconds = options.seconds or part.seconds
     with contextlib.closing(make_stage(options, seconds)) as stage:
@@ -107,7 +107,7 @@ def run(part: Part, options: argparse.Namespace) -> bool:
         try:
             part.measure(stage, report)
         except (Exception, TookTooLong) as error:  # noqa: BLE001 - the other parts are measured all the same
-            report.failed("the rest of this part", error)
+            report.add_failure("the rest of this part", error)
         finally:
             signal.alarm(0)
         report.write()

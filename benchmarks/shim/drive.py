@@ -1,4 +1,4 @@
-"""Commands for the programs of ``programs``, and what a limited one got while it ran."""
+"""Commands for the programs of ``programs``, and figures of limited ones."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ from benchmarks.shim.sampling import Course, Spread, rate, rates, watch
 # The first import of PyTorch from a cold disk, and several at once.
 IMPORT_SECONDS = 180.0
 WARM_SECONDS = 150.0
-# A tenant that waits for its turn for longer hangs, and must not cost the part its time.
+# A tenant that waits longer for its turn hangs, and must not cost the part its time.
 SPARE_SECONDS = 20.0
 
 
-def imported(programs: Iterable[Process]) -> None:
+def wait_for_imports(programs: Iterable[Process]) -> None:
     """Wait until each has imported PyTorch."""
     for program in programs:
         program.wait("imported", IMPORT_SECONDS)
@@ -28,7 +28,7 @@ def warm(program: Process, seconds: float = WARM_SECONDS) -> None:
 
 
 def warm_all(programs: Iterable[Process]) -> None:
-    """All at the same time."""
+    """Warm all at the same time."""
     waiting = list(programs)
     for program in waiting:
         program.say("warm")
@@ -38,7 +38,7 @@ def warm_all(programs: Iterable[Process]) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """Iterations a second, and the seconds of processor time that one took, all threads of the program together."""
+    """Iterations a second, and processor seconds per iteration, all threads of the program together."""
 
     rate: float
     cpu_seconds: float
@@ -64,7 +64,7 @@ def warm_each(programs: Mapping[str, Process]) -> dict[str, Exception]:
 
 
 def run_alone(program: Process, seconds: float) -> float:
-    """Iterations a second while nothing else runs, the last batches included."""
+    """Return iterations a second while nothing else runs, the last batches included."""
     return run_for(program, seconds).rate
 
 
@@ -75,7 +75,7 @@ def run_for(program: Process, seconds: float) -> Ran:
 
 
 def profile_alone(program: Process, seconds: float) -> float:
-    """The share of time in which a kernel of it ran, in percent, by the profiler."""
+    """Return the share of time in which one of its kernels ran, in percent, by the profiler."""
     program.say(f"profile {seconds}")
     return float(program.wait("profiled", seconds + SPARE_SECONDS)["share_percent"])
 
@@ -91,7 +91,7 @@ class Profiled:
 
 
 def profile_judged(program: Process, claim: Claim | None, seconds: float) -> Profiled | None:
-    """Profile the program; None where the profiler saw no kernel of it."""
+    """Profile the program; None if the profiler saw no kernel of it."""
     with Sampler({"it": claim} if claim else {}) as sampler:
         program.say(f"profile {seconds}")
         seen = program.wait("profiled", seconds + SPARE_SECONDS)
@@ -103,7 +103,7 @@ def profile_judged(program: Process, claim: Claim | None, seconds: float) -> Pro
 
 @dataclass(frozen=True)
 class Got:
-    """What one tenant got: its page's course where it has a claim, and its iterations a second over the same time."""
+    """Result of one tenant: its page's course if it has a claim, and its iterations a second over the same time."""
 
     course: Course | None
     rate: float
@@ -118,7 +118,7 @@ class Got:
         return self.course.spread.sd if self.course else 0.0
 
     def figures(self) -> dict[str, object]:
-        """For the raw results."""
+        """Return the raw results."""
         windows = [window.share for window in self.course.windows] if self.course else []
         return {"share": self.share, "windows": windows, "rate": self.rate, "rate sd": self.rates.sd}
 
@@ -126,7 +126,10 @@ class Got:
 def run_together(
     programs: Mapping[str, Process], claims: Mapping[str, Claim], seconds: float, settle: float
 ) -> dict[str, Got]:
-    """Run all at once; measured for ``seconds``, ``settle`` seconds after the first row. Bare ones have no claim."""
+    """Run all at once; measure for ``seconds``, from ``settle`` seconds after the first row.
+
+    Bare ones have no claim.
+    """
     for program in programs.values():
         program.say(f"run {settle + seconds + 0.5}")
     started = next(iter(programs.values()))

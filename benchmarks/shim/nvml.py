@@ -1,16 +1,16 @@
-"""What NVML says, asked from a process without the shim: the GPUs of this machine, and the memory really in use."""
+"""NVML from a process without the shim: the GPUs of this machine, and the memory really in use."""
 
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
 MOST_PROCESSES = 256
-# NVML's answer where it cannot say a process's memory.
+# NVML's value if a process's memory is unknown.
 UNKNOWN = 2**64 - 1
 
 
 class NvmlFailed(Exception):
-    """NVML is not there, or a call failed; the message names it."""
+    """NVML is missing, or a call failed; the message names it."""
 
 
 class _Memory(ctypes.Structure):
@@ -59,7 +59,7 @@ class Nvml:
         return self._text("nvmlSystemGetDriverVersion")
 
     def cuda(self) -> str:
-        """The newest CUDA version that the driver supports."""
+        """Return the newest CUDA version that the driver supports."""
         version = ctypes.c_int()
         self._call("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
         return f"{version.value // 1000}.{version.value % 1000 // 10}"
@@ -76,11 +76,11 @@ class Nvml:
         return found
 
     def used(self, uuid: str) -> int:
-        """Bytes in use on the GPU, by anybody."""
+        """Return the bytes in use on the GPU by all processes."""
         return int(self._memory(self._device(uuid)).used)
 
     def by_process(self, uuid: str) -> dict[int, int]:
-        """Bytes in use on the GPU by process id. In a container some drivers give the host's ids."""
+        """Return the bytes in use on the GPU by process id. In a container some drivers give the host's ids."""
         infos = (_Process * MOST_PROCESSES)()
         count = ctypes.c_uint(MOST_PROCESSES)
         device = self._device(uuid)

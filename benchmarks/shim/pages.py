@@ -26,7 +26,10 @@ class Library:
         self._structs = json.loads((build / "abi.json").read_text())["structs"]
 
     def call(self, name: str, *arguments: object) -> int:
-        """The function's result; :class:`PageRefused` where it is negative."""
+        """Call a function; return its result.
+
+        Raises :class:`PageRefused` if it is negative.
+        """
         result = int(self._functions[name](*arguments))
         if result < 0:
             raise PageRefused(f"{name}: {os.strerror(-result)}")
@@ -39,7 +42,7 @@ class Library:
         function(page)
 
     def pack(self, struct: str, values: dict[str, int | bytes]) -> ctypes.Array[ctypes.c_char]:
-        """A structure with these fields; the others are zero."""
+        """Return a structure with these fields; the others are zero."""
         layout = self._structs[struct]
         filled = bytearray(layout["size"])
         for field, value in values.items():
@@ -76,11 +79,11 @@ class Claim:
         library.call("vcuda_turns_create", path.format("turns").encode(), ctypes.byref(self._turns))
 
     def limit(self, gpu: str, percent: int = 100, **other: Any) -> int:
-        """Write the limits of one GPU (``GPU-…``); returns its index in the pages.
+        """Write the limits of one GPU (``GPU-…``); return its index in the pages.
 
         ``memory`` in bytes, ``request`` percent (the same as the limit unless given), ``policy`` by name, ``weight``,
-        ``ceiling``, ``parts``, ``best_effort`` (policy ``preempt``). :class:`PageRefused` where the library finds
-        them impossible.
+        ``ceiling``, ``parts``, ``best_effort`` (policy ``preempt``). Raises :class:`PageRefused` if the library rejects
+        them.
         """
         self._generation += 1
         values: dict[str, int | bytes] = {
@@ -97,7 +100,7 @@ class Claim:
         return self._library.call("vcuda_limits_set", self._limits, self._library.pack("vcuda_limit", values))
 
     def usage(self, index: int = 0) -> dict[str, int]:
-        """The totals of ``struct vcuda_totals``: bytes and nanoseconds."""
+        """Return the totals of ``struct vcuda_totals``: bytes and nanoseconds."""
         totals = self._library.empty("vcuda_totals")
         self._library.call("vcuda_usage_totals", self._usage, ctypes.c_uint32(index), totals)
         return self._library.unpack("vcuda_totals", totals)

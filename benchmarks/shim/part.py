@@ -1,4 +1,4 @@
-"""What a part is."""
+"""The type of a part."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from benchmarks.shim.stage import Stage
 
 @dataclass(frozen=True)
 class Part:
-    """One module's measurement. ``seconds`` is how long each of its single measurements takes unless told otherwise."""
+    """One module's measurement. ``seconds`` is the default duration of each of its single measurements."""
 
     name: str
     about: str

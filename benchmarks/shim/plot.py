@@ -1,4 +1,4 @@
-"""Line plots as SVG, written by hand so that nothing need be installed."""
+"""Line plots as SVG, without a plotting library."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ COLOURS = ("#1f5fa8", "#d1702a", "#3a8f4d", "#a33b5b", "#6b52a3", "#8a7a2b", "#2
 
 
 def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], top: float = 0.0) -> str:
-    """One line a series. The axes begin at zero; the y axis reaches ``top`` (the greatest value, where that is 0)."""
+    """Draw one line a series. The axes begin at zero; the y axis reaches ``top`` (if 0, the greatest value)."""
     points = [point for values in series.values() for point in values]
     x_most = max((x for x, _ in points), default=1.0) or 1.0
     y_most = top or max((y for _, y in points), default=1.0) or 1.0
@@ -42,7 +42,7 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[
 
 
 def _ticks(most: float) -> list[float]:
-    """About five round values from zero on."""
+    """Return about five round values from zero on."""
     power = 10.0 ** math.floor(math.log10(most / 5))
     step = next(power * factor for factor in (1, 2, 5, 10) if most / (power * factor) <= 6)
     return [number * step for number in range(int(most / step * 1.0001) + 1)]

@@ -1,4 +1,4 @@
-"""Processes that are measured: each in its own group, its output in a file, gone when the stage is left."""
+"""Measured processes: each in its own group, its output in a file, ended with the stage."""
 
 import contextlib
 import json
@@ -17,11 +17,11 @@ GRACE_SECONDS = 5.0
 
 
 class ProcessFailed(Exception):
-    """It ended, or did not say in time what was waited for; the message holds the end of its error output."""
+    """A process ended, or did not print an expected row in time; the message has the end of its error output."""
 
 
 class Process:
-    """One program. What it prints as JSON lines are its rows."""
+    """One program. Its rows are the JSON lines that it prints."""
 
     def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str], log: Path, cwd: Path) -> None:
         self.name = Path(command[0]).name if len(command) < 3 else str(command[2]).rpartition(".")[2]
@@ -48,13 +48,13 @@ class Process:
         return self._popen.poll() is None
 
     def rows(self) -> list[Row]:
-        """Every JSON object printed so far, one a line; other lines are left out."""
+        """Return every JSON object printed so far, one a line; other lines are left out."""
         text = self._log.read_text(errors="replace")
         whole = text[: text.rfind("\n") + 1].splitlines()
         return [json.loads(line) for line in whole if line.startswith("{")]
 
     def say(self, command: str) -> None:
-        """Write a line to its standard input. What it answers from now on is what :meth:`wait` looks at."""
+        """Write a line to its standard input. :meth:`wait` then looks at later rows only."""
         self._seen = len(self.rows())
         assert self._popen.stdin is not None
         try:
@@ -69,7 +69,10 @@ class Process:
             self._popen.stdin.close()
 
     def wait(self, event: str | None = None, seconds: float = 60.0) -> Row:
-        """The next row with this ``event`` (any row without one); :class:`ProcessFailed` after so many seconds."""
+        """Return the next row with this ``event`` (any row without one).
+
+        Raises :class:`ProcessFailed` after so many seconds.
+        """
         until = time.monotonic() + seconds
         while True:
             alive = self.alive
@@ -83,11 +86,14 @@ class Process:
             time.sleep(POLL_SECONDS)
 
     def answers(self) -> list[Row]:
-        """The rows since the last :meth:`say`."""
+        """Return the rows since the last :meth:`say`."""
         return self.rows()[self._seen :]
 
     def finish(self, seconds: float) -> list[Row]:
-        """Wait for its end and return all its rows; :class:`ProcessFailed` where it fails or takes longer."""
+        """Wait for its end and return all its rows.
+
+        Raises :class:`ProcessFailed` if it fails or takes longer.
+        """
         try:
             status = self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -103,7 +109,7 @@ class Process:
             self._popen.send_signal(number)
 
     def terminate(self) -> None:
-        """Ask it to end, then end its whole group."""
+        """Send SIGTERM, then end its whole group."""
         if self.alive:
             self.stop(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What a part found: tables in markdown, every raw figure in JSON, plots in SVG; one directory for all of them."""
+"""Results of a part: tables in markdown, raw figures in JSON, plots in SVG; one directory for all of them."""
 
 import json
 import time
@@ -23,7 +23,7 @@ class Report:
         self._failures: list[str] = []
 
     def table(self, title: str, rows: Sequence[Mapping[str, Cell]]) -> None:
-        """A table of rows with the same columns; nothing where there are no rows."""
+        """Add a table of rows with the same columns; nothing if there are no rows."""
         if not rows:
             return
         self._tables.append({"title": title, "rows": list(rows)})
@@ -38,8 +38,8 @@ class Report:
     def note(self, text: str) -> None:
         self._block(text)
 
-    def failed(self, what: str, error: BaseException) -> None:
-        """Something could not be measured; the part goes on."""
+    def add_failure(self, what: str, error: BaseException) -> None:
+        """Record that a measurement failed; the part continues."""
         said = f"{what}: {type(error).__name__}: {error}"
         self._failures.append(said)
         self._block(f"FAILED: {said}")
@@ -57,7 +57,7 @@ class Report:
         return not self._failures
 
     def write(self) -> None:
-        """PART.md and PART.json, and results.md and results.json of all parts in the directory."""
+        """Write PART.md and PART.json, and results.md and results.json of all parts in the directory."""
         seconds = time.time() - self._began
         stamp = time.strftime("%Y-%m-%d %H:%M", time.gmtime(self._began))
         machine = ", ".join(f"{value}" for value in self._machine.values())
@@ -83,12 +83,12 @@ class Report:
 
 
 def plus_minus(spread: Spread, digits: int = 2) -> str:
-    """``mean ± sd``."""
+    """Format ``mean ± sd``."""
     return f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"
 
 
 def from_to(spread: Spread, digits: int = 1) -> str:
-    """``least – greatest``."""
+    """Format ``least – greatest``."""
     return f"{spread.least:.{digits}f} – {spread.most:.{digits}f}"
 
 

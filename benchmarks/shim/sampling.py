@@ -1,4 +1,4 @@
-"""Shares of GPU time over windows: by the claims' pages, and by what programs say of themselves."""
+"""Shares of GPU time over windows: by the claims' pages, and by the programs' own rows."""
 
 import bisect
 import statistics
@@ -31,7 +31,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Window:
-    """From one reading of a claim's page to the next: CLOCK_MONOTONIC seconds, percent of one GPU's time."""
+    """Two readings of a claim's page: CLOCK_MONOTONIC seconds, percent of one GPU's time."""
 
     begin: float
     end: float
@@ -40,7 +40,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Course:
-    """What a claim got over some time."""
+    """Windows of one claim over some time."""
 
     windows: Sequence[Window]
 
@@ -54,7 +54,7 @@ class Course:
 
     @property
     def share(self) -> float:
-        """Over the whole time, in percent."""
+        """Return the share over the whole time, in percent."""
         total = sum(window.share * (window.end - window.begin) for window in self.windows)
         return total / (self.end - self.begin)
 
@@ -64,7 +64,7 @@ class Course:
 
 
 class PageReader:
-    """One claim's GPU time on its first GPU, read now and then."""
+    """A reader of one claim's GPU time on its first GPU."""
 
     def __init__(self, usage: Callable[[], Mapping[str, int]]) -> None:
         self._usage = usage
@@ -90,9 +90,9 @@ def watch(claims: Mapping[str, Any], seconds: float, window: float = WINDOW_SECO
 
 
 def count_at(rows: Sequence[Mapping[str, Any]], counter: str, at: float) -> float:
-    """The counter at that time: between two rows as if it had grown evenly, outside of them as at the nearest.
+    """Interpolate the counter at that time between two rows; outside of them, return the nearest.
 
-    A program that is held back prints no rows meanwhile: what it counted must not be divided by the rest of the time.
+    A program that is held back prints no rows meanwhile: its count must not be divided by the rest of the time.
     """
     after = bisect.bisect_left(rows, at, key=lambda row: float(row["at"]))
     if after in {0, len(rows)}:
@@ -103,13 +103,13 @@ def count_at(rows: Sequence[Mapping[str, Any]], counter: str, at: float) -> floa
 
 
 def rate(rows: Sequence[Mapping[str, Any]], counter: str, begin: float, end: float) -> float:
-    """Counts a second between two times."""
+    """Return counts a second between two times."""
     return (count_at(rows, counter, end) - count_at(rows, counter, begin)) / (end - begin)
 
 
 def rates(
     rows: Sequence[Mapping[str, Any]], counter: str, begin: float, end: float, window: float = WINDOW_SECONDS
 ) -> list[float]:
-    """Counts a second in each whole window."""
+    """Return counts a second in each whole window."""
     starts = [begin + number * window for number in range(max(1, int((end - begin) / window + 0.05)))]
     return [rate(rows, counter, start, min(start + window, end)) for start in starts]

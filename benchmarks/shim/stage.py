@@ -21,15 +21,15 @@ from benchmarks.shim.processes import Process
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "libvcuda" / "build"
 SIMULATED_MEMORY = "141GiB"
-# What launches, gaps between kernels, timing events and waits cost an H200, in nanoseconds.
+# Cost of launches, gaps between kernels, timing events and waits on an H200, in nanoseconds.
 SIMULATED_COSTS = "launch=3000,gap=950,event=1280,spin=100000"
-# Set for our own tenants only; whatever this process was started with must not reach a bare run.
+# Set for our own tenants only; this process' own variables must not reach a bare run.
 OURS = ("LD_PRELOAD", "GPUCLOUD_CLAIM_DIR", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 TORCH_VERSION = "import torch; print(torch.__version__, torch.cuda.device_count())"
 
 
 class Stage:
-    """One part's surroundings. Closing it ends every process and removes every page."""
+    """Environment of one part. Closing it ends every process and removes every page."""
 
     def __init__(
         self, *, simulated: bool, seconds: float, quick: bool = False, only: Collection[str] = frozenset()
@@ -72,12 +72,12 @@ class Stage:
             shutil.rmtree(claim.directory)
         self._processes, self._claims = [], []
 
-    def wants(self, name: str) -> bool:
-        """Return whether this program or case of a part is to be measured: all are unless ``--only`` names some."""
+    def is_chosen(self, name: str) -> bool:
+        """Return True if this program or case of a part is to be measured: all are unless ``--only`` names some."""
         return not self._only or name in self._only
 
     def names(self, name: str) -> bool:
-        """Return whether ``--only`` names it."""
+        """Return True if ``--only`` names it."""
         return name in self._only
 
     @property
@@ -85,7 +85,7 @@ class Stage:
         return self.gpus[0]
 
     def claim(self, percent: int = 100, *, gpus: int = 1, **limits: Any) -> Claim:
-        """A new claim of the first GPUs, with these limits (see :meth:`Claim.limit`)."""
+        """Create a claim of the first GPUs, with these limits (see :meth:`Claim.limit`)."""
         number = len(list(self.claims_directory.iterdir()))
         claim = Claim(self._library, self.claims_directory / f"claim-{number}")
         self._claims.append(claim)
@@ -94,7 +94,7 @@ class Stage:
         return claim
 
     def environment(self, claim: Claim | None, gpus: int = 1) -> dict[str, str]:
-        """Of a process under this claim; of a bare one without a claim. Both see the same GPUs."""
+        """Return the environment of a process under this claim; bare without a claim. Both see the same GPUs."""
         visible = ",".join(gpu.uuid for gpu in self.gpus[:gpus])
         bare = {**self._environment, "CUDA_VISIBLE_DEVICES": visible}
         if claim is None:
@@ -120,37 +120,43 @@ class Stage:
         return process
 
     def gpuload(self, claim: Claim | None, *options: str, interval: float = 0.1) -> Process:
-        """A program with a known load; it prints a row every so many seconds and runs until it is ended."""
+        """Start a program with a known load; it prints a row every so many seconds and runs until it is ended."""
         return self.start([BUILD / "gpuload", "--json", "--interval", str(interval), *options], claim)
 
     def gpumix(self, claim: Claim | None, *options: str, interval: float = 0.01) -> Process:
-        """A program of several kinds of kernels with waits; it prints rows like gpuload, each after a whole step."""
+        """Start a program of several kinds of kernels with waits.
+
+        It prints rows like gpuload, each after a whole step.
+        """
         costs = {"GPUCLOUD_SIM_COSTS": SIMULATED_COSTS} if self.simulated else {}
         return self.start([BUILD / "gpumix", "--json", "--interval", str(interval), *options], claim, more=costs)
 
     def program(self, claim: Claim | None, name: str, *options: str, **how: Any) -> Process:
-        """A PyTorch program of ``benchmarks.shim.programs``; it waits for commands and prints a row every 0.1 s."""
+        """Start a PyTorch program of ``benchmarks.shim.programs``.
+
+        It waits for commands and prints a row every 0.1 s.
+        """
         module = f"benchmarks.shim.programs.{name}"
         return self.start([sys.executable, "-m", module, "--interval", "0.1", *options], claim, **how)
 
     def fill(self, claim: Claim, more: Mapping[str, str], *options: str) -> Process:
-        """The program that fills its memory; it takes no commands but one line, which ends its holding."""
+        """Start the program that fills its memory; it takes one line, which ends its holding."""
         return self.start([sys.executable, "-m", "benchmarks.shim.programs.fill", *options], claim, more=more)
 
     def arbiter(self) -> Process | None:
-        """Start the arbiter for all claims of the stage; None where it is not built."""
+        """Start the arbiter for all claims of the stage; None if it is not built."""
         program = BUILD / "vcuda-arbiter"
         return self.start([program, self.claims_directory]) if program.exists() else None
 
     def torch(self) -> tuple[str, int] | None:
-        """PyTorch's version and how many GPUs it sees; None where it is not installed or sees none."""
+        """Return PyTorch's version and how many GPUs it sees; None if it is not installed or sees none."""
         command = [sys.executable, "-c", TORCH_VERSION]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
         version, _, count = done.stdout.strip().partition(" ")
         return (version, int(count)) if done.returncode == 0 and count not in {"", "0"} else None
 
     def machine(self, torch: str | None) -> dict[str, str]:
-        """What a figure cannot do without."""
+        """Return the hardware and software that every figure depends on."""
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((line for line in lines if line.startswith("model name")), "")
         return {
@@ -165,7 +171,7 @@ class Stage:
 
 @functools.cache
 def simulated_node() -> Path:
-    """The virtual node of this process: the simulated NVML maps one and keeps it."""
+    """Create this process' virtual node: the simulated NVML maps one and keeps it."""
     directory = Path(tempfile.mkdtemp(prefix="bench-shim-node-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     command: list[str | Path] = [
@@ -182,6 +188,6 @@ def simulated_node() -> Path:
 
 
 def set_timer_slack() -> None:
-    """Samples are taken when they are due: the kernel may otherwise delay a sleep by 50 µs."""
+    """Reduce the timer slack: the kernel may otherwise delay a sample by 50 µs."""
     PR_SET_TIMERSLACK = 29  # noqa: N806 - the kernel's name
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""`make bench-telemetry`: a fleet's telemetry into one server process, and what it costs."""
+"""`make bench-telemetry`: a fleet's telemetry into one server process, and its cost."""

@@ -1,8 +1,9 @@
-"""`make bench-telemetry`: what a fleet's telemetry costs one server process with one worker, and what gets lost.
+"""`make bench-telemetry`: the cost of a fleet's telemetry to one server process with one worker, and lost frames.
 
 Simulated agents of 8 GPUs and 16 assignments each send one frame a second over real websockets; pages watch some of
 them; a claim is resized every second, and at the end a change goes to every node. PostgreSQL (durable), Valkey, server,
-worker, beat and this generator share the machine, or have processors of their own (`--cpus`); CPU is told by process.
+worker, beat and this generator share the machine, or have processors of their own (`--cpus`); CPU is reported by
+process.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from benchmarks.report import Row, description, print_report, quantile
 from benchmarks.telemetry import spying
 from benchmarks.telemetry.calls import call
 from benchmarks.telemetry.changing import change_steadily
-from benchmarks.telemetry.costs import memory, spent
+from benchmarks.telemetry.costs import cpu_seconds, memory
 from benchmarks.telemetry.filled import Filled
 from benchmarks.telemetry.fleet import Agent, Browser, beat
 from benchmarks.telemetry.returning import come_back
@@ -29,19 +30,19 @@ WARM_UP_SECONDS = 10.0
 CONNECTED_AT_ONCE = 20
 BROWSERS = 40
 IN_FORCE_SECONDS = 30.0
-# What a size takes besides its seconds: connecting, warming up, the push to all, counting what is lost.
+# Time of a size besides its seconds: connecting, warming up, the push to all, counting lost frames.
 AROUND_SECONDS = 60.0
 
 
-class Kept:
-    """The rows so far: on the screen, and in the file, which is whole after each of them."""
+class Results:
+    """The rows so far: on the screen, and in the file, which is complete after each of them."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._tables: dict[str, list[Row]] = {}
 
     def add(self, table: str, *rows: Row) -> None:
-        """Say and keep them."""
+        """Print and store rows."""
         self._tables.setdefault(table, []).extend(rows)
         for row in rows:
             print(table, json.dumps(row, default=str), flush=True)
@@ -51,7 +52,7 @@ class Kept:
             new.replace(self._file)
 
     def print(self) -> None:
-        """All of them as tables."""
+        """Print all rows as tables."""
         print_report("telemetry", *self._tables.values())
 
 
@@ -60,7 +61,7 @@ def main() -> None:
     arguments = _arguments()
     end = time.monotonic() + arguments.within
     sizes = [int(size) for size in arguments.nodes.split(",")]
-    kept = Kept(arguments.out)
+    kept = Results(arguments.out)
     if arguments.cpus:
         os.sched_setaffinity(0, _processors(arguments.cpus))
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-", dir=arguments.directory) as directory:
@@ -69,7 +70,7 @@ def main() -> None:
             if arguments.agents_cpus:
                 os.sched_setaffinity(0, _processors(arguments.agents_cpus))
             print("filled", flush=True)
-            kept.add("returning", uvloop.run(returning(ready, max(sizes))))
+            kept.add("returning", uvloop.run(measure_return(ready, max(sizes))))
             changed = change_steadily(
                 ready, Agent(ready.filled.nodes[0]), a_second=arguments.changes, seconds=arguments.changing
             )
@@ -102,7 +103,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _processors(text: str) -> set[int]:
-    """`0,2-4` is 0, 2, 3, 4; those that this machine does not lend us are left out."""
+    """Parse processors, `0,2-4` as 0, 2, 3, 4; those not available to this process are left out."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -110,8 +111,8 @@ def _processors(text: str) -> set[int]:
     return (found & os.sched_getaffinity(0)) or found
 
 
-async def returning(ready: Stage, size: int) -> Row:
-    """All agents of the largest fleet come at once, and go."""
+async def measure_return(ready: Stage, size: int) -> Row:
+    """Connect all agents of the largest fleet at once, and disconnect them."""
     agents = [Agent(node) for node in ready.filled.nodes[:size]]
     row = await come_back(ready, agents)
     for agent in agents:
@@ -120,32 +121,32 @@ async def returning(ready: Stage, size: int) -> Row:
     return row
 
 
-async def measure(ready: Stage, size: int, seconds: float, profile: bool, kept: Kept) -> None:
-    """One size: what it cost, how long things took, and the memory over time."""
+async def measure(ready: Stage, size: int, seconds: float, profile: bool, kept: Results) -> None:
+    """Measure one size: costs, durations, and memory over time."""
     agents = [Agent(node) for node in ready.filled.nodes[:size]]
     for first in range(0, size, CONNECTED_AT_ONCE):
         await asyncio.gather(*(agent.connect(ready.port) for agent in agents[first : first + CONNECTED_AT_ONCE]))
     print(f"{size:,} agents are connected", flush=True)
-    browsers = await _warmed_up(ready, agents)
-    before, sent, begun = spent(ready), sum(agent.seq for agent in agents), time.monotonic()
+    browsers = await _warm_up(ready, agents)
+    before, sent, begun = cpu_seconds(ready), sum(agent.seq for agent in agents), time.monotonic()
     spy = spying.spy_on(ready.pids["server"]) if profile else None
     until = begun + seconds
     late, resized, grown = await asyncio.gather(
         beat(agents, until), _resize_on(ready, agents[0], until), memory(ready, until)
     )
-    after, wall = spent(ready), time.monotonic() - begun
+    after, wall = cpu_seconds(ready), time.monotonic() - begun
     frames = sum(agent.seq for agent in agents) - sent
     kept.add("memory", *({"nodes": size, **row} for row in grown))
     times = _times(size, agents, browsers, resized)
     pushed = await _push_to_all(ready, agents)
-    lost, unsaid = await _lost(agents)
+    count_lost, unsaid = await _lost(agents)
     if spy is not None:
         spying.print_profile(spy)
     for socket in (*(agent.socket for agent in agents), *(browser.socket for browser in browsers)):
         assert socket is not None
         socket.close()
     cost = {
-        "nodes": size, "seconds": round(wall), "frames": frames, "acknowledged but lost": lost,
+        "nodes": size, "seconds": round(wall), "frames": frames, "acknowledged but lost": count_lost,
         "not acknowledged": unsaid, "generator late ms": late * 1000,
         **{f"{who} CPU %": (after[who] - before[who]) * 100 / wall for who in after},
         "all but generator, CPU ms a frame": sum(after[who] - before[who] for who in ready.pids) * 1000 / frames,
@@ -157,7 +158,7 @@ async def measure(ready: Stage, size: int, seconds: float, profile: bool, kept: 
 def _times(
     size: int, agents: list[Agent], browsers: list[Browser], resized: list[tuple[float, float]]
 ) -> dict[str, float]:
-    """What took how long, in milliseconds."""
+    """Return the durations in milliseconds."""
     answers, resizes = zip(*resized, strict=True)
     pushes = [max(0.0, whole - answer) for answer, whole in resized]
     acks = [value * 1000 for agent in agents for value in agent.ack_seconds]
@@ -172,8 +173,8 @@ def _times(
     }  # fmt: skip
 
 
-async def _warmed_up(ready: Stage, agents: list[Agent]) -> list[Browser]:
-    """Open the pages, and let everything run for a while that is not counted."""
+async def _warm_up(ready: Stage, agents: list[Agent]) -> list[Browser]:
+    """Open the pages, and run for a while that is not counted."""
     browsers = _browsers(ready.filled, agents)
     await asyncio.gather(*(browser.connect(ready.port) for browser in browsers))
     await beat(agents, time.monotonic() + WARM_UP_SECONDS)
@@ -185,7 +186,7 @@ async def _warmed_up(ready: Stage, agents: list[Agent]) -> list[Browser]:
 
 
 def _browsers(filled: Filled, agents: list[Agent]) -> list[Browser]:
-    """Half of them operators at nodes, half members of tenants at claims of theirs."""
+    """Return browsers: half of them operators at nodes, half members of tenants at claims of theirs."""
     found = []
     for number in range(BROWSERS // 2):
         node = agents[number * len(agents) // (BROWSERS // 2)].node
@@ -197,7 +198,7 @@ def _browsers(filled: Filled, agents: list[Agent]) -> list[Browser]:
 
 
 async def _resize_on(ready: Stage, agent: Agent, until: float) -> list[tuple[float, float]]:
-    """Milliseconds from a PATCH being sent to its answer and to its generation at the node's agent, again and again."""
+    """Resize repeatedly; return milliseconds from the PATCH to its answer and to its generation at the node's agent."""
     found, claim, limit = [], agent.node.claims[0], 50
     while time.monotonic() < until - 2:
         limit = 130 - limit
@@ -215,8 +216,11 @@ async def _resize_on(ready: Stage, agent: Agent, until: float) -> list[tuple[flo
 
 
 async def _push_to_all(ready: Stage, agents: list[Agent]) -> dict[str, float]:
-    """Change how the pool shares its GPUs under load; seconds until every agent has it, and until that is stored."""
-    from benchmarks.telemetry.filling import behind  # noqa: PLC0415 - models, once apps are loaded
+    """Change how the pool shares its GPUs under load.
+
+    Return the seconds until every agent has the change, and until that is stored.
+    """
+    from benchmarks.telemetry.filling import is_behind  # noqa: PLC0415 - models, once apps are loaded
 
     until = time.monotonic() + IN_FORCE_SECONDS
     load = asyncio.ensure_future(beat(agents, until))
@@ -228,7 +232,7 @@ async def _push_to_all(ready: Stage, agents: list[Agent]) -> dict[str, float]:
     while time.monotonic() < until and any(max(agent.frames) == known[id(agent)] for agent in agents):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     everywhere = max(agent.frames[max(agent.frames)] for agent in agents)
-    while time.monotonic() < until and await asyncio.to_thread(behind, len(agents)):  # noqa: ASYNC110
+    while time.monotonic() < until and await asyncio.to_thread(is_behind, len(agents)):  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     said = time.time()
     await load
@@ -239,12 +243,12 @@ async def _push_to_all(ready: Stage, agents: list[Agent]) -> dict[str, float]:
 
 
 async def _lost(agents: list[Agent]) -> tuple[int, int]:
-    from benchmarks.telemetry.filling import lost  # noqa: PLC0415 - models, once apps are loaded
+    from benchmarks.telemetry.filling import count_lost  # noqa: PLC0415 - models, once apps are loaded
 
     await asyncio.sleep(3)
     told = [(agent.node.uid, agent.first_seq, agent.acknowledged) for agent in agents]
     unsaid = sum(agent.seq - agent.acknowledged for agent in agents)
-    return await asyncio.to_thread(lost, told), unsaid
+    return await asyncio.to_thread(count_lost, told), unsaid
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Calls of the API, as the operator of the filled database."""
+"""Calls of the API as the operator of the filled database."""
 
 import http.client
 import json
@@ -8,7 +8,10 @@ from benchmarks.telemetry.stage import Stage
 
 
 def call(ready: Stage, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the answer's body. Raises AssertionError where it is a refusal."""
+    """Return the answer's body.
+
+    Raises AssertionError for a refusal.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", ready.port, timeout=60)
     headers = {"Authorization": f"Bearer {ready.filled.token}", "Content-Type": "application/json"}
     connection.request(method, f"/api/v1/{path}", json.dumps(body) if body else None, headers)

@@ -1,4 +1,4 @@
-"""One node whose claims are resized many times a second: how far the stored observation is behind."""
+"""One node whose claims are resized many times a second: the lag of the stored observation."""
 
 import asyncio
 import time
@@ -9,15 +9,15 @@ from benchmarks.telemetry.calls import call
 from benchmarks.telemetry.fleet import Agent
 from benchmarks.telemetry.stage import Stage
 
-# So many clients ask in turn; a change takes some 40 ms of the server.
+# Clients that take turns; a change takes some 40 ms of the server.
 CLIENTS = 8
 LOOKS_A_SECOND = 10
-# Connections, threads and compiled queries are made by the first changes.
+# The first changes make connections, threads and compiled queries.
 WARM_UP_SECONDS = 3.0
 
 
 async def change_steadily(ready: Stage, agent: Agent, *, a_second: float, seconds: float) -> Row:
-    """Resize the node's claims so often for so long; the lag in frames, looked at ten times a second."""
+    """Resize the node's claims at this rate for this long; return the lag in frames, sampled ten times a second."""
     await agent.connect(ready.port)
     first, begun = max(agent.frames), time.monotonic()
     until = begun + WARM_UP_SECONDS + seconds
@@ -46,7 +46,7 @@ async def _lags(node_uid: str, until: float) -> list[int]:
 
 
 async def _resize(ready: Stage, agent: Agent, number: int, a_second: float, until: float) -> int:
-    """One client, with claims of its own."""
+    """Resize as one client, with claims of its own."""
     claims, limits, done = cycle(agent.node.claims[number::CLIENTS]), cycle([60, 70, 80]), 0
     due = time.monotonic() + number / CLIENTS / a_second
     while due < until:

@@ -1,4 +1,4 @@
-"""What everybody has spent: CPU seconds and memory, by who it is."""
+"""Costs of all processes: CPU seconds and memory, by role."""
 
 import asyncio
 import time
@@ -9,13 +9,13 @@ from benchmarks.telemetry.memory import mib_below
 from benchmarks.telemetry.stage import Stage
 
 
-def spent(ready: Stage) -> dict[str, float]:
-    """CPU seconds so far."""
+def cpu_seconds(ready: Stage) -> dict[str, float]:
+    """Return the CPU seconds so far."""
     return {who: seconds_below(pid) for who, pid in ready.pids.items()} | {"generator": time.process_time()}
 
 
 async def memory(ready: Stage, until: float) -> list[Row]:
-    """MiB of each process at the beginning, in ten steps, and at the end."""
+    """Return the MiB of each process at the beginning, in ten steps, and at the end."""
     rows, begun = [], time.monotonic()
     step = max(5.0, (until - begun) / 10)
     while time.monotonic() <= until:

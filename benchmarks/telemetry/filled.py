@@ -1,4 +1,4 @@
-"""What the load generator knows of the filled database."""
+"""The filled database from the load generator's side."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ SECRET = "bench"  # noqa: S105 - of a database that lives as long as the benchma
 
 @dataclass(frozen=True)
 class FilledNode:
-    """What its simulated agent knows."""
+    """A node as its simulated agent knows it."""
 
     uid: str
     name: str
@@ -18,11 +18,11 @@ class FilledNode:
 
 @dataclass(frozen=True)
 class Filled:
-    """Everything that the benchmark asks with."""
+    """Identities and tokens of the benchmark's requests."""
 
     nodes: list[FilledNode]
-    # Of an operator, for the API and for pages.
+    # An operator's, for the API and for pages.
     token: str
     cookie: str
-    # Of a member of each tenant, for pages; a claim's tenant is its number modulo their count.
+    # A member's of each tenant, for pages; a claim's tenant is its number modulo their count.
     cookies: list[str]

@@ -1,4 +1,4 @@
-"""What is in the database before the telemetry benchmark: enrolled nodes, their GPUs, and active claims on each."""
+"""Contents of the database for the telemetry benchmark: enrolled nodes, their GPUs, and active claims on each."""
 
 import hashlib
 import uuid
@@ -17,7 +17,7 @@ from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.quotas.services.tokens import keyed_digest
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.charging import states
 from benchmarks.telemetry.filled import SECRET, Filled, FilledNode
 
 GPUS, EACH = 8, 2
@@ -25,7 +25,7 @@ TENANTS = 4
 
 
 def fill(nodes: int) -> Filled:
-    """So many nodes of 8 GPUs with two claims each."""
+    """Create nodes of 8 GPUs with two claims each."""
     call_command("migrate", verbosity=0)
     partitions.keep_up()
     pool = tenants.create_pool(principal=SYSTEM, name="default")
@@ -105,8 +105,8 @@ def _claim(tenant: Tenant, pool: Pool, number: int, now: Any) -> Claim:
     return claim
 
 
-def lost(agents: list[tuple[str, int, int]]) -> int:
-    """Of what each node (by uid, from a number, to the last acknowledged) was told is stored: how many are not."""
+def count_lost(agents: list[tuple[str, int, int]]) -> int:
+    """Count frames that are not stored, of those acknowledged to each node (by uid, from a number, to the last)."""
     keys = {str(uid): pk for uid, pk in Node.objects.values_list("uid", "pk")}
     missing = 0
     with connection.cursor() as cursor:
@@ -120,12 +120,12 @@ def lost(agents: list[tuple[str, int, int]]) -> int:
 
 
 def lag_of(node_uid: str) -> int:
-    """Return how many frames the node's stored observation is behind what was wanted of it last."""
+    """Return how many frames the node's stored observation is behind its desired state."""
     frame, observed = Node.objects.values_list("frame", "observed_frame").get(uid=node_uid)
     return int(frame - observed)
 
 
-def behind(nodes: int) -> bool:
-    """Whether any of the first nodes has not said that their newest frame is in force."""
+def is_behind(nodes: int) -> bool:
+    """Return True if one of the first nodes has not reported its newest frame as in force."""
     rows = Node.objects.order_by("pk").values_list("frame", "observed_frame")[:nodes]
     return any(frame != observed for frame, observed in rows)

@@ -1,4 +1,4 @@
-"""Simulated agents and browsers: what they say, and what they saw."""
+"""Simulated agents and browsers: the messages they send and receive."""
 
 import asyncio
 import contextlib
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 from agent import wire
 from benchmarks.telemetry.filled import SECRET, FilledNode
-from benchmarks.telemetry.sockets import Socket, framed, open_socket
+from benchmarks.telemetry.sockets import Socket, make_frame, open_socket
 
 ACK = b'"type":"ack","v":1,"seq":'
 AT = re.compile(rb'"at": ?([0-9.]+)')
 CLAIM = re.compile(rb'"claim": ?"([0-9a-f-]+)"')
-# Frames leave in so many groups a second, so that nothing is asked of everybody at once.
+# Frames leave in this many groups a second, so that load is spread.
 TICKS = 100
 GIB = 1 << 30
 
 
 class Agent:
-    """One node's: answers desired states at once, and measures once a second."""
+    """One node's agent: answers desired states at once, and measures once a second."""
 
     def __init__(self, node: FilledNode) -> None:
         self.node = node
@@ -27,7 +27,7 @@ class Agent:
         self.seq = self.first_seq = int(time.time() * 1000)
         self.acknowledged = 0
         self.ack_seconds: list[float] = []
-        # Desired generations by assignment, and when each came; frames likewise.
+        # Desired generations by assignment, and the time of each; frames likewise.
         self.heard_at: dict[tuple[str, int], float] = {}
         self.frames: dict[int, float] = {}
         self._sent_at: dict[int, float] = {}
@@ -39,20 +39,26 @@ class Agent:
         )
 
     async def open(self, port: int) -> None:
-        """Connect and say hello. Raises OSError."""
+        """Connect and send hello.
+
+        Raises OSError.
+        """
         self.welcome.clear()
         self.ready.clear()
         credential = f"Bearer gpn_{self.node.uid}.{SECRET}"
         self.socket = await open_socket(port, "/ws/agent/", self._hear, Authorization=credential)
-        self.socket.send(framed(wire.encode(hello(self.node)).encode()))
+        self.socket.send(make_frame(wire.encode(hello(self.node)).encode()))
 
     async def connect(self, port: int) -> None:
-        """Until the desired state is there."""
+        """Connect and wait for the desired state."""
         await self.open(port)
         await asyncio.wait_for(self.ready.wait(), 120)
 
     async def until(self, event: asyncio.Event) -> None:
-        """Until it is set. Raises ConnectionError where the server hangs up before."""
+        """Wait until the event is set.
+
+        Raises ConnectionError if the server hangs up before.
+        """
         while not event.is_set():
             if self.socket.closed:
                 raise ConnectionError(self.socket.closed)
@@ -60,17 +66,17 @@ class Agent:
                 await asyncio.wait_for(event.wait(), 0.25)
 
     def hang_up(self) -> None:
-        """Whether it is connected or not."""
+        """Close the connection if there is one."""
         if hasattr(self, "socket"):
             self.socket.close()
 
     def measure(self) -> None:
-        """This second's frame."""
+        """Send this second's frame."""
         self.seq += 1
         now = time.time()
         self._sent_at[self.seq] = now
         text = b"%b%013d%b%.3f%b" % (self._head, self.seq, self._middle, now, self._tail)
-        self.socket.send(framed(text))
+        self.socket.send(make_frame(text))
 
     def _hear(self, text: bytes) -> None:
         if ACK in text:
@@ -91,12 +97,12 @@ class Agent:
             said = [
                 wire.Observation(uid=one.uid, generation=one.generation, state="in_force") for one in frame.assignments
             ]
-            self.socket.send(framed(wire.encode(wire.Observed(frame=frame.frame, assignments=said)).encode()))
+            self.socket.send(make_frame(wire.encode(wire.Observed(frame=frame.frame, assignments=said)).encode()))
             self.ready.set()
 
 
 def hello(node: FilledNode) -> wire.Hello:
-    """As the filled database has it."""
+    """Return hello as the filled database has it."""
     gpus = [
         wire.Gpu(uuid=uuid, index=index, model="NVIDIA A100", memory_bytes=80 * GIB)
         for index, uuid in enumerate(node.gpus)
@@ -108,7 +114,7 @@ def hello(node: FilledNode) -> wire.Hello:
 
 
 def usage(node: FilledNode) -> wire.Usage:
-    """A frame as full as a real one, with marks where the number and the time go."""
+    """Return a frame as full as a real one, with marks for the number and the time."""
     return wire.Usage(
         seq=1111111111111,
         at=1111111111.5,
@@ -135,7 +141,7 @@ class Browser:
 
     query: str
     cookie: str
-    # A tenant's page sees this claim only; None: an operator's.
+    # The claim that a tenant's page sees; None: an operator's.
     claim: str | None
     lags: list[float] = field(default_factory=list)
     foreign: int = 0
@@ -154,7 +160,7 @@ class Browser:
 
 
 async def beat(agents: list[Agent], until: float) -> float:
-    """Let each agent measure once a second until then; the longest that the generator itself was late."""
+    """Make each agent measure once a second until then; return the longest delay of the generator itself."""
     groups = [agents[number::TICKS] for number in range(TICKS)]
     begin, late, tick = time.monotonic(), 0.0, 0
     while (now := time.monotonic()) < until:

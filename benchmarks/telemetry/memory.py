@@ -1,10 +1,10 @@
-"""Memory of processes, from /proc: proportional, so that what forked workers share is counted once."""
+"""Memory of processes, from /proc: proportional, so that memory shared by forked workers is counted once."""
 
 from pathlib import Path
 
 
 def mib_below(pid: int) -> float:
-    """Proportional set size of a process and all below it, in MiB."""
+    """Return the proportional set size of a process and its descendants, in MiB."""
     return sum(_kib(member) for member in _family(pid)) / 1024
 
 

@@ -1,18 +1,18 @@
-"""Agents that come back all at once, as after a cut of the network: each tries as a real one does until it is in."""
+"""Agents that reconnect all at once, as after a network outage: each retries as a real one does."""
 
 import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
 
-from agent.server.backoff import Backoff
+from agent.backoff import Backoff
 from agent.server.link import WELCOME_SECONDS
 from benchmarks.report import Row, quantile
-from benchmarks.telemetry.costs import spent
+from benchmarks.telemetry.costs import cpu_seconds
 from benchmarks.telemetry.fleet import Agent
 from benchmarks.telemetry.stage import Stage
 
-# After so long the rest counts as not in.
+# After this time the rest counts as not connected.
 GIVEN_SECONDS = 120.0
 
 
@@ -24,13 +24,16 @@ class _Returned:
 
 
 async def come_back(ready: Stage, agents: list[Agent]) -> Row:
-    """All connect in the same moment; seconds until they are welcome, and until they have their desired state."""
-    before, begun = spent(ready), time.monotonic()
-    found = await asyncio.gather(*(_returned(ready.port, agent, begun) for agent in agents))
+    """Connect all at the same moment.
+
+    Return the seconds until they are welcome, and until they have their desired state.
+    """
+    before, begun = cpu_seconds(ready), time.monotonic()
+    found = await asyncio.gather(*(_return_agent(ready.port, agent, begun) for agent in agents))
     wall = time.monotonic() - begun
-    # What the last ones said of themselves is still being stored.
+    # The last agents' inventories are still being stored.
     await asyncio.sleep(5)
-    after = spent(ready)
+    after = cpu_seconds(ready)
     returned = [one for one in found if one is not None]
     return {
         "returning": len(agents), "in": len(returned), "tries": sum(one.tries for one in returned),
@@ -43,7 +46,7 @@ async def come_back(ready: Stage, agents: list[Agent]) -> Row:
     }  # fmt: skip
 
 
-async def _returned(port: int, agent: Agent, begun: float) -> _Returned | None:
+async def _return_agent(port: int, agent: Agent, begun: float) -> _Returned | None:
     backoff = Backoff()
     tries = 0
     while time.monotonic() - begun < GIVEN_SECONDS:

@@ -1,7 +1,7 @@
-"""The load generator's websockets: real frames over loopback, in one process that does as little as it can.
+"""Websockets of the load generator: real frames over loopback, in one process that does as little as possible.
 
-A frame is made once for each node; each second only its number and its time are written into it. Frames go out masked
-with zeros, which the protocol allows and which changes nothing of them.
+A frame is made once for each node; each second only its number and its time are written into it. Frames are masked with
+zeros, which the protocol allows and which leaves the payload unchanged.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ UPGRADE = (
 )
 
 
-def framed(payload: bytes, kind: int = TEXT) -> bytes:
-    """A client's frame around this payload."""
+def make_frame(payload: bytes, kind: int = TEXT) -> bytes:
+    """Return a client's frame around this payload."""
     size = len(payload)
     if size < 126:
         head = struct.pack(">BB", 0x80 | kind, 0x80 | size)
@@ -47,11 +47,11 @@ class Socket(asyncio.Protocol):
         self._transport.write(self._request)
 
     def send(self, frame: bytes) -> None:
-        """A framed message."""
+        """Send a framed message."""
         self._transport.write(frame)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,7 +96,7 @@ class Socket(asyncio.Protocol):
 
     def _take(self, kind: int, final: bool, payload: bytes) -> None:
         if kind == PING:
-            self.send(framed(payload, PONG))
+            self.send(make_frame(payload, PONG))
         elif kind == CLOSE:
             self.closed = f"closed with {payload[:2].hex()}: {payload[2:].decode(errors='replace')}"
         elif kind in (0, TEXT):
@@ -107,7 +107,10 @@ class Socket(asyncio.Protocol):
 
 
 async def open_socket(port: int, path: str, heard: Callable[[bytes], None], **headers: str) -> Socket:
-    """Connect. Raises ConnectionError."""
+    """Connect.
+
+    Raises ConnectionError.
+    """
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     key = base64.b64encode(os.urandom(16)).decode()
     request = UPGRADE.format(path=path, port=port, key=key, more=more).encode()

@@ -1,4 +1,4 @@
-"""Where the server's time goes, by py-spy: samples of twenty seconds."""
+"""Profile of the server by py-spy: samples of twenty seconds."""
 
 import subprocess
 import sys
@@ -11,14 +11,14 @@ KEPT = Path(tempfile.gettempdir()) / "gpucloud-bench-telemetry.spied"
 
 
 def spy_on(pid: int) -> "subprocess.Popen[bytes]":
-    """Begin; the samples are in `KEPT` afterwards. Who holds the interpreter is counted, and who waits is not."""
+    """Start sampling into `KEPT`. Only the thread that holds the interpreter lock is counted."""
     program = Path(sys.executable).with_name("py-spy")
     options = ("--gil", "--format", "raw", "--duration", str(SECONDS), "--output", str(KEPT), "--pid", str(pid))
     return subprocess.Popen([program, "record", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def print_profile(spy: "subprocess.Popen[bytes]") -> None:
-    """By function: with all that it calls, and without."""
+    """Print the profile by function: with its callees, and without."""
     spy.wait(3 * SECONDS)
     own, whole = Counter[str](), Counter[str]()
     for line in KEPT.read_text().splitlines():

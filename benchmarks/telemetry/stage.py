@@ -1,4 +1,4 @@
-"""What the telemetry benchmark runs on: PostgreSQL and Valkey from their wheels, one server, worker and beat."""
+"""Services of the telemetry benchmark: PostgreSQL and Valkey from their wheels, one server, worker and beat."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ class Stage:
     """A running control plane over a filled database."""
 
     port: int
-    # The processes whose CPU time and memory are told, by who they are.
+    # Processes whose CPU time and memory are reported, by role.
     pids: dict[str, int]
     filled: Filled
 
@@ -35,7 +35,7 @@ def stage(directory: Path, *, nodes: int, fill: Callable[[int], Filled] | None =
         running = stack.enter_context(embedded.services(state.root, durable=True))
         commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
         os.environ.update(commands.control_plane)
-        filled = _filled(nodes, fill)
+        filled = _run_fill(nodes, fill)
         pids = {"database": running.pids["postgres"], "valkey": running.pids["valkey"]}
         for program in (commands.server(), commands.worker(), commands.beat()):
             program = replace(program, orphan_signal=signal.SIGTERM)  # noqa: PLW2901 - the same, with one word more
@@ -46,7 +46,7 @@ def stage(directory: Path, *, nodes: int, fill: Callable[[int], Filled] | None =
         yield Stage(commands.port, pids, filled)
 
 
-def _filled(nodes: int, fill: Callable[[int], Filled] | None) -> Filled:
+def _run_fill(nodes: int, fill: Callable[[int], Filled] | None) -> Filled:
     import django  # noqa: PLC0415 - the settings read the environment that was just made
 
     django.setup()

@@ -1,3 +1,6 @@
-"""`gpucloud`: the command line of gpucloud. Talks to the REST API, and to the agent's socket of its own machine."""
+"""`gpucloud`: the command line of gpucloud.
+
+It talks to the REST API, and to the agent's socket on its own machine.
+"""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m gpucloud_cli`."""
+"""Entry point of `python -m gpucloud_cli`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Where the server is and who asks: flags before environment before the config file.
+"""The server's address and the token: from flags, then the environment, then the config file.
 
-The config file holds a token, so it must be its owner's alone. Its token belongs to its server: for another address it
-is not used, or `--url` would send it to a stranger.
+The config file contains a token, so only its owner may read it. The token belongs to one server: with another address
+it is not used, or `--url` would send it to a stranger.
 """
 
 import json
@@ -16,21 +16,21 @@ from gpucloud_cli.failures import Failure, Usage
 
 
 class NotSignedIn(Failure):
-    """There is no token."""
+    """No token is configured."""
 
     exit = 4
 
 
 @dataclass(frozen=True)
 class Access:
-    """An address and a token for it."""
+    """A server's address and a token for it."""
 
     url: str
     token: str
 
 
 def config_path(environment: Mapping[str, str]) -> Path:
-    """`$GPUCLOUD_CONFIG`, else `gpucloud/config.json` in the user's configuration directory."""
+    """Return `$GPUCLOUD_CONFIG`, else `gpucloud/config.json` in the user's configuration directory."""
     if named := environment.get("GPUCLOUD_CONFIG"):
         return Path(named)
     base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".config"
@@ -38,10 +38,13 @@ def config_path(environment: Mapping[str, str]) -> Path:
 
 
 def resolve(*, url: str | None, token_file: str | None, environment: Mapping[str, str]) -> Access:
-    """The address and the token to use. Raises Usage, NotSignedIn, Failure for a file that others can read."""
+    """Return the address and the token to use.
+
+    Raises Usage, NotSignedIn, or Failure for a config file that others can read.
+    """
     path = config_path(environment)
     saved = read(path)
-    address = checked_url(url or environment.get("GPUCLOUD_URL") or saved.get("url") or "")
+    address = check_url(url or environment.get("GPUCLOUD_URL") or saved.get("url") or "")
     token = _token(token_file, environment)
     if token is None and saved.get("token"):
         if saved.get("url") != address:
@@ -54,8 +57,11 @@ def resolve(*, url: str | None, token_file: str | None, environment: Mapping[str
     return Access(address, token)
 
 
-def checked_url(text: str) -> str:
-    """An address without its last slash. Raises Usage."""
+def check_url(text: str) -> str:
+    """Return an address without its trailing slash.
+
+    Raises Usage.
+    """
     if not text:
         raise Usage("Which server? Set GPUCLOUD_URL, give --url, or run `gpucloud login`.")
     if not text.startswith(("http://", "https://")):
@@ -70,8 +76,11 @@ def checked_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def checked_token(text: str) -> str:
-    """A token without the spaces around it; it goes into a header, where not every character can. Raises Usage."""
+def check_token(text: str) -> str:
+    """Return a token without surrounding spaces.
+
+    Raises Usage for characters that an HTTP header cannot carry.
+    """
     token = text.strip()
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise Usage("This is no token: one is a single line like gpc_<key>.<secret>.")
@@ -79,7 +88,10 @@ def checked_token(text: str) -> str:
 
 
 def read(path: Path) -> dict[str, str]:
-    """The config file; empty where there is none. Raises Failure where others can read it, or it is broken."""
+    """Read the config file; empty if there is none.
+
+    Raises Failure if others can read it, or it is malformed.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             facts = os.fstat(file.fileno())
@@ -96,7 +108,10 @@ def read(path: Path) -> dict[str, str]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all. Raises Failure."""
+    """Write a file that only its owner may read, atomically.
+
+    Raises Failure.
+    """
     fresh = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,7 +126,7 @@ def write_private(path: Path, text: str) -> None:
 
 def _token(token_file: str | None, environment: Mapping[str, str]) -> str | None:
     if token_file is None and (token := environment.get("GPUCLOUD_TOKEN")):
-        return checked_token(token)
+        return check_token(token)
     path = token_file or environment.get("GPUCLOUD_TOKEN_FILE")
     if not path:
         return None
@@ -119,4 +134,4 @@ def _token(token_file: str | None, environment: Mapping[str, str]) -> str | None
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise Usage(f"{path}: no token could be read: {error}") from error
-    return checked_token(text)
+    return check_token(text)

@@ -1,4 +1,4 @@
-"""Sizes, durations and amounts as people write them; each is a type of a command's option."""
+"""Types of options: sizes, durations and amounts as people write them."""
 
 import re
 from typing import Any, Final
@@ -13,7 +13,7 @@ PARTS = re.compile(r"\d{1,9}|(\d{1,9}[smhd])+")
 
 
 class Null:
-    """Said with a word (`none`, `unlimited`); an option that was not given is None."""
+    """A null that was given as a word (`none`, `unlimited`); an option that was not given is None."""
 
     def __repr__(self) -> str:
         return "none"
@@ -23,11 +23,14 @@ NULL: Final = Null()
 
 
 class Mebibytes(int):
-    """A size that was given with its unit: it says nothing of what is not memory."""
+    """A size that was given with its unit, valid for memory only."""
 
 
 def mib(text: str) -> int:
-    """`8GiB`, `8192MiB` or `8192` (MiB). Raises ValueError."""
+    """Parse `8GiB`, `8192MiB` or `8192` as MiB.
+
+    Raises ValueError.
+    """
     match = NUMBER.fullmatch(text.strip().lower())
     if match is None or match.group(2) not in UNITS_MIB:
         raise ValueError(f"{text!r} is no size: write 8GiB, 8192MiB, or 8192 for MiB")
@@ -38,7 +41,10 @@ def mib(text: str) -> int:
 
 
 def seconds(text: str) -> int:
-    """`90`, `90s`, `10m`, `1h30m`, `2d`. Raises ValueError."""
+    """Parse `90`, `90s`, `10m`, `1h30m` or `2d` as seconds.
+
+    Raises ValueError.
+    """
     plain = text.strip().lower()
     if not PARTS.fullmatch(plain):
         raise ValueError(f"{text!r} is no duration: write 90s, 10m, 1h30m or 2d")
@@ -46,16 +52,16 @@ def seconds(text: str) -> int:
 
 
 class Words(click.ParamType):
-    """`zone=a,net=ib`: words by name."""
+    """A mapping such as `zone=a,net=ib`."""
 
     name = "words"
 
     def __init__(self, *, none: bool = False) -> None:
-        # Whether an empty text means none; elsewhere it is a variable that was not set.
+        # True if an empty text means no words; elsewhere an empty text is a variable that was not set.
         self.none = none
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, str]:
-        """Text to a mapping."""
+        """Convert text to a mapping."""
         if isinstance(value, dict):
             return value
         if self.none and not value:
@@ -67,12 +73,12 @@ class Words(click.ParamType):
 
 
 class Size(click.ParamType):
-    """A size, in MiB."""
+    """A size in MiB."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Text to MiB."""
+        """Convert text to MiB."""
         try:
             return value if isinstance(value, int) else mib(value)
         except ValueError as error:
@@ -80,12 +86,12 @@ class Size(click.ParamType):
 
 
 class Duration(click.ParamType):
-    """A duration, in seconds."""
+    """A duration in seconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Text to seconds."""
+        """Convert text to seconds."""
         try:
             return value if isinstance(value, int) else seconds(value)
         except ValueError as error:
@@ -100,7 +106,7 @@ class OrNull(click.ParamType):
         self.name = f"{inner.name}|{word}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """NULL for the word."""
+        """Convert the word to NULL, and other text by the other type."""
         return NULL if value in (self.word, "null", NULL) else self.inner.convert(value, param, ctx)
 
 

@@ -1,7 +1,7 @@
-"""The REST API: one request at a time, its refusals as failures, its losses retried where that is safe.
+"""Client of the REST API: one request at a time, refusals as failures, lost requests retried if that is safe.
 
-Safe is what cannot have an effect twice: GET and DELETE, a POST (each carries an Idempotency-Key, the same one on every
-try), and anything that never reached the server or that the server sent away (429, 503).
+A retry is safe if it cannot have an effect twice: for GET and DELETE, for a POST (each carries an Idempotency-Key, the
+same on every try), and for requests that never reached the server or that it refused to process (429, 503).
 """
 
 import ipaddress
@@ -22,14 +22,14 @@ from gpucloud_cli.failures import Failure, Problem, Unreachable, Usage
 TIMEOUT_SECONDS = 30.0
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 3.0
 PAGE = 200
-# The server, or a proxy before it, did not do it.
+# The server, or a proxy in front of it, did not process the request.
 NOT_DONE = (429, 503)
 PERHAPS_DONE = (500, 502, 504)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server said."""
+    """A response of the server."""
 
     status: int
     body: Any
@@ -37,7 +37,7 @@ class Answer:
 
 
 class Lost(Exception):
-    """No answer that counts. `safe`: the server certainly did nothing."""
+    """A request without a usable response. `safe`: the server certainly did nothing."""
 
     def __init__(self, words: str, *, safe: bool, pause_seconds: float | None = None) -> None:
         super().__init__(words)
@@ -59,7 +59,7 @@ class Api:
                 "User-Agent": f"gpucloud/{__version__}",
             },
             timeout=timeout_seconds,
-            # No proxy reaches this machine's own addresses for us.
+            # Proxies are not used for this machine's own addresses.
             trust_env=not _is_loopback(access.url),
         )
 
@@ -70,26 +70,29 @@ class Api:
         self._client.close()
 
     def get(self, path: str, **parameters: Any) -> Answer:
-        """Raises Problem or Unreachable, as everything here."""
+        """Send a GET.
+
+        Raises Problem or Unreachable, like every method here.
+        """
         return self.request("GET", path, parameters=parameters)
 
     def post(
         self, path: str, body: Any, *, key: str | None = None, etag: str | None = None, **parameters: Any
     ) -> Answer:
-        """Make or do something, once."""
+        """Send a POST that takes effect once."""
         headers = {"Idempotency-Key": key or new_key(), **_if_match(etag)}
         return self.request("POST", path, body=body, parameters=parameters, headers=headers)
 
     def patch(self, path: str, body: Any, *, etag: str | None = None, **parameters: Any) -> Answer:
-        """Change something, if it is still at this version."""
+        """Send a PATCH that takes effect if the object is still at this version."""
         return self.request("PATCH", path, body=body, parameters=parameters, headers=_if_match(etag))
 
     def delete(self, path: str, *, etag: str | None = None, **parameters: Any) -> Answer:
-        """Take something away; where an earlier try has done it, that is well."""
+        """Send a DELETE; a 404 on a retry counts as success."""
         return self.request("DELETE", path, parameters=parameters, headers=_if_match(etag))
 
     def rows(self, path: str, *, most: int | None = None, **parameters: Any) -> Iterator[dict[str, Any]]:
-        """A list's rows, page by page; at most so many."""
+        """Yield a list's rows, page by page, up to a maximum."""
         wanted = {name: value for name, value in parameters.items() if value is not None}
         limit = PAGE if most is None else min(PAGE, most)
         answer = self.get(path, **wanted, limit=limit)
@@ -102,7 +105,7 @@ class Api:
                 yield row
             if not answer.body.get("next") or count == most:
                 return
-            # The address that the server gives is its own idea of its name; its query is what counts.
+            # The server's link has its own idea of its address; only the query is used.
             answer = self.get(path, **dict(httpx.URL(answer.body["next"]).params))
 
     def request(
@@ -114,9 +117,12 @@ class Api:
         parameters: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request, tried again while that is safe and patience lasts. Raises Usage for a path of elsewhere."""
+        """Send a request and retry it while that is safe and patience lasts.
+
+        Raises Usage for a path outside the API.
+        """
         if "://" in path.partition("?")[0] or {".", ".."} & set(path.partition("?")[0].split("/")):
-            # The token is for this server's API: an address in the path's place would get it too.
+            # The token is for this server's API: an absolute address in place of the path would receive it too.
             raise Usage(f"{path} is no path below /api/v1/.")
         repeatable = method in ("GET", "DELETE") or "Idempotency-Key" in (headers or {})
         deadline, pause, lost_before = time.monotonic() + self.patience_seconds, PAUSE_SECONDS, False
@@ -147,9 +153,9 @@ class Api:
             raise Lost(f"{self.url} was lost: {str(error) or type(error).__name__}", safe=False) from error
         except (httpx.InvalidURL, httpx.DecodingError) as error:
             raise Failure(f"{self.url}: {error}") from error
-        return self._judged(answer)
+        return self._check(answer)
 
-    def _judged(self, answer: httpx.Response) -> Answer:
+    def _check(self, answer: httpx.Response) -> Answer:
         facts = _json(answer)
         if answer.is_redirect:
             raise Failure(
@@ -171,7 +177,7 @@ class Api:
 
 
 def new_key() -> str:
-    """An Idempotency-Key that nobody else has."""
+    """Return a new Idempotency-Key."""
     return f"cli-{uuid.uuid4()}"
 
 

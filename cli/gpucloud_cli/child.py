@@ -1,8 +1,8 @@
-"""The program that `gpucloud run` runs: in a process group of its own, with the terminal as a shell would give it.
+"""The child process of `gpucloud run`: in its own process group, with the terminal as a shell would give it.
 
-Ctrl-C reaches the foreground group, which is the child's, so it gets it once; what is sent to us is passed on to its
-whole group. Where Ctrl-Z stops it, we stop too, so that the shell gets its prompt back, and `fg` and `bg` go on with
-both.
+Ctrl-C reaches the foreground group, which is the child's, so the child gets it once; signals sent to this process are
+passed on to the child's group. When Ctrl-Z stops the child, this process stops too, so that the shell gets its prompt
+back, and `fg` and `bg` continue both.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from gpucloud_cli import launch
 from gpucloud_cli.failures import Failure
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-# Nobody's signal is needed to see the child's end; this only bounds what a lost one would cost.
+# No signal is needed to notice the child's end; this only bounds the cost of a lost one.
 LOOK_SECONDS = 1.0
 
 
@@ -31,7 +31,10 @@ class NotHere(Failure):
 
 
 def command_line(place: Mapping[str, Any], command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """What to start, and with which environment. Raises NotHere."""
+    """Return the command line and the environment.
+
+    Raises NotHere.
+    """
     path = Path(place["agent_socket"])
     if not path.exists():
         raise NotHere(f"The claim is on node {place['node']}, and its agent's socket {path} is not on this machine.")
@@ -40,13 +43,16 @@ def command_line(place: Mapping[str, Any], command: Sequence[str]) -> tuple[list
 
 
 def become(place: Mapping[str, Any], command: Sequence[str]) -> NoReturn:
-    """Replace this process by the command under the claim. Raises NotHere."""
+    """Replace this process by the command under the claim.
+
+    Raises NotHere.
+    """
     line, environment = command_line(place, command)
     os.execve(line[0], line, environment)  # noqa: S606 - becoming the command is the purpose
 
 
 class Signals:
-    """What is sent to us, from now until the end: passed on to the child's group, and `caught` while there is none.
+    """Signals to this process: passed on to the child's group, and stored in `caught` while there is none.
 
     Use as a context manager, in the main thread.
     """
@@ -62,7 +68,7 @@ class Signals:
     def __enter__(self) -> Self:
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (*PASSED_ON, signal.SIGCHLD, signal.SIGCONT):
-            # What was ignored when we were started (nohup, a script's `&`) stays so, for the child too.
+            # Signals that were ignored at the start (nohup, a script's `&`) stay ignored, in the child too.
             if number in (signal.SIGCHLD, signal.SIGCONT) or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self.take)
         return self
@@ -75,12 +81,12 @@ class Signals:
         os.close(self._writer)
 
     def wait(self, seconds: float) -> None:
-        """Return when a signal comes, or after so long."""
+        """Wait until a signal comes or the time has passed."""
         if select.select([self._reader], [], [], seconds)[0]:
             os.read(self._reader, 4096)
 
     def take(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of all of them."""
+        """Handle a signal."""
         if number == signal.SIGCONT:
             self.continued = True
         elif number != signal.SIGCHLD and self.group is not None:
@@ -89,36 +95,36 @@ class Signals:
             self.caught.append(number)
 
     def send(self, number: int) -> None:
-        """To every process of the child's group, where there is one."""
+        """Send a signal to every process of the child's group, if there is one."""
         if self.group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group, number)
 
 
 class Child:
-    """A started program. `wait` is due."""
+    """A started program; `wait` must be called."""
 
     def __init__(self, line: Sequence[str], environment: Mapping[str, str], signals: Signals) -> None:
         self._signals = signals
         self._terminal = _controlling_terminal()
-        # In a pipeline the terminal stays with the shell's group, in which a pager may read it, until the child asks.
+        # In a pipeline the terminal stays with the shell's group, where a pager may read it, until the child asks.
         self._has_use = sys.stdin.isatty() and sys.stdout.isatty()
         already = len(signals.caught)
         self._process = subprocess.Popen(line, env=environment, process_group=0)
         signals.group = self._process.pid
-        # What came while it was being started had no group to go to.
+        # Signals that came during the start had no group to go to.
         for number in signals.caught[already:]:
             signals.send(number)
         self._give_terminal()
 
     def wait(self) -> int:
-        """Its exit code; 128 + n where signal n ended it."""
+        """Wait for the end and return the exit code; 128 + n if signal n ended it."""
         if self._terminal is not None:
-            # Ctrl-Z where the terminal has stayed with our group: the child's group is to stop first.
+            # Ctrl-Z while the terminal is with our group: stop the child's group first.
             signal.signal(signal.SIGTSTP, self._signals.take)
         try:
             while True:
-                status = self._look()
+                status = self._poll()
                 if status is not None:
                     return status
                 if self._signals.continued:
@@ -133,18 +139,18 @@ class Child:
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
                 os.close(self._terminal)
 
-    def _look(self) -> int | None:
+    def _poll(self) -> int | None:
         pid, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return None
         if os.WIFSTOPPED(status):
-            self._stopped(os.WSTOPSIG(status))
+            self._handle_stop(os.WSTOPSIG(status))
             return None
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code
         return code if code >= 0 else 128 - code
 
-    def _stopped(self, number: int) -> None:
+    def _handle_stop(self, number: int) -> None:
         """Give the child the terminal that it wants; else stop too, so that the shell gets its prompt back."""
         if self._terminal is None:
             return
@@ -155,7 +161,7 @@ class Child:
             return
         self._take_terminal()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        # Here we stand until somebody continues us, and then the child.
+        # This process stops here until it is continued; then the child is.
         os.killpg(os.getpgrp(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._signals.take)
 
@@ -169,7 +175,7 @@ class Child:
 
 
 def _controlling_terminal() -> int | None:
-    """The terminal that this session lives on, wherever our own stdin comes from; None in a pipeline."""
+    """Return this session's terminal, wherever our own stdin comes from; None in a pipeline."""
     try:
         return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
@@ -177,7 +183,7 @@ def _controlling_terminal() -> int | None:
 
 
 def _foreground(terminal: int) -> int | None:
-    """The terminal's foreground group; None once the terminal is gone."""
+    """Return the terminal's foreground group; None once the terminal is gone."""
     try:
         return os.tcgetpgrp(terminal)
     except OSError:
@@ -185,7 +191,7 @@ def _foreground(terminal: int) -> int | None:
 
 
 def _set_foreground(terminal: int, group: int) -> None:
-    # A background process that does this is stopped, unless it does not listen. The terminal or the group may be gone.
+    # A background process that does this is stopped unless it ignores SIGTTOU. The terminal or the group may be gone.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     with contextlib.suppress(OSError):
         os.tcsetpgrp(terminal, group)

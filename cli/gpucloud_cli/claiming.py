@@ -1,4 +1,4 @@
-"""A claim's life as its client sees it: asked for, waited for, renewed, given back."""
+"""A claim's life on the client: created, waited for, renewed, released."""
 
 import threading
 import time
@@ -11,28 +11,31 @@ from gpucloud_cli.failures import Failure, Problem, Unreachable, WaitRanOut
 from gpucloud_cli.resources import BY_NAME
 
 Claim = dict[str, Any]
-# A claim that fits at once is in force within tenths of a second; one that waits is looked at every two seconds.
+# A claim that fits at once is in force within tenths of a second; a queued one is polled every two seconds.
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
-# Who reads a pipeline's log wants to see that it still waits.
+# Readers of a pipeline's log want to see that it still waits.
 REMIND_SECONDS = 60.0
 BASES = {"time-limits": "the time limits of what runs", "recent-rate": "what was given back lately"}
-# Of a lease, between two renewals: four may fail before it lapses.
+# Fraction of a lease between two renewals: four may fail before it lapses.
 RENEW_PART = 5
 
 
 class Ended(Failure):
-    """The claim came to its end while it was waited for."""
+    """The claim ended during the wait for it."""
 
 
 def path_of(uid: str) -> str:
-    """The claim's place in the API. Raises Usage."""
+    """Return the claim's path in the API.
+
+    Raises Usage.
+    """
     return verbs.path_of(BY_NAME["claim"], None, uid)
 
 
 def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Claim:
-    """The claim once its limits are in force; says meanwhile why it waits. Raises WaitRanOut, Ended.
+    """Return the claim once its limits are in force; print meanwhile why it waits.
 
-    An unreachable server is waited for too: the claim keeps its place in the queue.
+    Raises WaitRanOut or Ended. An unreachable server is waited for too: the claim keeps its place in the queue.
     """
     started = time.monotonic()
     pause, watched = FIRST_LOOK_SECONDS, Watched()
@@ -54,21 +57,21 @@ def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[flo
 
 
 class Watched:
-    """What was said of the wait last, so that nothing is said twice a second."""
+    """The last message about the wait, so that nothing is printed twice a second."""
 
     def __init__(self) -> None:
         self._said, self._at = "", 0.0
 
     def tell(self, claim: Claim, waited: float) -> None:
-        """Say state, place and reasons when they change, and once a minute; with them when it will start."""
+        """Print state, position, reasons and expected start when they change, and once a minute."""
         if waited < 1:
             return
         words = " · ".join([claim["state"], *place(claim), why(claim)])
-        # An estimate by rate moves all the time, and is no news.
+        # An estimate by rate changes all the time, and is not news.
         self.note(f"waiting: {words}", more=" · ".join(outlook(claim)), waited=waited)
 
     def note(self, words: str, *, more: str = "", waited: float | None = None) -> None:
-        """Say it unless that was the last thing said, less than a minute ago."""
+        """Print a message unless it was the last one, less than a minute ago."""
         now = time.monotonic()
         if words == self._said and now - self._at < REMIND_SECONDS:
             return
@@ -78,30 +81,30 @@ class Watched:
 
 
 def place(claim: Claim) -> list[str]:
-    """Its place in its pool's queue, once the server has said it."""
+    """Return the position in the pool's queue, once the server reports it."""
     if claim.get("queue_position") is None:
         return []
     return [f"place {claim['queue_position']} of {claim['queue_length']} in the queue"]
 
 
 def outlook(claim: Claim) -> list[str]:
-    """When it will start, how that is known, and what would start now instead."""
+    """Return the expected start, its basis, and the size that would start now instead."""
     estimate = claim.get("estimate") or {}
     words = [f"expected at {estimate['at']}, by {BASES[estimate['basis']]}"] if estimate.get("at") else []
     return words + [item["detail"].rstrip(".") for item in claim.get("suggestions", ())]
 
 
 def why(claim: Claim, *, otherwise: str = "its turn has not come yet") -> str:
-    """Why it waits or failed, in the server's words."""
+    """Return why the claim waits or failed, in the server's words."""
     reasons = [reason["detail"] for reason in claim["reasons"]]
     reasons += [item["reason"] for item in claim["assignments"] if item.get("reason")]
     return "; ".join(reason.rstrip(".") for reason in reasons) or otherwise
 
 
-def released(api: Api, uid: str, *, wait_seconds: int) -> str:
-    """Give it back, and wait so long for the node to confirm; the state that it came to. Raises Failure.
+def release(api: Api, uid: str, *, wait_seconds: int) -> str:
+    """Release the claim, wait for the node to confirm, and return the claim's state.
 
-    One that is not there (any more, or for this token) is none that was given back: claims stay as history.
+    Raises Failure. A claim that is missing (or not visible to this token) was not released: claims stay as history.
     """
     claim = api.delete(path_of(uid), wait=wait_seconds).body
     if claim is None:
@@ -110,9 +113,9 @@ def released(api: Api, uid: str, *, wait_seconds: int) -> str:
 
 
 class Lease(threading.Thread):
-    """Renews a claim's lease from the side, so that a slow server never holds up what the main thread does.
+    """A thread that renews a claim's lease, so that a slow server never delays the main thread.
 
-    `lost` says why the claim is no longer ours, once it is not.
+    `lost` says why the claim is no longer ours, once that is so.
     """
 
     def __init__(self, api: Api, claim: Claim, *, on_lost: Callable[[str], None] = output.say) -> None:
@@ -124,7 +127,7 @@ class Lease(threading.Thread):
         self.lost: str | None = None
 
     def run(self) -> None:
-        """Until `stop`, or until the claim is gone."""
+        """Renew until `stop`, or until the claim is gone."""
         failing = False
         while not self._over.wait(self._every_seconds):
             try:
@@ -141,7 +144,7 @@ class Lease(threading.Thread):
                 failing = True
 
     def stop(self) -> None:
-        """No renewal begins after this."""
+        """Prevent further renewals."""
         self._over.set()
 
     def _end(self, words: str) -> None:

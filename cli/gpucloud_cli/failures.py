@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code that says which kind it was."""
+"""Failures, and their exit codes by kind."""
 
 from enum import IntEnum
 from typing import Any
@@ -29,7 +29,7 @@ MEANINGS = {
 }
 
 
-# Answered with 422, but it is the fields alone that are wrong: no change of the server's state would mend them.
+# Answered with 422, but only the fields are wrong: no change of the server's state would help.
 WRONG_FIELDS = frozenset(
     {"field-missing", "range-invalid", "limit-below-request", "parts-missing", "period-invalid", "webhook-url"}
 )
@@ -42,19 +42,19 @@ class Failure(Exception):
 
 
 class Usage(Failure):
-    """It was asked for in a way that cannot be."""
+    """The command line is invalid."""
 
     exit = Exit.USAGE
 
 
 class WaitRanOut(Failure):
-    """What was waited for has not come."""
+    """The wait ended without a result."""
 
     exit = Exit.WAIT_RAN_OUT
 
 
 class Unreachable(Failure):
-    """No answer, or none that counts: the same request may succeed later."""
+    """There was no usable response; the same request may succeed later."""
 
     exit = Exit.TRY_AGAIN
 
@@ -68,7 +68,7 @@ class Interrupted(Failure):
 
 
 class Problem(Failure):
-    """The server said no, with RFC 9457 problem details."""
+    """The server refused with RFC 9457 problem details."""
 
     def __init__(self, status: int, facts: dict[str, Any]) -> None:
         self.status = status
@@ -77,12 +77,12 @@ class Problem(Failure):
 
     @property
     def code(self) -> str:
-        """The stable name of the fact, like `quota-exceeded`."""
+        """Return the stable name of the fact, such as `quota-exceeded`."""
         return str(self.facts.get("type", "")).rpartition("/")[2]
 
 
 def exit_code(failure: Failure) -> int:
-    """The process's exit code for this failure."""
+    """Return the process' exit code for this failure."""
     if isinstance(failure, Interrupted):
         return 128 + failure.signal_number
     if isinstance(failure, Problem):
@@ -104,13 +104,13 @@ def _words(status: int, facts: dict[str, Any]) -> str:
     title, detail = facts.get("title"), facts.get("detail")
     fields = facts.get("errors")
     if isinstance(fields, dict) and fields:
-        # The detail only says that there are some; here they are.
-        return "\n".join([f"{title or status}:", *(f"  {name}: {_said(why)}" for name, why in fields.items())])
+        # The detail only says that there are invalid fields; these are the fields.
+        return "\n".join([f"{title or status}:", *(f"  {name}: {_errors_text(why)}" for name, why in fields.items())])
     return ": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"
 
 
-def _said(why: Any) -> str:
-    """A field's errors as one line; a list's are by position."""
+def _errors_text(why: Any) -> str:
+    """Return a field's errors as one line; errors of a list are by position."""
     if isinstance(why, dict):
-        return " ".join(map(_said, why.values()))
-    return " ".join(map(_said, why)) if isinstance(why, list) else str(why)
+        return " ".join(map(_errors_text, why.values()))
+    return " ".join(map(_errors_text, why)) if isinstance(why, list) else str(why)

@@ -1,8 +1,8 @@
-"""Become a program under a claim: ask the agent's socket for the environment, put it on, replace this process.
+"""Launcher of a program under a claim: gets the environment from the agent's socket, then replaces this process.
 
-Started as a file of its own, with `python -I`, by `child.py`: it must be a process of its own, because the agent takes
-whoever asks for a process of the claim, and ends it with the claim. Standard library only, so that it starts at once
-and finds nothing of the program's own directory.
+`child.py` starts it as a file of its own, with `python -I`: it must be a separate process, because the agent treats the
+process that asks as a process of the claim, and ends it with the claim. Standard library only, so that it starts at
+once and imports nothing from the program's own directory.
 
     python -I launch.py CLAIM COMMAND [ARGUMENT ...]       GPUCLOUD_CLAIM_SECRET and GPUCLOUD_AGENT_SOCKET are set
 
@@ -18,11 +18,11 @@ import time
 from typing import Any
 
 EXIT_FAILED, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 125, 126, 127
-# The agent may not have heard of a new claim yet.
+# The agent may not know a new claim yet.
 PASSING = frozenset({"unknown-claim", "not-in-force", "busy"})
 WAIT_SECONDS, PAUSE_SECONDS, TIMEOUT_SECONDS = 10.0, 0.05, 5.0
 MOST_BYTES = 4 << 20
-# They open more than a program under the claim has to do with, and its children would inherit them.
+# These secrets give more access than a program under the claim needs, and its children would inherit them.
 SECRETS = ("GPUCLOUD_TOKEN", "GPUCLOUD_TOKEN_FILE", "GPUCLOUD_CLAIM_SECRET")
 
 
@@ -30,32 +30,32 @@ Answer = dict[str, Any]
 
 
 def main(claim: str, command: list[str]) -> int:
-    """Replace this process by the command; an exit code where that failed."""
+    """Replace this process by the command; return an exit code if that failed."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Ctrl-C before the program has started ends us without a traceback.
+        # Ctrl-C before the program has started ends this process without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     environment = dict(os.environ)
     path = environment["GPUCLOUD_AGENT_SOCKET"]
-    answer = admitted(path, {"claim": claim, "secret": environment["GPUCLOUD_CLAIM_SECRET"]})
+    answer = request_environment(path, {"claim": claim, "secret": environment["GPUCLOUD_CLAIM_SECRET"]})
     if isinstance(answer, str):
-        return failed(f"the claim cannot be used here: {answer}", EXIT_FAILED)
+        return fail(f"the claim cannot be used here: {answer}", EXIT_FAILED)
     for name in SECRETS:
         environment.pop(name, None)
     put_on(answer, environment)
     environment["GPUCLOUD_CLAIM"] = claim
-    # Python ignores these two; the program starts with what it would have had from a shell.
+    # Python ignores these two signals; the program starts with a shell's defaults.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 - becoming the command is the purpose
     except FileNotFoundError:
-        return failed(f"{command[0]}: command not found", EXIT_NOT_FOUND)
+        return fail(f"{command[0]}: command not found", EXIT_NOT_FOUND)
     except OSError as error:
-        return failed(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE)
+        return fail(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE)
 
 
-def admitted(path: str, request: dict[str, str]) -> Answer | str:
-    """The agent's environment, waiting for what time may cure; or why not, in words."""
+def request_environment(path: str, request: dict[str, str]) -> Answer | str:
+    """Return the agent's environment, after temporary refusals; or the reason of a refusal."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
@@ -70,7 +70,10 @@ def admitted(path: str, request: dict[str, str]) -> Answer | str:
 
 
 def ask(path: str, request: dict[str, str]) -> Answer:
-    """One line there, one line back. Raises OSError or ValueError."""
+    """Send one line and return the answer.
+
+    Raises OSError or ValueError.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(TIMEOUT_SECONDS)
         peer.connect(path)
@@ -83,19 +86,19 @@ def ask(path: str, request: dict[str, str]) -> Answer:
 
 
 def put_on(answer: Answer, environment: dict[str, str]) -> None:
-    """The agent's variables; lists keep what the caller had."""
+    """Set the agent's variables; lists keep the caller's entries."""
     environment.update(answer["set"])
     for name, value in answer["prepend"].items():
         others = [part for part in environment.get(name, "").split(":") if part and part != value]
         environment[name] = ":".join([value, *others])
     for name, value in answer["append"].items():
-        # ld.so takes spaces and colons between preloaded libraries.
+        # ld.so accepts spaces and colons between preloaded libraries.
         others = [part for part in environment.get(name, "").replace(" ", ":").split(":") if part and part != value]
         environment[name] = ":".join([*others, value])
 
 
-def failed(words: str, code: int) -> int:
-    """Say it; the code."""
+def fail(words: str, code: int) -> int:
+    """Print the failure; return the exit code."""
     sys.stderr.write(f"gpucloud: {words}\n")
     return code
 

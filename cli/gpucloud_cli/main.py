@@ -1,4 +1,4 @@
-"""The command tree, and the one place where failures become exit codes."""
+"""The command tree, and the mapping of failures to exit codes."""
 
 import os
 import signal
@@ -41,14 +41,14 @@ Exit codes:
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpucloud")
 def root() -> None:
-    """Shares of GPUs, for people and pipelines.
+    """Share GPUs, for people and pipelines.
 
-    Data goes to stdout, words to stderr.
+    Data goes to stdout, messages to stderr.
     """
 
 
 def build() -> click.Group:
-    """Every command."""
+    """Build the command tree."""
     for resource in TABLE:
         root.add_command(group(resource), resource.name)
     for part in (session, claims, nodes, pools, tokens, requests, reservations, run, top, webhooks, apply):
@@ -57,9 +57,9 @@ def build() -> click.Group:
 
 
 def main() -> int:
-    """Run the command line; the exit code."""
+    """Run the command line; return the exit code."""
     try:
-        # What a command ends with by `click.exceptions.Exit`; None where it came to its end.
+        # The code of `click.exceptions.Exit`; None if the command ran to its end.
         code = build().main(prog_name="gpucloud", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
@@ -74,7 +74,7 @@ def main() -> int:
         output.say(str(failure))
         return exit_code(failure)
     except BrokenPipeError:
-        # Whoever read has enough (`| head`); what Python would still flush has nowhere to go.
+        # The reader of the pipe is gone (`| head`); Python must not flush to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Data goes to stdout: a table for people, JSON for programs. Words go to stderr."""
+"""Output: data to stdout, as a table for people or JSON for programs; messages to stderr."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# A list is never cut: a uid that is half there cannot be copied. A narrow terminal wraps its lines.
+# A list is never cut: a truncated uid cannot be copied. A narrow terminal wraps its lines.
 WHOLE, PAGE_LINES = 100_000, 100
-# Fields of which null says that there is no limit.
+# Fields of which null means no limit.
 UNLIMITED = frozenset({"hard", "free"})
 COLOURS = {
     "active": "green",
@@ -28,34 +28,34 @@ COLOURS = {
 
 
 def say(words: str) -> None:
-    """Words for whoever watches."""
+    """Print a message to stderr."""
     click.echo(f"gpucloud: {words}", err=True)
 
 
 def console(*, width: int | None = WHOLE) -> Console:
-    """Stdout; rich itself heeds NO_COLOR."""
-    # A width alone is not heeded where TERM is `dumb`; the height is nothing to a list.
+    """Return a console on stdout; rich itself respects NO_COLOR."""
+    # rich ignores a width alone if TERM is `dumb`; the height does not matter for a list.
     height = None if width is None else PAGE_LINES
     return Console(width=width, height=height, highlight=False, soft_wrap=False)
 
 
 def as_json(data: Any) -> None:
-    """For programs."""
+    """Print JSON."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """For people: one line a row, columns by their names; a dotted name reaches into what a row holds."""
+    """Print a table, one line per row; a dotted column name reads a nested field."""
     with (out := console()).capture() as capture:
         out.print(drawing(rows, columns))
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def drawing(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
-    """The table itself, for whoever shows it again and again."""
+    """Return the table itself, for repeated display."""
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
-        # Where the whole does not fit, the widest columns are cut first; `no_wrap` here would cut all alike.
+        # If the table is too wide, the widest columns are cut first; `no_wrap` here would cut all alike.
         head = Text(column.rpartition(".")[2].upper().replace("_", " "), no_wrap=True, overflow="ellipsis")
         drawn.add_column(head)
     for row in rows:
@@ -64,7 +64,7 @@ def drawing(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
 
 
 def value(row: Mapping[str, Any], column: str) -> Any:
-    """What stands in this column; of a list within the row, what its first item has."""
+    """Return the value of a column; for a list within the row, that of its first item."""
     found: Any = row
     for part in column.split("."):
         if isinstance(found, list):
@@ -74,25 +74,25 @@ def value(row: Mapping[str, Any], column: str) -> Any:
 
 
 def facts(row: Mapping[str, Any]) -> None:
-    """One thing, for people: a line a fact."""
+    """Print one object, a line per field."""
     width = max(map(len, row), default=0)
     for name, said in row.items():
         items = [said] if isinstance(said, Mapping) and said else said
         if isinstance(items, list) and items and isinstance(items[0], Mapping):
             click.echo(name)
             for item in items:
-                click.echo("  " + ", ".join(f"{key}={named(key, inner)}" for key, inner in item.items()))
+                click.echo("  " + ", ".join(f"{key}={field_text(key, inner)}" for key, inner in item.items()))
         else:
-            click.echo(f"{name.ljust(width)}  {named(name, said)}")
+            click.echo(f"{name.ljust(width)}  {field_text(name, said)}")
 
 
-def named(name: str, said: Any) -> str:
-    """A field's value as people read it: a quota without a limit must not look like none at all."""
+def field_text(name: str, said: Any) -> str:
+    """Return a field's value for people: a quota without a limit must not look empty."""
     return "unlimited" if said is None and name in UNLIMITED else text(said)
 
 
 def text(said: Any) -> str:
-    """A value as people read it."""
+    """Return a value for people."""
     if said is None:
         return "-"
     if isinstance(said, bool):
@@ -108,4 +108,4 @@ def text(said: Any) -> str:
 
 def _cell(column: str, said: Any) -> Text:
     style = COLOURS.get(said, "") if isinstance(said, str) else ""
-    return Text(named(column, said), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(field_text(column, said), style=style, no_wrap=True, overflow="ellipsis")

@@ -1,6 +1,6 @@
-"""A generator of the Markdown reference of all commands.
+"""The reference of all commands, as Markdown made from the commands.
 
-python -m gpucloud_cli.reference docs/cli-reference.md        writes the reference
+python -m gpucloud_cli.reference docs/cli-reference.md        writes it
 """
 
 import sys
@@ -25,8 +25,8 @@ After reading this page you know every command, its options, and the exit codes.
 """
 
 
-def rendered() -> str:
-    """Exit codes, then every command with its options."""
+def render() -> str:
+    """Return the exit codes, then every command with its options."""
     codes = [f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()]
     lines = [*codes, "", "## Commands", "", "Every command accepts `--url`, `--token-file` and `--help`.", ""]
     return HEAD + "\n".join([*lines, *_lines(build(), "gpucloud")]).rstrip() + "\n"
@@ -41,7 +41,11 @@ def _lines(command: click.Command, name: str) -> Iterator[str]:
     arguments = [one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)]
     yield f"### `{' '.join([name, *arguments])}`"
     yield ""
-    yield " ".join((command.help or "").split())
+    sentence, _, example = (command.help or "").partition("Example: ")
+    yield " ".join(sentence.split())
+    if example:
+        yield ""
+        yield f"    {example.strip()}"
     yield ""
     options = [one for one in command.params if isinstance(one, click.Option) and one.name not in {"url", "token_file"}]
     for option in options:
@@ -53,4 +57,4 @@ def _lines(command: click.Command, name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(rendered(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")

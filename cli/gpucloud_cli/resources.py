@@ -1,4 +1,4 @@
-"""What there is to list, show, make, change and remove: one table, from which the commands are built.
+"""Resources of the API: one table from which the commands are built.
 
 A new resource of the API is a new entry here. A test compares every name with docs/openapi.yaml.
 """
@@ -12,17 +12,17 @@ from gpucloud_cli.amounts import DURATION, SIZE, Mebibytes, OrNull, Words
 
 
 class Amount(click.ParamType):
-    """What a quota counts: a number, or a size where it is memory."""
+    """An amount of a quota's resource: a number, or a size for memory."""
 
     name = "amount"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """`400`, or `64GiB` as MiB."""
+        """Convert `400`, or `64GiB` to MiB."""
         return SIZE.convert(value, param, ctx)
 
 
-def misplaced(wanted: Mapping[str, object], counted: object) -> str | None:
-    """Why an amount cannot be one of what is counted (a quota's resource, a limit range's field); None where it can."""
+def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
+    """Return why a size is not valid for this resource or field of a claim; None if it is valid."""
     for name, value in wanted.items():
         if isinstance(value, Mebibytes) and counted != "memory_mib":
             return f"{name} is a size, and {counted} is not counted in sizes"
@@ -42,7 +42,7 @@ POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preem
 
 @dataclass(frozen=True)
 class Field:
-    """One field that a caller gives: an option, or the argument that names the thing."""
+    """One field that a caller gives: an option, or the argument that names the object."""
 
     name: str
     kind: click.ParamType = click.STRING
@@ -55,7 +55,7 @@ class Field:
 
     @property
     def option(self) -> str:
-        """`--core` for `core_request`, else the field's name with dashes."""
+        """Return `--core` for `core_request`, else the field's name with dashes."""
         return self.flag or "--" + self.name.replace("_", "-")
 
 
@@ -70,28 +70,26 @@ class Resource:
     fields: tuple[Field, ...] = ()
     filters: tuple[Field, ...] = ()
     verbs: frozenset[str] = frozenset({"list", "show"})
-    # Named in the path, like a member's tenant.
+    # The parent in the path, such as a member's tenant.
     parent: str | None = None
-    # Whether changes can be previewed (`?dry_run=true`).
+    # True if changes can be previewed (`?dry_run=true`).
     previews: bool = False
     order: str = "newest first"
-    # What the API's list and its things are called, for help texts.
-    words: str = ""
 
 
 TENANT = Field("tenant", help="a tenant's slug")
 POOL = Field("pool", help="a pool's name")
 NODE = Field("node", help="a node's name")
 ALL = frozenset({"list", "show", "create", "change", "remove"})
-POOL_OR_ALL = Field("pool", OrNull(click.STRING, "all"), "a pool's name; all pools together without it", changes=False)
+POOL_OR_ALL = Field("pool", OrNull(click.STRING, "all"), "a pool's name; default: all pools together", changes=False)
 
 RESERVED_FIELDS = (
-    Field("name", help="for people"),
-    Field("start_at", help="a moment, ISO 8601; now unless given", flag="--start"),
-    Field("end_at", help="a moment, ISO 8601; its claims end with it", flag="--end"),
-    Field("grace_seconds", OrNull(DURATION), "given back when nobody claims for so long; or none", flag="--grace"),
-    Field("idle_percent", OrNull(click.IntRange(1, 100)), "reported when its claims use less of its core; or none"),
-    Field("idle_seconds", DURATION, "for so long", flag="--idle-for"),
+    Field("name", help="a display name"),
+    Field("start_at", help="a time, ISO 8601; default: now", flag="--start"),
+    Field("end_at", help="a time, ISO 8601; its claims end then too", flag="--end"),
+    Field("grace_seconds", OrNull(DURATION), "release it after this time without a claim; or none", flag="--grace"),
+    Field("idle_percent", OrNull(click.IntRange(1, 100)), "report it if its claims use less of its core; or none"),
+    Field("idle_seconds", DURATION, "how long it must be idle before it is reported", flag="--idle-for"),
 )
 
 TABLE = (
@@ -102,12 +100,11 @@ TABLE = (
         ("slug", "name", "weight", "cohort"),
         fields=(
             Field("slug", argument=True, required=True, changes=False),
-            Field("name", help="for people"),
-            Field("weight", click.INT, "its part where tenants compete"),
-            Field("cohort", OrNull(click.STRING), "whose unused quota it may borrow, or none"),
+            Field("name", help="a display name"),
+            Field("weight", click.INT, "its share relative to other tenants"),
+            Field("cohort", OrNull(click.STRING), "the cohort to borrow unused quota from; or none"),
         ),
         verbs=ALL,
-        words="tenants: who is charged",
     ),
     Resource(
         "member",
@@ -116,11 +113,10 @@ TABLE = (
         ("username", "role"),
         fields=(
             Field("username", argument=True, required=True, changes=False),
-            Field("role", ROLES, "what they may do there", required=True),
+            Field("role", ROLES, "the role in the tenant", required=True),
         ),
         verbs=frozenset({"list", "create", "remove"}),
         parent="tenant",
-        words="people in a tenant",
     ),
     Resource(
         "quota",
@@ -130,15 +126,14 @@ TABLE = (
         fields=(
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             POOL_OR_ALL,
-            Field("resource", RESOURCES, "what is counted", required=True, changes=False),
-            Field("hard", LIMIT, "how much; memory also as 64GiB", required=True),
-            Field("borrowing_limit", LIMIT, "above hard, of what its cohort leaves idle", flag="--borrowing"),
-            Field("lending_limit", LIMIT, "what its cohort may use of the idle part", flag="--lending"),
+            Field("resource", RESOURCES, "the resource", required=True, changes=False),
+            Field("hard", LIMIT, "the limit; memory also as 64GiB", required=True),
+            Field("borrowing_limit", LIMIT, "the most to borrow of the cohort's unused quota", flag="--borrowing"),
+            Field("lending_limit", LIMIT, "the most of its unused part that the cohort may borrow", flag="--lending"),
         ),
-        filters=(TENANT, POOL, Field("resource", RESOURCES, "of what")),
+        filters=(TENANT, POOL, Field("resource", RESOURCES, "the resource")),
         verbs=ALL,
         previews=True,
-        words="what tenants may hold",
     ),
     Resource(
         "quota-request",
@@ -148,14 +143,13 @@ TABLE = (
         fields=(
             Field("tenant", help="a tenant's slug", required=True),
             POOL_OR_ALL,
-            Field("resource", RESOURCES, "what is counted", required=True),
-            Field("amount", Amount(), "how much more; memory also as 64GiB", required=True),
-            Field("until", help="a moment, ISO 8601; for good unless given"),
-            Field("reason", help="why, for the operator", required=True),
+            Field("resource", RESOURCES, "the resource", required=True),
+            Field("amount", Amount(), "the additional amount; memory also as 64GiB", required=True),
+            Field("until", help="a time, ISO 8601; default: permanent"),
+            Field("reason", help="the reason, for the operator", required=True),
         ),
-        filters=(TENANT, POOL, Field("resource", RESOURCES, "of what"), Field("state", help="one state")),
+        filters=(TENANT, POOL, Field("resource", RESOURCES, "the resource"), Field("state", help="a state")),
         verbs=frozenset({"list", "show", "create"}),
-        words="requests of tenants for more, and what became of them",
     ),
     Resource(
         "limit-range",
@@ -165,14 +159,13 @@ TABLE = (
         fields=(
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             POOL_OR_ALL,
-            Field("field", LIMITED, "of a claim", required=True, changes=False),
-            Field("minimum", OrNull(Amount()), "memory also as 8GiB; or none"),
-            Field("maximum", OrNull(Amount()), "memory also as 8GiB; or none"),
-            Field("default", OrNull(Amount()), "where a claim does not say it; or none"),
+            Field("field", LIMITED, "the field of a claim", required=True, changes=False),
+            Field("minimum", OrNull(Amount()), "the least; memory also as 8GiB; or none"),
+            Field("maximum", OrNull(Amount()), "the most; memory also as 8GiB; or none"),
+            Field("default", OrNull(Amount()), "the value of claims that do not set it; or none"),
         ),
         filters=(TENANT, POOL),
         verbs=ALL,
-        words="what single claims of a tenant may ask for",
     ),
     Resource(
         "member-limit",
@@ -181,13 +174,17 @@ TABLE = (
         ("id", "tenant", "member", "resource", "hard"),
         fields=(
             Field("tenant", help="a tenant's slug", required=True, changes=False),
-            Field("member", OrNull(click.STRING, "each"), "a username; each that has none without it", changes=False),
-            Field("resource", RESOURCES, "what is counted", required=True, changes=False),
-            Field("hard", LIMIT, "how much; memory also as 64GiB", required=True),
+            Field(
+                "member",
+                OrNull(click.STRING, "each"),
+                "a username; default: every other member",
+                changes=False,
+            ),
+            Field("resource", RESOURCES, "the resource", required=True, changes=False),
+            Field("hard", LIMIT, "the limit; memory also as 64GiB", required=True),
         ),
-        filters=(TENANT, Field("member", help="a username"), Field("resource", RESOURCES, "of what")),
+        filters=(TENANT, Field("member", help="a username"), Field("resource", RESOURCES, "the resource")),
         verbs=ALL,
-        words="what single members may hold of their tenant's quota",
     ),
     Resource(
         "pool",
@@ -196,33 +193,44 @@ TABLE = (
         ("name", "sharing_policy", "placement_policy", "core_ceiling", "rebalance_mode", "description"),
         fields=(
             Field("name", argument=True, required=True, changes=False),
-            Field("description", help="for people"),
-            Field("sharing_policy", POLICIES, "what claims get while others want the GPU too", flag="--policy"),
-            Field("core_ceiling", click.INT, "percent of each GPU that all its claims may use"),
-            Field("parts", click.INT, "for the policy average: parts of each GPU"),
-            Field("placement_policy", PLACEMENT, "which GPUs carry a claim where several could", flag="--placement"),
-            Field("core_overcommit_percent", OrNull(click.INT), "of its core that quotas may promise; or none"),
-            Field("memory_overcommit_percent", OrNull(click.INT), "of its memory that quotas may promise; or none"),
-            Field("audit_policy", AUDIT, "what becomes of GPU processes past their limits", flag="--audit"),
-            Field("repair_drift", click.BOOL, "put right at once what somebody changes on its machines"),
-            Field("lend_reserved", click.BOOL, "best-effort claims may use reserved room until it is needed"),
-            Field("reclaim_idle", click.BOOL, "give idle reservations back, not only report them"),
+            Field("description", help="a description"),
+            Field("sharing_policy", POLICIES, "how claims share a GPU under contention", flag="--policy"),
+            Field("core_ceiling", click.INT, "the most of each GPU, in percent, that its claims may use together"),
+            Field("parts", click.INT, "parts of each GPU, for the policy average"),
+            Field("placement_policy", PLACEMENT, "how to choose among GPUs that fit a claim", flag="--placement"),
             Field(
-                "preemption_grace_seconds", OrNull(click.INT), "before borrowers' claims go back to the queue; or none"
+                "core_overcommit_percent",
+                OrNull(click.INT),
+                "bound of quotas, in percent of its core; or none",
             ),
             Field(
-                "preempt_by_priority", click.BOOL, "of one tenant's claims a higher priority may end a lower one's turn"
+                "memory_overcommit_percent",
+                OrNull(click.INT),
+                "bound of quotas, in percent of its memory; or none",
             ),
-            Field("patience_seconds", OrNull(click.INT), "who has waited longer goes by age, before shares; or none"),
-            Field("idle_rule", IDLE_RULES, "what becomes of claims that do nothing"),
-            Field("idle_seconds", click.INT, "so long a claim must have done nothing"),
-            Field("unused_seconds", OrNull(click.INT), "claims without any program for so long are released; or none"),
-            Field("idle_grace_seconds", click.INT, "so long before it is released a claim's owner is told"),
-            Field("rebalance_mode", REBALANCING, "what the rebalancer may do by itself"),
-            Field("rebalance_policy", click.Choice(["feedback", "percentile", "cron"]), "how it judges"),
+            Field("audit_policy", AUDIT, "the action on GPU processes that bypass their limits", flag="--audit"),
+            Field("repair_drift", click.BOOL, "undo manual changes on its machines at once"),
+            Field("lend_reserved", click.BOOL, "lend reserved capacity to best-effort claims until it is needed"),
+            Field("reclaim_idle", click.BOOL, "release idle reservations, not only report them"),
+            Field(
+                "preemption_grace_seconds",
+                OrNull(click.INT),
+                "the grace of preempted borrowers; or none",
+            ),
+            Field(
+                "preempt_by_priority",
+                click.BOOL,
+                "let a tenant's claims preempt its lower priorities",
+            ),
+            Field("patience_seconds", OrNull(click.INT), "order claims by age, not by share, after this wait; or none"),
+            Field("idle_rule", IDLE_RULES, "the action on idle claims"),
+            Field("idle_seconds", click.INT, "the time without use after which a claim is idle"),
+            Field("unused_seconds", OrNull(click.INT), "release claims after this time without a program; or none"),
+            Field("idle_grace_seconds", click.INT, "the time from an idle claim's warning to its release"),
+            Field("rebalance_mode", REBALANCING, "what the rebalancer may do"),
+            Field("rebalance_policy", click.Choice(["feedback", "percentile", "cron"]), "the rebalancer's policy"),
         ),
         verbs=frozenset({"list", "show", "create", "change"}),
-        words="named sets of nodes",
     ),
     Resource(
         "node",
@@ -230,28 +238,25 @@ TABLE = (
         "name",
         ("name", "pool", "state", "hostname", "agent_version", "last_seen_at"),
         fields=(
-            Field("labels", Words(none=True), "what claims select by, all anew, like zone=a,net=ib; '' for none"),
-            Field("repair_drift", click.BOOL, "put right at once what somebody changes on the machine"),
+            Field("labels", Words(none=True), "all labels for selectors, like zone=a,net=ib; '' for none"),
+            Field("repair_drift", click.BOOL, "undo manual changes on the machine at once"),
         ),
         filters=(POOL,),
         verbs=frozenset({"list", "show", "change"}),
-        words="machines with an agent",
     ),
     Resource(
         "gpu",
         "gpus/",
         "uuid",
         ("uuid", "node", "index", "model", "core_used", "core_free", "memory_used_mib", "memory_mib"),
-        filters=(NODE, POOL, Field("model", help="as NVML calls it")),
-        words="GPUs and what is promised of them",
+        filters=(NODE, POOL, Field("model", help="the model's name in NVML")),
     ),
     Resource(
         "claim",
         "claims/",
         "uid",
         ("uid", "tenant", "name", "state", "assignments.node", "gpu_count", "core_request", "core_limit", "memory_mib"),
-        filters=(TENANT, POOL, NODE, Field("state", help="one state"), Field("name", help="exactly this name")),
-        words="pieces of GPUs that tenants asked for",
+        filters=(TENANT, POOL, NODE, Field("state", help="a state"), Field("name", help="an exact name")),
     ),
     Resource(
         "assignment",
@@ -259,7 +264,6 @@ TABLE = (
         "uid",
         ("uid", "claim", "node", "gpu_index", "core_request", "core_limit", "memory_mib", "state"),
         filters=(TENANT, NODE, Field("claim", help="a claim's uid"), Field("gpu", help="a GPU's uuid")),
-        words="claims' shares of single GPUs",
     ),
     Resource(
         "reservation",
@@ -267,9 +271,8 @@ TABLE = (
         "uid",
         ("uid", "tenant", "name", "state", "start_at", "end_at", "gpu_count", "core_request", "memory_mib"),
         fields=RESERVED_FIELDS,
-        filters=(TENANT, POOL, Field("state", help="one state"), Field("series", help="booked at once, a week apart")),
+        filters=(TENANT, POOL, Field("state", help="a state"), Field("series", help="a weekly series' uid")),
         verbs=frozenset({"list", "show", "change"}),
-        words="pieces of GPUs booked for windows of time",
     ),
     Resource(
         "proposal",
@@ -280,10 +283,9 @@ TABLE = (
             TENANT,
             POOL,
             Field("claim", help="a claim's uid"),
-            Field("kind", click.Choice(["lend", "give-back", "limit", "resize"]), "of what"),
-            Field("state", help="one state"),
+            Field("kind", click.Choice(["lend", "give-back", "limit", "resize"]), "the kind of change"),
+            Field("state", help="a state"),
         ),
-        words="what the rebalancer would change, or has changed",
     ),
     Resource(
         "budget",
@@ -292,14 +294,13 @@ TABLE = (
         ("id", "tenant", "period", "gpu_hours", "starts_at", "ends_at"),
         fields=(
             Field("tenant", help="a tenant's slug", required=True, changes=False),
-            Field("period", click.Choice(["month", "week", "custom"]), "what it is for", required=True, changes=False),
-            Field("starts_at", help="for a custom period: a moment, ISO 8601", changes=False),
-            Field("ends_at", help="for a custom period: a moment, ISO 8601", changes=False),
-            Field("gpu_hours", help="how many GPU-hours, like 1500 or 0.5", required=True),
+            Field("period", click.Choice(["month", "week", "custom"]), "the period", required=True, changes=False),
+            Field("starts_at", help="a time, ISO 8601, for a custom period", changes=False),
+            Field("ends_at", help="a time, ISO 8601, for a custom period", changes=False),
+            Field("gpu_hours", help="GPU-hours, like 1500 or 0.5", required=True),
         ),
         filters=(TENANT,),
         verbs=ALL,
-        words="GPU-hours that tenants may use in a period",
     ),
     Resource(
         "price",
@@ -307,21 +308,19 @@ TABLE = (
         "id",
         ("id", "gpu_model", "pool", "per_gpu_hour", "currency", "valid_from"),
         fields=(
-            Field("gpu_model", help="as NVML calls it", required=True),
-            Field("pool", help="only in this pool"),
-            Field("per_gpu_hour", help="a decimal number", required=True),
-            Field("valid_from", help="a day, like 2026-07-01", required=True),
+            Field("gpu_model", help="the model's name in NVML", required=True),
+            Field("pool", help="the pool; default: all pools"),
+            Field("per_gpu_hour", help="the price, a decimal number", required=True),
+            Field("valid_from", help="the first day, like 2026-07-01", required=True),
         ),
-        filters=(POOL, Field("gpu_model", help="as NVML calls it")),
+        filters=(POOL, Field("gpu_model", help="the model's name in NVML")),
         verbs=frozenset({"list", "show", "create", "remove"}),
-        words="what a GPU-hour costs",
     ),
     Resource(
         "token",
         "tokens/",
         "key",
         ("key", "name", "tenant", "role", "expires_at", "last_used_at", "revoked_at"),
-        words="API tokens",
     ),
     Resource(
         "webhook",
@@ -329,15 +328,14 @@ TABLE = (
         "uid",
         ("uid", "tenant", "url", "events", "enabled", "failing_since"),
         fields=(
-            Field("tenant", help="a tenant's slug; without it the whole platform (operators)", changes=False),
-            Field("url", help="https://…, where messages go", flag="--to", required=True),
-            Field("events", help="like claim.active; may be repeated", flag="--event", required=True, many=True),
-            Field("description", help="for people"),
-            Field("enabled", click.BOOL, "false: it is told nothing; true: begin anew"),
+            Field("tenant", help="a tenant's slug; default: the whole platform (operators)", changes=False),
+            Field("url", help="the https:// address of the receiver", flag="--to", required=True),
+            Field("events", help="an event like claim.active; repeatable", flag="--event", required=True, many=True),
+            Field("description", help="a description"),
+            Field("enabled", click.BOOL, "false: send nothing; true: send again"),
         ),
         filters=(TENANT,),
         verbs=ALL,
-        words="who is told, by signed messages, of what happens",
     ),
     Resource(
         "queue",
@@ -347,7 +345,6 @@ TABLE = (
         filters=(TENANT,),
         verbs=frozenset({"list"}),
         parent="pool",
-        words="what waits in a pool",
         order="next first",
     ),
     Resource(
@@ -357,39 +354,38 @@ TABLE = (
         ("at", "actor", "action", "object_type", "object_id"),
         filters=(
             TENANT,
-            Field("actor", help="who did it"),
-            Field("action", help="like claim.create"),
-            Field("object_type", help="like claim"),
-            Field("object_id", help="like a claim's uid"),
-            Field("since", help="a moment, ISO 8601"),
-            Field("until", help="a moment, ISO 8601"),
+            Field("actor", help="the user or service"),
+            Field("action", help="an action, like claim.create"),
+            Field("object_type", help="a type, like claim"),
+            Field("object_id", help="an id, like a claim's uid"),
+            Field("since", help="a time, ISO 8601"),
+            Field("until", help="a time, ISO 8601"),
         ),
         verbs=frozenset({"list"}),
-        words="who changed what",
     ),
 )
 BY_NAME = {resource.name: resource for resource in TABLE}
 
-# What a claim is asked for by, in `claim create` and in `run`; their names are the API's.
+# Fields of a new claim, in `claim create` and in `run`; their names are the API's.
 CLAIM_FIELDS = (
-    Field("core_request", click.IntRange(1, 100), "percent of each GPU, guaranteed", flag="--core"),
-    Field("memory_mib", SIZE, "device memory on each GPU, like 8GiB", flag="--memory"),
-    Field("core_limit", click.IntRange(1, 100), "percent, the ceiling; as --core unless given", flag="--limit"),
-    Field("gpu_count", click.IntRange(1, 64), "how many GPUs of one node; 1 unless given", flag="--gpus"),
-    Field("tenant", help="who is charged; GPUCLOUD_TENANT, or the token's only tenant, unless given"),
-    Field("pool", help="a pool's name; `default` unless given"),
-    Field("gpu_model", help="only GPUs of this model"),
-    Field("node_selector", Words(), "labels that its node must have, like zone=a,net=ib"),
-    Field("affinity", help="a label: claims of the tenant that have it share a GPU"),
-    Field("anti_affinity", help="a label: claims of the tenant that have it never share a GPU"),
-    Field("exclusion", help="a label: its GPUs carry only claims of the tenant that have it"),
-    Field("class", click.Choice(["guaranteed", "best-effort"]), "for the policy preempt"),
-    Field("weight", click.INT, "for the policy weighted"),
-    Field("priority", click.INT, "higher goes first"),
-    Field("time_limit_seconds", DURATION, "released so long after it was placed", flag="--time-limit"),
-    Field("start_at", help="a moment, ISO 8601; not placed before it"),
-    Field("group", help="placed together with the others of this name; --group-size says how many"),
-    Field("group_size", click.IntRange(2, 256), "how many claims the group has"),
-    Field("when_over_quota", click.Choice(["refuse", "wait"]), "wait: queue until the quota has room"),
-    Field("reservation", help="the uid of an active reservation, in whose room it runs and with which it ends"),
+    Field("core_request", click.IntRange(1, 100), "guaranteed percent of each GPU", flag="--core"),
+    Field("memory_mib", SIZE, "memory on each GPU, like 8GiB", flag="--memory"),
+    Field("core_limit", click.IntRange(1, 100), "most percent of each GPU; default: --core", flag="--limit"),
+    Field("gpu_count", click.IntRange(1, 64), "number of GPUs on one node; default: 1", flag="--gpus"),
+    Field("tenant", help="the tenant to charge; default: GPUCLOUD_TENANT, or the token's only tenant"),
+    Field("pool", help="a pool's name; default: `default`"),
+    Field("gpu_model", help="use GPUs of this model only"),
+    Field("node_selector", Words(), "labels of its node, like zone=a,net=ib"),
+    Field("affinity", help="share a GPU with the tenant's claims that have this label"),
+    Field("anti_affinity", help="never share a GPU with the tenant's claims that have this label"),
+    Field("exclusion", help="share GPUs only with the tenant's claims that have this label"),
+    Field("class", click.Choice(["guaranteed", "best-effort"]), "the class under the policy preempt"),
+    Field("weight", click.INT, "the weight under the policy weighted"),
+    Field("priority", click.INT, "the priority; higher goes first"),
+    Field("time_limit_seconds", DURATION, "release it this long after its placement", flag="--time-limit"),
+    Field("start_at", help="earliest placement, a time in ISO 8601"),
+    Field("group", help="place it together with the claims of this group; see --group-size"),
+    Field("group_size", click.IntRange(2, 256), "number of claims in the group"),
+    Field("when_over_quota", click.Choice(["refuse", "wait"]), "refuse it, or queue it until the quota has room"),
+    Field("reservation", help="the uid of an active reservation to run in; the claim ends with it"),
 )

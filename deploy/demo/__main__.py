@@ -1,4 +1,4 @@
-"""``python -m deploy.demo``: start the platform, say where it is, run until stopped."""
+"""``python -m deploy.demo``: start the platform, print its address, run until stopped."""
 
 import argparse
 import os
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def options(*, programs: bool) -> Options:
-    """From $DEMO_DIR and $PORT."""
+    """Read the options from $DEMO_DIR and $PORT."""
     port = os.environ.get("PORT", "8000")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         sys.exit(f"PORT={port!r} is not a port: use 1 to 65535")
@@ -61,7 +61,7 @@ def options(*, programs: bool) -> Options:
 
 
 def stop_on_signal(stop: Callable[[], None]) -> None:
-    """Ctrl-C, a polite kill and a closed terminal all mean the same."""
+    """Stop in the same way on Ctrl-C, SIGTERM and a closed terminal."""
 
     def handler(_number: int, _frame: FrameType | None) -> None:
         stop()

@@ -1,4 +1,4 @@
-"""The order in which the demo comes up, and what it says meanwhile."""
+"""Start-up order of the demo, with its messages."""
 
 import errno
 import json
@@ -16,24 +16,24 @@ from deploy.demo.supervisor import Supervisor
 from deploy.embedded import postgres, prepared, valkey
 from deploy.embedded.processes import StartFailed
 
-# Stopped from the last to the first.
+# Tiers, stopped from the last to the first.
 POSTGRES, VALKEY, SERVER, SCHEDULER, WORKER, AGENTS, PROGRAMS = range(7)
 STEPS = 6
-# A launcher that was killed leaves its children a moment in which they still hold the port.
+# After a launcher was killed, its children still hold the port for a moment.
 PORT_SECONDS = 5.0
 MIGRATE_SECONDS = 300.0
 SEED_SECONDS = 300.0
-# A seeded program that fails this often in a row (half a minute) has lost its claim: somebody tried to release it.
+# A seeded program that fails this often in a row (half a minute) has lost its claim: somebody released it.
 PROGRAM_DEATHS = 8
 
 
 class PortInUse(Exception):
-    """Somebody else listens where the server should."""
+    """Another process listens on the server's port."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where the state lies, where the server listens, and whether the seeded claims get their programs."""
+    """The state directory, the server's address, and whether to start the programs of seeded claims."""
 
     state: Path
     port: int
@@ -41,7 +41,7 @@ class Options:
 
 
 class Launch:
-    """One start of the platform, from an empty directory or from what an earlier start left."""
+    """One start of the platform, from an empty directory or an existing state."""
 
     def __init__(self, options: Options, *, say: Callable[[str], None]) -> None:
         self.state = State.at(options.state)
@@ -58,7 +58,10 @@ class Launch:
         )
 
     def up(self) -> None:
-        """Start everything. Raises StartFailed, PortInUse, StopRequested; ``down`` is due in every case."""
+        """Start everything.
+
+        Raises StartFailed, PortInUse or StopRequested; call ``down`` in every case.
+        """
         wait_for_port(self.port, seconds=PORT_SECONDS if self.state.pids.exists() else 0.0)
         self._services()
         self._step(2, "the database: migrations, tenants, quotas, nodes")
@@ -73,7 +76,7 @@ class Launch:
         self._step(6, "ready")
 
     def down(self) -> None:
-        """Stop everything, in order, and leave what the next start needs."""
+        """Stop everything in order, and keep what the next start needs."""
         self.supervisor.stop()
         self.state.clear_runs()
 
@@ -113,13 +116,16 @@ class Launch:
         self.supervisor.wait_ready(program.name for program in programs)
 
     def _programs(self) -> None:
-        """Start what the seed names. The platform serves without them, so a failure here is said and not fatal."""
+        """Start the programs of seeded claims.
+
+        The platform works without them, so a failure here is printed and not fatal.
+        """
         seed = self.commands.manage("workloads", "seed_demo", "--state-dir", str(self.state.root), "--workloads")
         seed.log.unlink(missing_ok=True)
         try:
             self.supervisor.run_to_end(seed, seconds=SEED_SECONDS)
             workloads = list(map(workload, seed.log.read_text().splitlines()))
-            # The claims' secrets stand in it.
+            # The file contains the claims' secrets.
             seed.log.unlink()
         except (StartFailed, ValueError) as error:
             self._say(f"      the seeded programs could not be started: {error}")
@@ -129,7 +135,10 @@ class Launch:
 
 
 def workload(line: str) -> Workload | None:
-    """One line of the seed's answer; None for a line of its log. Raises ValueError for one that is broken."""
+    """Parse a line of the seed's output; None for a log line.
+
+    Raises ValueError for a malformed one.
+    """
     if not line.startswith("{"):
         return None
     facts = json.loads(line)
@@ -140,7 +149,10 @@ def workload(line: str) -> Workload | None:
 
 
 def wait_for_port(port: int, *, seconds: float) -> None:
-    """Return when the port is free. Raises PortInUse when it still is not after this long."""
+    """Wait until the port is free.
+
+    Raises PortInUse if it is not free in time.
+    """
     deadline = time.monotonic() + seconds
     while True:
         with socket.socket() as trial:

@@ -1,7 +1,7 @@
 """The demo's nodes.
 
-``default`` has one node, left empty for whoever tries the platform: this machine's own GPUs where NVML finds any, else
-the simulated ``sim-1``. ``sim-2`` in the pool ``shared`` is always simulated and carries the seeded claims.
+``default`` has one node, left empty for whoever tries the platform: this machine's own GPUs if NVML finds any, else the
+simulated ``sim-1``. ``sim-2`` in the pool ``shared`` is always simulated and carries the seeded claims.
 """
 
 import re
@@ -16,14 +16,14 @@ BUILD = ROOT / "libvcuda" / "build"
 SIMULATED_GPUS = "4"
 SIMULATED_MEMORY = "24GiB"
 
-# In a process of its own: a driver that hangs or crashes takes only its own process along.
+# Run in a separate process: a driver that hangs or crashes affects only that process.
 COUNT_GPUS = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
 COUNT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine for an agent to look after."""
+    """A machine with an agent."""
 
     name: str
     pool: str
@@ -31,13 +31,13 @@ class Node:
 
 
 def nodes() -> list[Node]:
-    """The node of ``default`` first."""
+    """Return the nodes, the one of ``default`` first."""
     first = Node(real_name(), "default", simulated=False) if real_gpus() else Node("sim-1", "default", simulated=True)
     return [first, Node("sim-2", "shared", simulated=True)]
 
 
 def real_gpus() -> int:
-    """How many GPUs NVML finds on this machine."""
+    """Return the number of GPUs that NVML finds on this machine."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=True, timeout=COUNT_SECONDS
@@ -48,13 +48,16 @@ def real_gpus() -> int:
 
 
 def real_name() -> str:
-    """The machine's short name where it can be a node's name, else ``gpu-1``."""
+    """Return the machine's short name if it is a valid node name, else ``gpu-1``."""
     name = socket.gethostname().split(".")[0].lower()
     return name if re.fullmatch(r"[a-z][a-z0-9-]{0,61}[a-z0-9]", name) and not name.startswith("sim-") else "gpu-1"
 
 
 def virtual_node(directory: Path, name: str) -> Path:
-    """The file that the simulated driver's processes share; made once, so that its GPUs keep their UUIDs."""
+    """Return the file that the simulated driver's processes share.
+
+    It is made once, so that its GPUs keep their UUIDs.
+    """
     path = directory / "node.sim"
     if not path.exists():
         create = [str(BUILD / "simnode"), "create", str(path), "--name", name]

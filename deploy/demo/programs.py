@@ -1,4 +1,4 @@
-"""Every command that the demo starts."""
+"""Commands that the demo starts."""
 
 import http
 import http.client
@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from deploy.demo.nodes import BUILD, ROOT, Node, virtual_node
 from deploy.demo.state import State
-from deploy.demo.static import collected
+from deploy.demo.static import collect
 from deploy.embedded.processes import Program
 
 HOST = "127.0.0.1"
 PYTHON = sys.executable
-# What `gpucloud/settings.py`, Django, Compose and libpq read, and an operator's own token: a shell may have them set.
+# Variables of `gpucloud/settings.py`, Django, Compose and libpq, and an operator's own token: a shell may have them
+# set.
 CONTROL_PLANE = frozenset(
     {
         "ADMISSION_CDI_DEVICE",
@@ -100,17 +101,20 @@ class Commands:
         }
 
     def manage(self, name: str, *arguments: str) -> Program:
-        """A command of Django."""
+        """Return a Django command."""
         return self._program(name, PYTHON, str(ROOT / "manage.py"), *arguments, more=self.control_plane)
 
     def server(self) -> Program:
-        """The web server. Raises StartFailed where the pages' files cannot be made."""
+        """Return the web server's program.
+
+        Raises StartFailed if the static files cannot be made.
+        """
         program = self._program(
             "server",
             *(PYTHON, "-m", "gpucloud.server", "--host", HOST, "--port", str(self.port)),
             *("--log-level", "warning", "--timeout-graceful-shutdown", "3"),
-            # Each request's view has a thread of its own; a pool spares it a connection of its own.
-            more=self.control_plane | {"DATABASE_POOL_SIZE": "16", "STATIC_ROOT": str(collected())},
+            # Each request runs in a thread; the pool spares each thread its own connection.
+            more=self.control_plane | {"DATABASE_POOL_SIZE": "16", "STATIC_ROOT": str(collect())},
         )
         return replace(program, ready=self._serves, ready_seconds=180.0)
 
@@ -118,7 +122,7 @@ class Commands:
         return self.manage("scheduler", "scheduler")
 
     def worker(self) -> Program:
-        # Most tasks are a few queries: a connection that is kept is worth more than they are.
+        # Most tasks are a few queries: reconnecting would cost more than the task.
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
         command = (*self._celery("worker"), "--concurrency", "2", *quiet)
         return self._program("worker", *command, more=self.control_plane | {"DATABASE_POOL_SIZE": "2"})
@@ -138,13 +142,16 @@ class Commands:
             more["GPUCLOUD_SIM_NODE"] = str(virtual_node(directory, node.name))
             more["LD_LIBRARY_PATH"] = library_path()
         command = (PYTHON, "-m", "agent", "run", "--server", self.address, "--state-dir", str(directory))
-        # Its socket is there when it serves; an agent of an earlier launcher may have left one behind.
+        # The socket exists once it serves; an agent of an earlier launcher may have left an old one.
         socket = run_directory / "agent.sock"
         program = self._program(f"agent-{node.name}", *command, more=more)
         return replace(program, ready=socket.exists, prepare=lambda: socket.unlink(missing_ok=True))
 
     def workload(self, workload: Workload) -> Program:
-        """A seeded claim's program, under its limits; ``agent exec`` asks the claim's agent and becomes the program."""
+        """Return a seeded claim's program, under its limits.
+
+        ``agent exec`` gets the claim's environment from the agent and becomes the program.
+        """
         command = (PYTHON, "-m", "agent", "exec", workload.claim, "--", *workload.command)
         more = {"GPUCLOUD_CLAIM_SECRET": workload.secret, "GPUCLOUD_AGENT_SOCKET": workload.agent_socket}
         return replace(self._program(f"program-{workload.claim[:8]}", *command, more=more), stop_seconds=5.0)
@@ -153,7 +160,7 @@ class Commands:
         return (PYTHON, "-m", "celery", "-A", "gpucloud", role, "--loglevel", "warning")
 
     def _program(self, name: str, *command: str, more: dict[str, str]) -> Program:
-        """Agents and tenants' programs get none of the control plane's variables: its secrets are among them."""
+        """Return a program without the control plane's variables, which include secrets."""
         inherited = {key: value for key, value in os.environ.items() if key not in CONTROL_PLANE}
         return Program(
             name=name,
@@ -164,7 +171,7 @@ class Commands:
         )
 
     def _serves(self) -> bool:
-        """Whether /readyz answers 200: the server reaches its database and its broker."""
+        """Return True if /readyz answers 200: the server reaches its database and its broker."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
         try:
             connection.request("GET", "/readyz")
@@ -176,5 +183,5 @@ class Commands:
 
 
 def library_path() -> str:
-    """The simulated driver before whatever the machine has."""
+    """Return a library path with the simulated driver before the machine's own."""
     return os.pathsep.join(filter(None, [str(BUILD / "sim"), os.environ.get("LD_LIBRARY_PATH", "")]))

@@ -1,4 +1,4 @@
-"""What lies under $DEMO_DIR, and who may use it."""
+"""Contents of $DEMO_DIR, and its permissions."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ class State:
 
     @classmethod
     def at(cls, path: Path) -> "State":
-        """The state in this directory, made if needed."""
+        """Return the state in this directory, creating it if needed."""
         root = private_directory(path.resolve())
         for name in ("logs", "nodes"):
             private_directory(root / name)
@@ -51,7 +51,7 @@ class State:
         return self.root / "pids.json"
 
     def enrol_token(self, name: str) -> str | None:
-        """The agent's one-time token, where it was given one."""
+        """Return the agent's one-time token if it has one."""
         return self._text(f"nodes/{name}/enrol.token")
 
     def operator_password(self) -> str | None:
@@ -64,7 +64,7 @@ class State:
             return None
 
     def secret_key(self) -> str:
-        """The same at every start, so that sessions outlive a restart."""
+        """Return the secret key, the same at every start, so that sessions survive a restart."""
         path = self.root / "secret.key"
         if not path.exists():
             fresh = path.with_suffix(".new")
@@ -74,7 +74,7 @@ class State:
         return path.read_text().strip()
 
     def run_directory(self, node: str) -> Path:
-        """The agent's run directory: in memory, because a limits page on a disk would wait for its writes.
+        """Return the agent's run directory, in memory: a limits page on a disk would wait for its writes.
 
         Its name is short (sockets) and derived from the state's path, so that a second start finds it again.
         """
@@ -89,11 +89,14 @@ class State:
         return f"{about.st_dev:x}-{about.st_ino:x}"
 
     def clear_runs(self) -> None:
-        """As after a reboot; for when nothing runs."""
+        """Remove the run directories, as a reboot does; call it while nothing runs."""
         shutil.rmtree(self._runs(), ignore_errors=True)
 
     def lock(self) -> int:
-        """Take the directory for this process. Raises InUse."""
+        """Lock the directory for this process.
+
+        Raises InUse.
+        """
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

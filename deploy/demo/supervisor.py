@@ -24,12 +24,15 @@ SETTLED_SECONDS = 5.0
 
 
 class StopRequested(Exception):
-    """Somebody asked the launcher to stop while it was waiting for something."""
+    """A stop of the launcher was requested during a wait."""
 
 
 @dataclass(kw_only=True)
 class Child:
-    """A program and its present process; ``deaths`` counts those since it last ran for a while."""
+    """A program and its current process.
+
+    ``deaths`` counts those since it last ran for a while.
+    """
 
     program: Program
     tier: int
@@ -42,9 +45,9 @@ class Child:
 
 
 class Supervisor:
-    """Programs by name. Tiers are stopped from the highest to the lowest, each tier together.
+    """Programs by name, in tiers that are stopped from the highest to the lowest.
 
-    Use it from one thread which lives as long as the programs should (see ``tether.py``); ``request_stop`` alone may be
+    Use it from one thread that lives as long as the programs should (see ``tether.py``); only ``request_stop`` may be
     called from a signal handler or another thread.
     """
 
@@ -56,28 +59,31 @@ class Supervisor:
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
 
-    # What may be asked.
+    # Queries.
 
     def pids(self) -> dict[str, int]:
-        """The processes that run now, by the program's name; the launcher itself is among them."""
+        """Return the pids of the running processes by the program's name, the launcher's own included."""
         running = {name: child.process.pid for name, child in self._children.items() if child.process is not None}
         return {"launcher": os.getpid(), **running}
 
     def request_stop(self) -> None:
-        """Make whatever waits raise StopRequested, soon."""
+        """Make a wait raise StopRequested soon."""
         self._stop_requested = True
         os.write(self._wake_write, b".")
 
     # Starting.
 
     def start(self, program: Program, *, tier: int, most_deaths: int | None = None) -> None:
-        """Start the program and keep it running; ``most_deaths`` in a row, and it is left alone."""
+        """Start the program and restart it when it dies, until ``most_deaths`` in a row."""
         child = Child(program=program, tier=tier, most_deaths=most_deaths)
         self._children[program.name] = child
         self._begin(child)
 
     def wait_ready(self, names: Iterable[str]) -> None:
-        """Return when all are ready. Raises StartFailed with the end of a log, or StopRequested."""
+        """Wait until all are ready.
+
+        Raises StartFailed with the end of a log, or StopRequested.
+        """
         for name in names:
             child = self._children[name]
             deadline = time.monotonic() + child.program.ready_seconds
@@ -90,7 +96,10 @@ class Supervisor:
                 self.watch(0.05)
 
     def run_to_end(self, program: Program, *, seconds: float) -> None:
-        """Run a command once. Raises StartFailed when it fails or takes longer; the others are watched meanwhile."""
+        """Run a command once, and watch the programs meanwhile.
+
+        Raises StartFailed if it fails or takes too long.
+        """
         process = processes.start(program)
         deadline = time.monotonic() + seconds
         try:
@@ -108,7 +117,7 @@ class Supervisor:
     # Watching.
 
     def run(self) -> None:
-        """Watch until asked to stop."""
+        """Watch until a stop is requested."""
         try:
             while True:
                 self.watch(60.0)
@@ -116,7 +125,10 @@ class Supervisor:
             return
 
     def watch(self, seconds: float) -> None:
-        """Wait for at most this long, notice deaths, start what is due. Raises StopRequested."""
+        """Wait for at most this long, handle deaths, start programs that are due.
+
+        Raises StopRequested.
+        """
         if self._stop_requested:
             raise StopRequested
         dues = [child.due for child in self._children.values() if child.due is not None]
@@ -152,7 +164,7 @@ class Supervisor:
         self._say(f"{child.program.name} {how}; starting it again in {pause:.1f} s")
 
     def _forget(self, child: Child) -> int:
-        """Let go of a process that has ended, and of what it left in its group; its exit status."""
+        """Reap an ended process, kill the rest of its group, and return its exit status."""
         if child.process is None:
             return 0
         processes.finish_stopping(child.process, deadline=0.0)
@@ -166,7 +178,7 @@ class Supervisor:
     # Stopping.
 
     def stop(self) -> None:
-        """End everything, the highest tier first; what does not end in its time is killed."""
+        """Stop everything, the highest tier first; kill programs that do not end in time."""
         for tier in sorted({child.tier for child in self._children.values()}, reverse=True):
             members = [child for child in self._children.values() if child.tier == tier and child.process is not None]
             deadline = time.monotonic() + max((child.program.stop_seconds for child in members), default=0.0)

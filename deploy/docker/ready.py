@@ -1,4 +1,4 @@
-"""The container's health: whether /readyz answers 200."""
+"""Health check of the container: asks /readyz for a 200."""
 
 import http.client
 import sys

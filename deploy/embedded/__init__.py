@@ -33,20 +33,20 @@ __all__ = ["Services", "StartFailed", "services"]
 
 @dataclass(frozen=True)
 class Services:
-    """Where the two services answer, and the processes that were started for it, by name."""
+    """The addresses of the two services, and the processes started for them, by name."""
 
     database_url: str
     redis_url: str
     pids: Mapping[str, int] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        """The variables that the settings read."""
+        """Return the variables that the settings read."""
         return {"DATABASE_URL": self.database_url, "REDIS_URL": self.redis_url}
 
 
 @contextlib.contextmanager
 def services(state: Path, *, durable: bool, template: Path | None = None) -> Iterator[Services]:
-    """Start what the environment does not name, and stop it at the end, the last started first.
+    """Start the services that the environment does not name; stop them at the end in reverse order.
 
     ``durable=False`` trades the safety of the data for speed and is for tests. A new state begins as a copy of the data
     directory ``template``. Must be entered from a thread that lives as long as the services should (see ``tether.py``).

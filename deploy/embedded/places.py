@@ -1,4 +1,4 @@
-"""Directories that only their owner may enter, and sockets whose paths are short enough."""
+"""Private directories, and socket paths that are short enough."""
 
 import hashlib
 import os
@@ -13,11 +13,11 @@ LONGEST_SOCKET_NAME = "/.s.PGSQL.5432.lock"
 
 
 class PlaceUnusable(Exception):
-    """A directory exists but is not ours alone."""
+    """A directory exists but is accessible to others."""
 
 
 def private_directory(path: Path, *, lent_to: int | None = None) -> Path:
-    """The directory, made if needed, owned by us and closed to everybody else.
+    """Return the directory, created if needed, owned by us and closed to everybody else.
 
     It may belong to ``lent_to`` instead: root lends directories to the user that PostgreSQL runs as.
     """
@@ -30,13 +30,13 @@ def private_directory(path: Path, *, lent_to: int | None = None) -> Path:
 
 
 def nobody() -> tuple[int, int]:
-    """The user and group with the fewest rights."""
+    """Return the user and group with the fewest rights."""
     entry = pwd.getpwnam("nobody")
     return entry.pw_uid, entry.pw_gid
 
 
 def socket_directory(state: Path) -> Path:
-    """Where the sockets of this state go: beside the state, or under a short name where that path is too long.
+    """Return the directory for this state's sockets: beside the state, or under a short name if that path is too long.
 
     The short name is derived from the state's path, so that a second start finds it again.
     """

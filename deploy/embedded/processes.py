@@ -1,8 +1,8 @@
-"""Starting and stopping the programs that one launcher owns.
+"""Start and stop of the programs that one launcher owns.
 
 Every child is a session of its own (a Ctrl-C at the terminal reaches the launcher only, which then stops its children
-in order) and is tethered: it ends when the launcher does, even by SIGKILL. See ``tether.py`` for how, and for the one
-rule that follows: start children from a thread that lives as long as they should.
+in order) and is tethered: it ends when the launcher does, even by SIGKILL. ``tether.py`` explains how, and why children
+must be started from a thread that lives as long as they should.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ LARGE_LOG_BYTES = 10 << 20
 
 
 class StartFailed(Exception):
-    """A program ended, or was not ready in time; the message carries the end of its log."""
+    """A program ended, or was not ready in time; the message has the end of its log."""
 
 
 def _ready_at_once() -> bool:
@@ -35,10 +35,11 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One command that a launcher starts, waits for and stops.
+    """A command that a launcher starts, waits for and stops.
 
-    ``prepare`` runs before every start (stale sockets and lock files go there); ``ready`` is asked until it says yes.
-    Times are seconds; who ends while starting is noticed at once, so ``ready_seconds`` is for a very busy machine.
+    ``prepare`` runs before every start (stale sockets and lock files go there); ``ready`` is polled until it returns
+    True. Times are seconds; a program that ends while starting is noticed at once, so ``ready_seconds`` is for a very
+    busy machine.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Program:
 
 
 def start(program: Program) -> subprocess.Popen[bytes]:
-    """Start the program without waiting for it. Its output is appended to its log."""
+    """Start the program without waiting for it; append its output to its log."""
     program.prepare()
     make_room(program.log)
     user = "-" if program.user is None else f"{program.user[0]}:{program.user[1]}"
@@ -74,14 +75,17 @@ def start(program: Program) -> subprocess.Popen[bytes]:
 
 
 def make_room(log: Path) -> None:
-    """Make the log's directory; a log that has grown large becomes the old one, in place of an older."""
+    """Make the log's directory; rotate a large log, replacing an older one."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size > LARGE_LOG_BYTES:
         log.replace(log.with_suffix(".old.log"))
 
 
 def wait_ready(program: Program, process: subprocess.Popen[bytes]) -> None:
-    """Return when the program is ready; raise StartFailed when it ended, or took longer than it may."""
+    """Wait until the program is ready.
+
+    Raises StartFailed if it ended or took too long.
+    """
     deadline = time.monotonic() + program.ready_seconds
     while not program.ready():
         status = process.poll()
@@ -94,19 +98,19 @@ def wait_ready(program: Program, process: subprocess.Popen[bytes]) -> None:
 
 
 def stop(program: Program, process: subprocess.Popen[bytes]) -> None:
-    """End the program and whatever it left in its process group."""
+    """Stop the program and the rest of its process group."""
     ask_to_stop(program, process)
     finish_stopping(process, deadline=time.monotonic() + program.stop_seconds)
 
 
 def ask_to_stop(program: Program, process: subprocess.Popen[bytes]) -> None:
-    """Send the program its own stop signal: to the leader only, which knows how to end its children."""
+    """Send the program its own stop signal: to the leader only, which can end its children."""
     if process.poll() is None:
         process.send_signal(program.stop_signal)
 
 
 def finish_stopping(process: subprocess.Popen[bytes], *, deadline: float) -> None:
-    """Wait until the deadline (monotonic), then kill; nothing of the process group is left afterwards."""
+    """Wait until the deadline (monotonic), then kill the whole process group."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     # The leader's pid stays taken until it is reaped or its group is empty, so this cannot hit a stranger's group
@@ -117,7 +121,7 @@ def finish_stopping(process: subprocess.Popen[bytes], *, deadline: float) -> Non
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, indented; a plain statement when there are none."""
+    """Return the last lines of a log, indented; a statement if there are none."""
     try:
         text = log.read_text(errors="replace").splitlines()[-lines:]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Become a command that cannot outlive whoever started it.
+"""A command that cannot outlive its parent.
 
 Run by path as ``python -I -S tether.py PARENT SIGNAL USER -- COMMAND…``: asks the kernel to send SIGNAL when the thread
 that started this process ends (PR_SET_PDEATHSIG), then replaces itself by COMMAND. USER is ``-`` or ``uid:gid``.
@@ -16,10 +16,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def tether_to(parent: int, number: int) -> None:
-    """Get signal `number` when the parent ends; end at once if it has ended already."""
+    """Request signal `number` for the parent's end; exit at once if it has ended already."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-    # The parent may have died before the request was made; then nobody would ever send the signal.
+    # The parent may have died before the request: then no signal would ever come.
     if os.getppid() != parent:
         sys.exit("the launcher is gone")
 

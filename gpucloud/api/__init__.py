@@ -1,1 +1,1 @@
-"""What every API view shares: problem details, strict parsing, entity tags, pagination, the OpenAPI schema."""
+"""Parts that every API view shares: problem details, strict parsing, entity tags, pagination, the OpenAPI schema."""

@@ -1,7 +1,7 @@
-"""Bodies, bounded before Django keeps them: Django reads a request to its end, onto the disk, before any view runs.
+"""Limits on request bodies, applied before Django buffers them: it spools a whole request to disk before any view runs.
 
-A chunked body has no length, and what has no length looks empty to the REST framework. So it is read here, up to the
-limit, and passed on with its length.
+A chunked body has no length, and the REST framework treats a body without a length as empty. So the body is read here,
+up to the limit, and passed on with its length.
 """
 
 import json
@@ -12,16 +12,16 @@ from django.conf import settings
 
 from gpucloud.api.problems import MEDIA_TYPE, problem
 
-# Of all bodies of this process that are larger than a piece, together: no request needs one.
+# Limit for all bodies in this process that are larger than one chunk, together: no request needs one.
 MOST_HELD_BYTES = 64 << 20
 PIECE_BYTES = 64 << 10
 
 
 class BoundedBody:
-    """Wraps the HTTP application: no request here, of a program or of a page, needs more than a few kilobytes.
+    """ASGI middleware that bounds HTTP bodies: no request of a program or a page needs more than a few kilobytes.
 
-    A thousand clients that each send a large body and never its end take MOST_HELD_BYTES together, not a thousand
-    times the limit of one.
+    A thousand clients that each send a large body and never end it occupy MOST_HELD_BYTES together, not a thousand
+    times the limit of one body.
     """
 
     def __init__(self, application: ASGI3Application) -> None:
@@ -29,7 +29,10 @@ class BoundedBody:
         self.held_bytes = 0
 
     async def __call__(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Pass on what fits; answer 413 to more, having read no more than fits, and 503 where too much is held."""
+        """Pass on a body within the limit; answer 413 to a larger one and 503 when memory for bodies is full.
+
+        A body above the limit is read up to the limit only.
+        """
         limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         size = _announced(scope, limit)
         if size > limit:
@@ -60,11 +63,11 @@ class BoundedBody:
 
 
 def _announced(scope: HTTPScope, limit: int) -> int:
-    """Return how many bytes the body has at most, `limit` where nobody knows; more than `limit`: it is too large."""
+    """Return the largest possible size of the body in bytes; `limit` if not announced; above `limit`: too large."""
     length = _header(scope, b"content-length")
     if length is None:
         return 0 if _header(scope, b"transfer-encoding") is None else limit
-    # Nineteen digits are too many, whatever number they are, and the interpreter reads no thousands of them.
+    # Nineteen digits are above any limit, and int() rejects very long numbers.
     if len(length) > 18:
         return limit + 1
     return int(length) if length.isdigit() else 0
@@ -75,7 +78,7 @@ def _header(scope: HTTPScope, name: bytes) -> bytes | None:
 
 
 async def _read(receive: ASGIReceiveCallable, limit: int) -> list[Any] | None:
-    """The request's messages up to its end, or None where they hold more than the limit."""
+    """Return the request's messages up to its end, or None if they exceed the limit."""
     messages: list[Any] = []
     left = limit
     while True:
@@ -89,7 +92,7 @@ async def _read(receive: ASGIReceiveCallable, limit: int) -> list[Any] | None:
 
 
 def _again(messages: list[Any], receive: ASGIReceiveCallable) -> ASGIReceiveCallable:
-    """What was read, then whatever comes."""
+    """Replay the messages that were read, then receive further ones."""
     rest = iter(messages)
 
     async def replay() -> Any:

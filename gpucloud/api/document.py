@@ -1,4 +1,4 @@
-"""The OpenAPI document as it is served."""
+"""View of the OpenAPI document."""
 
 from functools import cache
 from typing import Any
@@ -9,16 +9,19 @@ from drf_spectacular.utils import extend_schema
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.request import Request
 
-# The published types of the package leave this one out.
+# The package's published types omit this attribute.
 SchemaGenerator: Any = generators.SchemaGenerator
 
 
 class Document(SpectacularAPIView):
-    """Made once in each process: making it takes a third of a second, and anybody may ask for it."""
+    """The OpenAPI document, generated once per process.
+
+    Generating it takes a third of a second, and anybody may request it.
+    """
 
     @extend_schema(exclude=True)
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
-        """The document, in YAML or JSON."""
+        """Return the document as YAML or JSON."""
         renderer: Any = type(request.accepted_renderer)
         return HttpResponse(_text(renderer), content_type=f"{renderer.media_type}; charset=utf-8")
 

@@ -9,17 +9,20 @@ from gpucloud.errors import PreconditionFailed, PreconditionRequired
 _TAGS = re.compile(r'\s*(?:W/)?"[^"]*"\s*(?:,\s*(?:W/)?"[^"]*"\s*)*')
 _STRONG = re.compile(r'(W/)?"(\d{1,18})"')
 
-# The versions that the caller accepts; None: any.
+# The versions that the caller accepts; None: any version.
 Versions = frozenset[int] | None
 
 
 def etag(version: int) -> str:
-    """The header's value for a version."""
+    """Return the header's value for a version."""
     return f'"{version}"'
 
 
 def if_match(request: HttpRequest, *, required: bool = False) -> Versions:
-    """The versions named by If-Match. Raises PreconditionRequired (428) or PreconditionFailed (412)."""
+    """Return the versions in If-Match.
+
+    Raises PreconditionRequired (428) or PreconditionFailed (412).
+    """
     header = request.headers.get("If-Match")
     if header is None:
         if required:
@@ -33,6 +36,9 @@ def if_match(request: HttpRequest, *, required: bool = False) -> Versions:
 
 
 def check(version: int, accepted: Versions) -> None:
-    """Call under the row's lock. Raises PreconditionFailed when the row is at another version."""
+    """Check If-Match against the row's version; call it under the row's lock.
+
+    Raises PreconditionFailed if the row is at another version.
+    """
     if accepted is not None and version not in accepted:
         raise PreconditionFailed("It was changed since you read it: read it again.", current=version)

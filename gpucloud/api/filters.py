@@ -1,4 +1,4 @@
-"""Query filters: allow-listed, and a misspelt one is an error instead of the whole list."""
+"""Allow-listed query filters: an unknown parameter is an error instead of an unfiltered list."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,21 +9,21 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-# No place on earth is further from UTC than fourteen hours.
+# No time zone is further from UTC than fourteen hours.
 MOST_OFFSET = timedelta(hours=16)
 ALWAYS = {"cursor", "limit", "format"}
 
 
 class Changed(FilterSet):
-    """For lists of rows that know when they were last changed."""
+    """Filters for rows that record when they last changed."""
 
     updated_since = IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
 
 
 class Named(CharFilter):
-    """Rows that refer to the one with this name.
+    """A filter on the name of a related row.
 
-    The name is looked up once, before the list: a join would have the database read it in the wrong order.
+    The name is looked up once, before the list: a join makes the database read the list in the wrong order.
     """
 
     def __init__(self, rows: Manager[Any], key: str, **kwargs: Any) -> None:
@@ -31,7 +31,7 @@ class Named(CharFilter):
         self.rows, self.key = rows, key
 
     def filter(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """All rows without a name."""
+        """Filter rows by the related name; return all rows if no name is given."""
         if not value:
             return queryset
         named = self.rows.filter(**{self.key: value}).values("pk")[:1]
@@ -39,7 +39,7 @@ class Named(CharFilter):
 
 
 class StrictFilterBackend(DjangoFilterBackend):
-    """django-filter, plus a 400 for parameters that the view does not know."""
+    """A django-filter backend that answers 400 to parameters that the view does not declare."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: APIView) -> Any:
         filterset = self.get_filterset(request, queryset, view)
@@ -52,7 +52,7 @@ class StrictFilterBackend(DjangoFilterBackend):
             _refuse_half_truths(request, filterset.filters)
             _refuse_strange_moments(filterset)
         if empty := [name for name, value in request.query_params.items() if not value and name in known]:
-            # `?tenant=$TENANT` of a script that has forgotten to set it must not be everybody's list.
+            # `?tenant=$TENANT` in a script that forgot to set the variable must not return every tenant's list.
             raise ValidationError({name: ["Is empty: leave it out."] for name in empty})
         if any("\x00" in value for value in request.query_params.values()):
             raise ValidationError({"non_field_errors": ["A filter holds a NUL character."]})
@@ -60,7 +60,7 @@ class StrictFilterBackend(DjangoFilterBackend):
 
 
 def _refuse_half_truths(request: Request, filters: dict[str, Any]) -> None:
-    """django-filter reads `maybe` as no filter at all."""
+    """Refuse values such as `maybe` that django-filter silently treats as no filter."""
     for name, item in filters.items():
         if isinstance(item, BooleanFilter) and request.query_params.get(name, "true").lower() not in ("true", "false"):
             raise ValidationError({name: ["Must be true or false."]})
@@ -73,7 +73,7 @@ def _refuse_strange_moments(filterset: FilterSet) -> None:
 
 
 def _strange(moment: datetime) -> bool:
-    """PostgreSQL takes no offset of sixteen hours, and Python no year before the first or after the last."""
+    """Return True for an offset that PostgreSQL rejects (sixteen hours) or a year that Python cannot represent."""
     try:
         moment.astimezone(UTC)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""What every request under /api/ passes before its view, and the count of all requests."""
+"""Middleware for requests under /api/ and for counting all requests."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,15 @@ from gpucloud.api import problems
 Handler = Callable[[HttpRequest], HttpResponse]
 
 
-# What else a client may send as its method would be a series each.
+# Other methods share one label: a client may send any word as its method, and each would be a series.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def counted(get_response: Handler) -> Handler:
-    """Count the request by its route, not by its path: there are as many paths as objects, and as anybody invents."""
+def count_requests(get_response: Handler) -> Handler:
+    """Count the request by its route.
+
+    Paths would be too many series: one per object, and any that a client invents.
+    """
 
     def middleware(request: HttpRequest) -> HttpResponse:
         started = time.perf_counter()
@@ -30,8 +33,8 @@ def counted(get_response: Handler) -> Handler:
     return middleware
 
 
-def bare_form(get_response: Handler) -> Handler:
-    """Serve every API route without its last slash too."""
+def serve_without_slash(get_response: Handler) -> Handler:
+    """Serve every API route without its trailing slash too."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         if request.path_info.startswith("/api/"):

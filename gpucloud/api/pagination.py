@@ -1,4 +1,4 @@
-"""Cursor pagination: steady under inserts, bounded, in a total order."""
+"""Cursor pagination: stable under inserts, bounded, totally ordered."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MAX_KEY = 2**63 - 1
 
 
 class Newest(CursorPagination):
-    """Newest first, by primary key. `?limit=` up to 200, clamped; a cursor is opaque."""
+    """A page of rows, newest first by primary key. `?limit=` up to 200, clamped; the cursor is opaque."""
 
     ordering = "-pk"
     page_size = 50
@@ -19,15 +19,21 @@ class Newest(CursorPagination):
     page_size_query_param = "limit"
 
     def get_page_size(self, request: Request) -> int | None:
-        """Raises ValidationError where the framework would silently take its default."""
+        """Return the page size.
+
+        Raises ValidationError where the framework would silently use its default.
+        """
         limit = request.query_params.get("limit", "1")
         if not (limit.isascii() and limit.isdecimal()) or not limit.strip("0"):
             raise ValidationError({"limit": ["Must be a whole number, 1 or more; above 200 counts as 200."]})
-        # What is longer than the largest key is above 200 too, and may be too long to read.
+        # A text longer than the largest key is above 200 too, and may be too long for int().
         return self.max_page_size if len(limit) > 18 else super().get_page_size(request)
 
     def decode_cursor(self, request: Request) -> Any:
-        """Raises NotFound for a cursor that is none of ours: its position is compared with primary keys."""
+        """Decode a cursor.
+
+        Raises NotFound for an invalid cursor: its position is compared with primary keys.
+        """
         cursor = super().decode_cursor(request)
         if cursor is not None and cursor.position is not None:
             position = str(cursor.position)
@@ -37,10 +43,13 @@ class Newest(CursorPagination):
 
 
 class InOrder(Newest):
-    """Pages of a list that is worked out whole, such as a queue; the cursor is how many rows were before."""
+    """A page of a list that is computed as a whole, such as a queue; the cursor is the number of rows before it."""
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
-        """Raises NotFound for a cursor that is no number."""
+        """Return one page of the list.
+
+        Raises NotFound if the cursor is not a number.
+        """
         cursor = request.query_params.get(self.cursor_query_param, "0")
         if not (cursor.isascii() and cursor.isdecimal()) or len(cursor) > 18:
             raise NotFound(self.invalid_cursor_message)
@@ -49,11 +58,11 @@ class InOrder(Newest):
         return list(queryset[self.begin : self.begin + self.size])
 
     def get_next_link(self) -> str | None:
-        """None on the last page."""
+        """Return the next page's link; None on the last page."""
         return self._link(self.begin + self.size) if self.begin + self.size < self.rows else None
 
     def get_previous_link(self) -> str | None:
-        """None on the first page."""
+        """Return the previous page's link; None on the first page."""
         return self._link(max(0, self.begin - self.size)) if self.begin else None
 
     def _link(self, begin: int) -> str:

@@ -1,4 +1,4 @@
-"""JSON bodies, read strictly: UTF-8, an object at the top, no NaN, no key twice. `bodies` has bounded them before."""
+"""Strict parser of JSON bodies: UTF-8, a top-level object, no NaN, no duplicate key. `bodies` limits their size."""
 
 import json
 from collections.abc import Mapping
@@ -27,13 +27,16 @@ class StrictJSONParser(BaseParser):
         if not isinstance(value, dict):
             raise ParseError("The body must be a JSON object.")
         if "\\u0000" in (text := raw.decode()) or "\x00" in text:
-            # PostgreSQL cannot store it, and no name needs it.
+            # PostgreSQL cannot store NUL, and no name needs it.
             raise ParseError("The body holds a NUL character, which no field can store.")
         return value
 
 
 def _whole_characters(value: Any) -> None:
-    """JSON can escape half of a surrogate pair, which is no text: neither a field nor an answer could carry it."""
+    """Refuse half of a surrogate pair.
+
+    JSON can escape one, but it is not a character: neither a column nor a response could carry it.
+    """
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

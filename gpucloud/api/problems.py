@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details: the one place that maps kinds of errors to status codes."""
+"""Errors as RFC 9457 problem details: the only mapping of error kinds to status codes."""
 
 import logging
 from http import HTTPStatus
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
-# First match wins: subclasses stand before their parents.
+# The first match wins, so subclasses stand before their parents.
 STATUS_OF: list[tuple[type[errors.GpucloudError], int]] = [
     (errors.PreconditionFailed, 412),
     (errors.PreconditionRequired, 428),
@@ -30,17 +30,17 @@ STATUS_OF: list[tuple[type[errors.GpucloudError], int]] = [
 
 
 def problem(status: int, code: str, title: str, detail: str, **facts: Any) -> dict[str, Any]:
-    """The body of a problem answer; `facts` are typed values about this occurrence."""
+    """Return the body of a problem response; `facts` are typed values about this occurrence."""
     return {"type": f"/problems/{code}", "title": title, "status": status, "detail": detail, **facts}
 
 
 def response(status: int, code: str, title: str, detail: str, **facts: Any) -> HttpResponse:
-    """A problem answer outside DRF (unknown URLs, middleware)."""
+    """Return a problem response outside DRF (unknown URLs, middleware)."""
     return JsonResponse(problem(status, code, title, detail, **facts), status=status, content_type=MEDIA_TYPE)
 
 
 def exception_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
-    """DRF's hook: turn what was raised into a problem answer, and roll the transaction back."""
+    """Turn an exception into a problem response and roll the transaction back; DRF calls this hook."""
     status, body, headers = _describe(exc)
     if status is None:
         return None
@@ -57,14 +57,14 @@ def _describe(exc: Exception) -> tuple[int | None, dict[str, Any], dict[str, str
     if isinstance(exc, exceptions.APIException):
         return _framework(exc)
     if isinstance(exc, ObjectDoesNotExist):
-        # Somebody removed it between its being found and its being locked. If that is not why, the log says where.
+        # The row was deleted after it was found and before it was locked. If there is another reason, the log has it.
         logger.warning("gone meanwhile: %s", exc, exc_info=exc)
     if isinstance(exc, Http404 | ObjectDoesNotExist):
         return 404, problem(404, "not-found", "Not found", "There is nothing here that you may see."), {}
     if isinstance(exc, PermissionDenied):
         return 403, problem(403, "denied", "Not allowed", str(exc) or "You may not do this."), {}
     if isinstance(exc, OperationalError | InterfaceError):
-        # The database is away or gave up on us (deadlock, timeout): nothing was changed, so trying again is safe.
+        # The database is down or aborted the transaction (deadlock, timeout): nothing was changed, so a retry is safe.
         logger.warning("database unavailable: %s", exc)
         body = problem(503, "database-unavailable", "Try again later", "The database did not answer in time.")
         return 503, body, {"Retry-After": "1"}
@@ -98,10 +98,10 @@ def _by_field(detail: Any) -> dict[str, Any]:
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    """Unknown URLs under /api/ answer like everything else there."""
+    """Answer unknown URLs under /api/ with problem details."""
     return response(404, "not-found", "Not found", f"There is no {request.path}: see /api/docs/.")
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """A fault of ours under /api/: say so in the same form; the log has the rest."""
+    """Answer an internal error under /api/ with problem details; the log has the traceback."""
     return response(500, "internal", "Internal error", "This is our fault; it has been logged.")

@@ -1,4 +1,4 @@
-"""OpenAPI: every operation documents the problems that it may answer, which drf-spectacular does not do by itself."""
+"""OpenAPI generation: documents the problems of each operation, which drf-spectacular does not do by itself."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ WRITES = READS | {
 
 
 def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Postprocessing hook of drf-spectacular."""
+    """Add problem responses to each operation; a postprocessing hook of drf-spectacular."""
     result["components"].setdefault("schemas", {})["Problem"] = PROBLEM
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     for operations in result["paths"].values():
@@ -51,8 +51,8 @@ def add_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
     return result
 
 
-def refuse_what_cannot_be_set(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Postprocessing hook of drf-spectacular: bodies are strict, and a PATCH names something."""
+def forbid_unknown_properties(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Forbid unknown properties and empty PATCH bodies; a postprocessing hook of drf-spectacular."""
     for name, schema in result["components"]["schemas"].items():
         if name.endswith("Request") and schema.get("type") == "object":
             schema["additionalProperties"] = False
@@ -69,10 +69,10 @@ IDEMPOTENCY_KEY = "Any text of your own: the same request with the same key gets
 
 
 class Schema(AutoSchema):
-    """Knows our list views, which are no view sets, by their attribute `lists`, and the headers that changes take."""
+    """Schema of our views: recognizes lists by the attribute `lists`, and adds the headers of changes."""
 
     def get_override_parameters(self) -> list[Any]:
-        """`If-Match` where there are entity tags, `Idempotency-Key` where a repeated POST has one effect."""
+        """Add `If-Match` where there are entity tags, and `Idempotency-Key` where a repeated POST has one effect."""
         found = list(super().get_override_parameters())
         if self.method != "GET" and getattr(self.view, "tagged", False):
             required = self.method in getattr(self.view, "tag_required", ())
@@ -85,7 +85,7 @@ class Schema(AutoSchema):
         return self.method == "GET" and getattr(self.view, "lists", False)
 
     def _is_create_operation(self) -> bool:
-        """A POST to a list makes a row and answers 201."""
+        """Return True for a POST to a list, which creates a row and answers 201."""
         return self.method == "POST" and getattr(self.view, "lists", False)
 
 

@@ -1,4 +1,4 @@
-"""Serializers that refuse what they do not know."""
+"""Serializers that reject unknown fields and wrong types."""
 
 import copy
 from functools import cache
@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-# What a value must be in JSON. The framework would take 0 for "0" and for false, and "1" for 1.
+# The JSON type of each kind of field. The framework would accept "0" and false as 0, and 1 as "1".
 TYPES: list[tuple[tuple[type[serializers.Field[Any, Any, Any, Any]], ...], type, str]] = [
     ((serializers.BooleanField,), bool, "true or false"),
     ((serializers.IntegerField,), int, "a whole number"),
@@ -26,12 +26,12 @@ TYPES: list[tuple[tuple[type[serializers.Field[Any, Any, Any, Any]], ...], type,
 
 
 class Strict(serializers.Serializer[Any]):
-    """What cannot be set is an error, and so is a value of another type: a misspelt limit must not become no limit."""
+    """A serializer that rejects unknown fields and wrong types: a misspelt limit must not become no limit."""
 
     def get_fields(self) -> dict[str, Any]:
-        """A copy of each declared field; of one that holds others, with copies of these.
+        """Return a shallow copy of each declared field, and of nested fields.
 
-        The framework would make every field anew from its arguments, for each request, at ten times the price.
+        The framework would build each field from its arguments for each request, at ten times the cost.
         """
         holds_others = (serializers.BaseSerializer, serializers.ListField, serializers.DictField)
         return {
@@ -41,7 +41,7 @@ class Strict(serializers.Serializer[Any]):
 
     @classmethod
     def document(cls, row: Any) -> dict[str, Any]:
-        """What an answer shows of the row, where that is the same for every caller."""
+        """Return the part of a row's representation that is the same for every caller."""
         shown: dict[str, Any] = _reader(cls).to_representation(row)
         return shown
 
@@ -54,7 +54,7 @@ class Strict(serializers.Serializer[Any]):
 
 @cache
 def _reader(kind: type[Strict]) -> Strict:
-    """One that is kept: reading leaves its fields as they are, and making them costs more than reading does."""
+    """Return a cached serializer: reading does not change its fields, and building them costs more than reading."""
     return kind()
 
 
@@ -76,7 +76,7 @@ def _refuse_types(serializer: Strict, data: dict[str, Any]) -> None:
 
 
 def _mistyped(field: Any, value: Any) -> str | None:
-    """What the value must be, if it is not; null is the field's own business."""
+    """Return the type that the value must have, if it has another one; the field itself handles null."""
     if isinstance(field, serializers.ListField) and isinstance(value, list):
         return next(
             (f"a list, and each of it {said}" for item in value if (said := _mistyped(field.child, item))), None
@@ -88,7 +88,7 @@ def _mistyped(field: Any, value: Any) -> str | None:
 
 
 class StrictInteger(serializers.IntegerField):
-    """A JSON number without a fraction: "8192", 1.0 and true are mistakes, not numbers."""
+    """A JSON number without a fraction; "8192", 1.0 and true are rejected."""
 
     def to_internal_value(self, data: Any) -> int:
         if isinstance(data, bool) or not isinstance(data, int):

@@ -1,8 +1,8 @@
-"""How many requests a caller may send: one bucket each in Redis, which all server processes share.
+"""Request throttling per caller: one token bucket each in Redis, shared by all server processes.
 
-A bucket holds THROTTLE_BURST requests and fills again by THROTTLE_PER_SECOND. It is kept as one number, the moment at
-which it would be full (the generic cell rate algorithm), so that looking and taking are one step of the server's.
-A Redis that is away lets everybody pass: a throttle protects the others from one, and is no lock.
+A bucket has THROTTLE_BURST requests and refills at THROTTLE_PER_SECOND. It is stored as one number, the time at which
+it would be full (the generic cell rate algorithm), so that checking and taking are one atomic step in Redis. While
+Redis is down every request passes: a throttle protects callers from one another and is not a lock.
 """
 
 import logging
@@ -23,13 +23,14 @@ from rest_framework.throttling import BaseThrottle
 from gpucloud.errors import Busy
 
 if TYPE_CHECKING:
-    # It imports this module, by the settings.
+    # It imports this module through the settings.
     from rest_framework.views import APIView
 
 logger = logging.getLogger(__name__)
 
-# In microseconds by Redis' own clock: the servers' may differ. Returns how many more may come now, and the wait.
-# A moment later than an empty bucket's was kept before that clock was set back: the bucket begins anew.
+# Times are microseconds of Redis' own clock: the servers' clocks may differ. Returns how many more requests may come
+# now, and the wait. A stored time later than an empty bucket's was written before that clock was set back: the bucket
+# starts full.
 TAKE = """
 local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -47,11 +48,11 @@ end
 redis.call('SET', KEYS[1], string.format('%.2f', full), 'PX', math.ceil((full - now) / 1000))
 return {math.floor(room / interval), 0}
 """
-# On one machine an answer takes 0.1 ms. What takes so long does not answer at all.
+# On one machine a reply takes 0.1 ms; after this time Redis counts as down.
 ANSWER_SECONDS = 0.25
-# A Redis that did not answer is left alone for a moment, or every request would wait for it.
+# Redis is not asked again for this long after a failure: else every request would wait for it.
 AWAY_SECONDS = 1.0
-# Of an ASGI scope: a request that the server itself makes on behalf of one that was counted.
+# Key of an ASGI scope: marks an internal request on behalf of one that was counted already.
 COUNTED = "gpucloud.counted"
 
 
@@ -64,14 +65,14 @@ class TooManyRequests(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What is left after a request."""
+    """State of a bucket after a request."""
 
     left: int
     per_second: int
     burst: int
 
     def headers(self) -> dict[str, str]:
-        """`RateLimit` and its policy (draft-ietf-httpapi-ratelimit-headers): how many may come within how long."""
+        """Return the headers `RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers)."""
         window = max(1, math.ceil(self.burst / self.per_second))
         refill = math.ceil((self.burst - self.left) / self.per_second)
         return {
@@ -81,10 +82,13 @@ class Bucket:
 
 
 class PerCaller(BaseThrottle):
-    """A bucket for each token, for each person, and for each address of callers without either."""
+    """A throttle with one bucket per token, per person, and per address of anonymous callers."""
 
     def allow_request(self, request: Request, view: "APIView") -> bool:
-        """Take one. Raises TooManyRequests (429)."""
+        """Take one request from the caller's bucket.
+
+        Raises TooManyRequests (429).
+        """
         per_second, burst = settings.THROTTLE_PER_SECOND, settings.THROTTLE_BURST
         if not per_second or getattr(request, "scope", {}).get(COUNTED):
             return True
@@ -92,7 +96,7 @@ class PerCaller(BaseThrottle):
         if answer is None:
             return True
         left, wait_us = answer
-        # DRF's request passes on to the view what is set on it; the headers are the view's.
+        # Attributes set on DRF's request are passed to Django's; the view sets the headers.
         cast(Any, request).bucket = Bucket(max(0, left), per_second, burst)
         if left < 0:
             raise TooManyRequests(
@@ -110,7 +114,7 @@ def _caller(request: Request) -> str:
 
 
 class Buckets:
-    """The way to Redis, and whether it is open."""
+    """The connection to Redis, with a circuit breaker."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -123,7 +127,10 @@ class Buckets:
         self._away_until = 0.0
 
     def take(self, caller: str, *, per_second: int, burst: int) -> tuple[int, int] | None:
-        """How many are left (below zero: refused) and how many microseconds to wait; None where Redis is away."""
+        """Take one request; return the requests left and the wait in microseconds, or None if Redis is down.
+
+        Below zero requests left: refused.
+        """
         if self._clock() < self._away_until:
             return None
         try:

@@ -1,11 +1,11 @@
-"""What websocket routes share."""
+"""Parts that websocket routes share."""
 
 from channels.generic.websocket import AsyncWebsocketConsumer
 
 
 class NoSuchSocket(AsyncWebsocketConsumer):
-    """An unknown path: refused at the handshake instead of raising in the server."""
+    """A consumer for unknown paths: refuses the handshake instead of raising in the server."""
 
     async def connect(self) -> None:
-        """HTTP 403, as the protocol has it."""
+        """Refuse the handshake, which the client sees as HTTP 403."""
         await self.close()

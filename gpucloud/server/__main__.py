@@ -10,27 +10,27 @@ import sys
 from uvicorn.main import main
 
 APPLICATION = "gpucloud.asgi:application"
-# A node's frame has at most 1 MiB, and nothing larger comes to a websocket here.
+# A node's frame has at most 1 MiB, and no websocket message here is larger.
 LARGEST_FRAME_BYTES = 1 << 20
-# uvicorn kills a worker that does not answer its parent in time. While a busy machine starts one, importing the
-# application holds the interpreter for longer than uvicorn's 5 seconds.
+# uvicorn kills a worker that does not answer its parent in time. On a busy machine, importing the application holds the
+# interpreter lock for longer than uvicorn's 5 seconds.
 WORKER_SECONDS = 60
 DEFAULTS = {
     "http": "gpucloud.server.protocol:BoundedProtocol",
     "ws": "websockets-sansio",
     "ws_max_size": LARGEST_FRAME_BYTES,
     "access_log": False,
-    # A page's stream ends at once; a request under way has this long.
+    # A page's stream ends at once; a request in progress has this long.
     "timeout_graceful_shutdown": 10,
     "timeout_worker_healthcheck": WORKER_SECONDS,
 }
 
-# A connection is a file: the usual limit of 1,024 is fewer agents and browsers than one process serves.
+# Each connection is a file: the usual limit of 1,024 is fewer than the agents and browsers of one process.
 MOST_FILES = 65_536
 
 
 def raise_file_limit() -> None:
-    """Raise this process's limit of open files as far as it may, to MOST_FILES at most."""
+    """Raise this process's limit of open files to MOST_FILES, or as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,7 +1,7 @@
 """HTTP connections whose requests are bounded in size and time.
 
-uvicorn and its parser keep a request's head until it is complete, however large it grows and however long it takes. A
-proxy in front usually bounds both; the server must not depend on one.
+uvicorn and its parser keep a request's head until it is complete, with no limit on size or time. A proxy in front
+usually bounds both; the server must not depend on one.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ MOST_HEAD_BYTES = 64 * 1024
 MOST_HEADERS = 100
 # From the first byte of a request (or the connection) to the request's last byte.
 REQUEST_SECONDS = 10.0
-# A busy event loop may read late what came in time: unread bytes are read in this last second.
+# A busy event loop may read bytes late that arrived in time: unread bytes are read during this last second.
 GRACE_SECONDS = 1.0
-# After a refusal, for which a client may go on sending and still read the answer.
+# Time after a refusal, in which a client may keep sending and still read the answer.
 LINGER_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 def _answer(status: int, code: str, title: str, detail: str) -> bytes:
-    # As gpucloud.api.problems has it; the extender's process does not load the REST framework.
+    # Same form as gpucloud.api.problems; the extender's process does not load the REST framework.
     body = json.dumps({"type": f"/problems/{code}", "title": title, "status": status, "detail": detail}).encode()
     head = (
         f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\n"
@@ -49,20 +49,20 @@ TOO_SLOW = _answer(
 
 
 class HeadTooLarge(Exception):
-    """More headers, or more bytes of them, than a request may have."""
+    """The request has more headers, or larger ones, than allowed."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One HTTP/1.1 connection whose requests are bounded in headers, bytes of headers and time.
 
     Answers 431 to a head (or a trailer section) past MOST_HEAD_BYTES or MOST_HEADERS, 408 to a request that is not
-    complete after REQUEST_SECONDS, and closes the connection. While an earlier answer is under way on the same
+    complete after REQUEST_SECONDS, and closes the connection. While an earlier answer is being sent on the same
     connection, it closes without an answer. Trailers are counted and dropped: a proxy has not filtered them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Bytes since the last whole head, piece of body or request: what the parser may be keeping.
+        # Bytes since the last complete head, body chunk or request: an upper bound of the parser's buffer.
         self._unparsed = 0
         self._head_bytes = 0
         self._head_count = 0
@@ -73,12 +73,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock: a connection that sends nothing is a request that does not come."""
+        """Start the timer: a connection that sends nothing counts as an incomplete request."""
         super().connection_made(transport)
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         self._stop_clock()
         super().connection_lost(exc)
 
@@ -97,49 +97,49 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_clock()
 
     def handle_websocket_upgrade(self) -> None:
-        """Stop the clock: the websocket's own protocol takes over."""
+        """Stop the timer: the websocket's own protocol takes over."""
         self._stop_clock()
         self._complete, self._unparsed = True, 0
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser gave up on."""
+        """Answer a request that the parser rejected."""
         if self._too_large:
             self._refuse(TOO_LARGE)
         else:
             super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
-        """Count anew."""
+        """Reset the counts for a new request."""
         self._head_bytes = self._head_count = 0
         self._in_head, self._complete = True, False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Count a piece of the URL."""
+        """Count a part of the URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count one header, and keep it unless it is a trailer."""
         self._head_count += 1
-        # A colon, a space and a line's end.
+        # A colon, a space and the line end.
         self._count(len(name) + len(value) + 4)
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Pass the request on."""
+        """Pass the complete head on."""
         self._in_head, self._unparsed = False, 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Pass a piece of the body on."""
+        """Pass a chunk of the body on."""
         self._unparsed = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that nothing more is to come of this request."""
+        """Record that the request is complete."""
         self._complete, self._unparsed = True, 0
         super().on_message_complete()
 
@@ -159,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _expire(self) -> None:
         if self.flow.read_paused or (self._answering and (self._complete or self._in_head)):
-            # We do not read, or have not answered the request before this one: the client is not the slow one.
+            # Reading is paused, or the request before this one is not answered: the client is not the slow side.
             self._start_clock()
         else:
             self._deadline = self.loop.call_later(GRACE_SECONDS, self._refuse, TOO_SLOW)
@@ -170,7 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: bytes) -> None:
-        """Answer, unless another answer is under way or nothing was asked; discard what still comes; close."""
+        """Refuse the request and close; send the answer unless another one is being sent or no request was begun."""
         self._stop_clock()
         self._unset_keepalive_if_required()
         if self._refused or self.transport.is_closing():

@@ -1,1 +1,1 @@
-"""What every page shares."""
+"""Parts that every web page shares."""

@@ -1,4 +1,4 @@
-"""What the words of the pages mean: the one place that says it. Popovers beside words and `/help/` read from here."""
+"""The glossary: definitions of the terms on pages, for popovers and `/help/`."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word in two or three sentences, with units where it has any."""
+    """A term explained in two or three sentences, with its unit if it has one."""
 
     name: Promise
     meaning: Promise
@@ -17,7 +17,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """Words that are read together, by key."""
+    """Related terms, by key."""
 
     title: Promise
     words: dict[str, Word]
@@ -158,7 +158,7 @@ CHAPTERS: Final = (
     ),
 )
 WORDS: Final = {key: word for chapter in CHAPTERS for key, word in chapter.words.items()}
-# Fields of forms whose label is one of the words, or stands for one.
+# Fields of forms whose label is one of the terms, or stands for one.
 FIELDS: Final = {
     "tenant": "tenant",
     "pool": "pool",

@@ -1,4 +1,4 @@
-"""Which language an answer is in: the reader's for pages, English for programs."""
+"""Language of a response: the reader's for pages, English for programs."""
 
 from typing import Final
 
@@ -7,22 +7,22 @@ from django.http import HttpRequest, HttpResponseBase
 from django.middleware.locale import LocaleMiddleware
 from django.utils import translation
 
-# Programs compare words; a header that their library sends by itself must not change them.
+# Programs compare messages; an Accept-Language that their library sends by default must not change them.
 PROGRAMS: Final = ("/api/", "/agent/", "/metric", "/healthz", "/readyz")
 
 
 class Languages(LocaleMiddleware):
-    """Django's own choice (the switch's cookie, then what the browser asks for), where a person reads."""
+    """Django's locale middleware (the cookie of the language switch, then the browser's preference), for pages only."""
 
     def process_request(self, request: HttpRequest) -> None:
-        """Speak it from here on; a thread that served somebody else before must not go on in theirs."""
+        """Activate the language; a thread that served another reader before must not keep theirs."""
         if request.path.startswith(PROGRAMS):
             translation.activate(settings.LANGUAGE_CODE)
         else:
             super().process_request(request)
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        """Say which it was."""
+        """Set Content-Language."""
         if request.path.startswith(PROGRAMS):
             return response
         return super().process_response(request, response)

@@ -1,4 +1,4 @@
-"""Of every answer to a browser: its headers, and a page where Django's own would be empty."""
+"""Middleware for pages: security headers, and a page where Django's own response is empty."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,12 @@ from django.shortcuts import render
 
 from gpucloud.web.languages import PROGRAMS
 
-# No inline scripts or styles anywhere; uPlot sets element styles from script, which this allows.
+# No inline scripts or styles; uPlot sets element styles from script, which this allows.
 POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
 )
-# The interactive API reference brings its own inline start script.
+# The interactive API reference has its own inline start script.
 DOCS_POLICY = POLICY.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'").replace(
     "style-src 'self'", "style-src 'self' 'unsafe-inline'"
 )
@@ -21,7 +21,7 @@ DOCS_POLICY = POLICY.replace("script-src 'self'", "script-src 'self' 'unsafe-inl
 def security_headers(
     get_response: Callable[[HttpRequest], HttpResponse],
 ) -> Callable[[HttpRequest], HttpResponse]:
-    """Content-Security-Policy and Permissions-Policy; Django's own middleware adds the rest."""
+    """Set Content-Security-Policy and Permissions-Policy; Django's own middleware sets the other headers."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
@@ -33,10 +33,10 @@ def security_headers(
     return middleware
 
 
-def page_for_addresses_of_forms(
+def page_for_method_not_allowed(
     get_response: Callable[[HttpRequest], HttpResponse],
 ) -> Callable[[HttpRequest], HttpResponse]:
-    """Who follows a link to where forms are sent is told so, instead of seeing an empty page."""
+    """Show a page to a reader who follows a link to an address that takes POST only."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         response = get_response(request)

@@ -1,6 +1,6 @@
-"""Where one can go: the pages of the top bar, in sections, and what search offers as places and actions.
+"""Navigation: the pages of the top bar, in sections, and the places and actions that search offers.
 
-One list for both, so that what the bar shows and what search finds cannot differ. A new page is one line here.
+The bar and the search use the same list, so they cannot differ. A new page is one line here.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from django.utils.translation import gettext_lazy as _
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A page of the bar. `within`: beginnings of other paths that belong to it; `words`: what else one calls it.
+    """A page of the bar.
 
-    `operators`: for them only; `admins`: for them and for who is admin of some tenant.
+    `within`: prefixes of other paths that belong to it; `words`: synonyms for search; `operators`: for operators only;
+    `admins`: for operators and for admins of a tenant.
     """
 
     route: str
@@ -28,11 +29,11 @@ class Place:
 
     @property
     def path(self) -> str:
-        """Its address."""
+        """Return the page's path."""
         return reverse(self.route)
 
     def holds(self, path: str) -> bool:
-        """Whether a page at `path` is this one or belongs to it."""
+        """Return True if `path` is this page or belongs to it."""
         if self.path == "/":
             return path == "/"
         return path.startswith((self.path, *self.within))
@@ -40,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Places that are used together; named in the bar's first row."""
+    """A group of related places, named in the bar's first row."""
 
     title: Promise | str
     places: tuple[Place, ...]
@@ -124,7 +125,7 @@ SECTIONS: Final = (
 
 
 def sections(*, operator: bool, admin: bool = False) -> list[Section]:
-    """What this reader may open; a section of which nothing is left is left out."""
+    """Return the sections that this reader may open, without empty ones."""
 
     def open_to(place: Place) -> bool:
         return operator or not (place.operators or (place.admins and not admin))
@@ -133,7 +134,7 @@ def sections(*, operator: bool, admin: bool = False) -> list[Section]:
     return [section for section in own if section.places]
 
 
-def whereabouts(open_to: list[Section], path: str) -> tuple[Section, Place | None]:
-    """The section and the place that `path` belongs to; the first section where it belongs to none."""
+def locate(open_to: list[Section], path: str) -> tuple[Section, Place | None]:
+    """Return the section and the place that `path` belongs to; the first section if it belongs to none."""
     found = ((section, place) for section in open_to for place in section.places if place.holds(path))
     return next(found, (open_to[0], None))

@@ -1,7 +1,7 @@
-"""The records at `/admin/`: what the database holds, for operators to read.
+"""Read-only database records at `/admin/`, for operators.
 
-Nothing is changed there. Whatever changes has a service that takes its locks, counts its version and writes the audit
-log; a form over the bare row would pass all three by.
+Nothing can be changed there. Every change has a service that takes its locks, increments its version and writes the
+audit log; a form over the bare row would bypass all three.
 """
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 else:  # generic for the type checker only
     Rows = admin.ModelAdmin
 
-# What a field is called that nobody reads: what somebody could come in with, sealed and digested, too; the path of a
-# webhook's address may be that.
+# Names of fields that are never shown: credentials, sealed or hashed ones too; a webhook address' path may be one.
 UNREADABLE: Final = ("digest", "secret", "password", "sealed", "url")
 
 
 class Records(admin.AdminSite):
-    """Operators only. Its way in and its way out are the pages' own, with their limit of attempts."""
+    """The admin site, for operators only.
+
+    It signs in and out through the pages' own views, with their limit of attempts.
+    """
 
     site_title = site_header = index_title = _("Records")
     site_url = "/"
@@ -32,59 +34,62 @@ class Records(admin.AdminSite):
     empty_value_display = "–"
 
     def has_permission(self, request: HttpRequest) -> bool:
-        """Whether the reader runs the platform."""
+        """Return True if the reader is an operator."""
         return request.user.is_active and getattr(request.user, "is_operator", False)
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        """To the sign-in page and back. Raises PermissionDenied for those who are signed in and no operators."""
+        """Redirect to the sign-in page and back.
+
+        Raises PermissionDenied for signed-in users who are not operators.
+        """
         if request.user.is_authenticated and not self.has_permission(request):
             raise PermissionDenied
         return redirect_to_login(request.GET.get("next", request.path))
 
     def logout(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> NoReturn:
-        """Signing out is at `sign-out`."""
+        """Answer 404: `sign-out` is the page for it."""
         raise Http404
 
     def password_change(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> NoReturn:
-        """Passwords are not set here."""
+        """Answer 404: passwords are not set here."""
         raise Http404
 
     def password_change_done(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> NoReturn:
-        """Passwords are not set here."""
+        """Answer 404: passwords are not set here."""
         raise Http404
 
 
 class ReadOnly(Rows):
-    """A model's rows, all fields but those that nobody reads."""
+    """The rows of a model, with all fields except hidden ones."""
 
     actions = None
     list_per_page = 50
-    # A second count of the whole table, beside that of what was searched for.
+    # Skip a second count of the whole table beside the count of search results.
     show_full_result_count = False
     change_form_template = "admin/record.html"
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """The site has asked who it is."""
+        """Return True: the site checks who the reader is."""
         return True
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """The site has asked who it is."""
+        """Return True: the site checks who the reader is."""
         return True
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Nobody."""
+        """Return False: nothing can be added."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Nobody."""
+        """Return False: nothing can be changed."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Nobody."""
+        """Return False: nothing can be deleted."""
         return False
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
-        """The row's own columns, as the model lists them."""
+        """Return the row's own columns, in the model's order."""
         return [field.name for field in self.opts.fields if not any(word in field.name for word in UNREADABLE)]
 
 
@@ -92,7 +97,7 @@ records = Records()
 
 
 def register(model: type[Model], *shown: str, find: tuple[str, ...] = (), narrow: tuple[str, ...] = ()) -> None:
-    """List the model's rows, the newest first: `shown` are its columns, `find` what search reads, `narrow` filters."""
+    """Register the model, newest rows first: `shown` are its columns, `find` searched fields, `narrow` filters."""
     joined = [name for name in shown if model._meta.get_field(name).is_relation]  # noqa: SLF001  # Django's own name
     facts = {
         "list_display": shown,

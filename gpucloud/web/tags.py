@@ -1,4 +1,4 @@
-"""Template tags and filters of every page; built in, so that no template loads them."""
+"""Template tags and filters of all pages; built in, so that no template loads them."""
 
 import secrets
 from datetime import datetime
@@ -14,24 +14,24 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language, gettext_noop
 from django.utils.translation import gettext as _
 
+from gpucloud.web.badges import badge
 from gpucloud.web.glossary import FIELDS, WORDS
-from gpucloud.web.looks import look
-from gpucloud.web.navigation import sections, whereabouts
+from gpucloud.web.navigation import locate, sections
 
 register = template.Library()
 
 SPRITE = "vendor/icons-3.51.0.svg"
 GIB = 1024
-# A popover's id, which a page has once; pages are put together of parts that are asked for again one by one.
-# A page of one server may get such a part from another, so each begins somewhere.
+# Popover ids must be unique in a page, and pages are composed of fragments that are refreshed one by one. A page of one
+# server may get a fragment from another, so each process starts at a random number.
 NUMBERS = count(secrets.randbelow(10**9))
-# Filled with its tone, its label, its ceiling and what is used, in percent.
+# Format arguments: tone, label, ceiling and use in percent.
 METER = """\
 <svg class="meter {}" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="{}">\
 <rect class="meter-ground" x="0" y="0" width="100" height="8" />\
 <rect class="meter-ceiling" x="0" y="0" width="{}" height="8" />\
 <rect class="meter-used" x="0" y="0" width="{}" height="8" /></svg>"""
-# The largest unit that leaves at least one whole: (seconds, how many of it).
+# The largest unit of which there is at least one whole: (seconds, format).
 UNITS = (
     (86400, gettext_noop("{0} d")),
     (3600, gettext_noop("{0} h")),
@@ -43,7 +43,7 @@ UNITS = (
 @register.simple_tag
 @lru_cache(maxsize=1000)
 def icon(name: str, extra: str = "") -> SafeString:
-    """An icon of the sprite; the word beside it says the same, so screen readers skip it."""
+    """Return an icon of the sprite; screen readers skip it, because the text beside it says the same."""
     return format_html(
         '<svg class="icon {}" aria-hidden="true" focusable="false"><use href="{}#{}"></use></svg>',
         extra,
@@ -54,22 +54,22 @@ def icon(name: str, extra: str = "") -> SafeString:
 
 @register.simple_tag
 def state(name: str) -> SafeString:
-    """A state as word, icon and colour."""
+    """Return a state's badge: label, icon and colour."""
     return _state(name, get_language())
 
 
 @lru_cache(maxsize=1000)
 def _state(name: str, _language: str | None) -> SafeString:
-    # A list of some hundred has the same few.
-    shown = look(name)
+    # A list of hundreds of rows has few distinct states.
+    shown = badge(name)
     return format_html(
-        '<span class="state tone-{}" data-state="{}">{}{}</span>', shown.tone, name, icon(shown.icon), shown.word
+        '<span class="state tone-{}" data-state="{}">{}{}</span>', shown.tone, name, icon(shown.icon), shown.label
     )
 
 
 @register.simple_tag
 def ago(moment: datetime | None) -> SafeString | str:
-    """How long ago; a script keeps it true while the page is open."""
+    """Return the time since a moment; a script updates it while the page is open."""
     if moment is None:
         return _("never")
     seconds = max(0.0, (timezone.now() - moment).total_seconds())
@@ -85,7 +85,7 @@ def ago(moment: datetime | None) -> SafeString | str:
 
 @register.simple_tag
 def ahead(moment: datetime) -> SafeString:
-    """How far ahead a moment is, as `in 12 min`; one that has come is `now`."""
+    """Return the time until a moment, as `in 12 min`; `now` if it has passed."""
     seconds = (moment - timezone.now()).total_seconds()
     full = timezone.localtime(moment).strftime("%Y-%m-%d %H:%M:%S %Z")
     words = _("in {0}").format(duration(seconds)) if seconds >= 1 else _("now")
@@ -94,7 +94,7 @@ def ahead(moment: datetime) -> SafeString:
 
 @register.filter
 def duration(seconds: float) -> str:
-    """`84 ms`, `12 s`, `3 min`, `2 h`, `5 d`."""
+    """Format seconds as `84 ms`, `12 s`, `3 min`, `2 h`, `5 d`."""
     if seconds < 1:
         return _("{0} ms").format(f"{seconds * 1000:.0f}")
     size, unit = next((size, unit) for size, unit in UNITS if seconds >= size)
@@ -103,7 +103,7 @@ def duration(seconds: float) -> str:
 
 @register.filter
 def mib(value: float | None) -> str:
-    """Mebibytes for people: `512 MiB`, `1.5 GiB`."""
+    """Format mebibytes as `512 MiB`, `1.5 GiB`."""
     if value is None:
         return "–"
     if abs(value) >= GIB:
@@ -113,20 +113,20 @@ def mib(value: float | None) -> str:
 
 @register.filter
 def coded(text: str) -> SafeString:
-    """What stands between backticks as code: a text that the command line shows, too."""
+    """Format text between backticks as code; the command line shows the same text."""
     parts = enumerate(text.split("`"))
     return format_html_join("", "{}", ((format_html("<code>{}</code>", one) if at % 2 else one,) for at, one in parts))
 
 
 @register.filter
 def percent(value: float | None) -> str:
-    """`42 %`, or a dash where nothing was measured."""
+    """Format a percentage as `42 %`, or a dash if nothing was measured."""
     return "–" if value is None else f"{value:.0f} %"
 
 
 @register.filter
 def amount(value: int | None, resource: str) -> str:
-    """An amount of a quota's resource; null is unlimited."""
+    """Format an amount of a quota's resource; null is unlimited."""
     if value is None:
         return _("unlimited")
     return {"core_percent": f"{value} %", "memory_mib": mib(value)}.get(resource, str(value))
@@ -134,46 +134,49 @@ def amount(value: int | None, resource: str) -> str:
 
 @register.inclusion_tag("parts/navigation.html", takes_context=True)
 def navigation(context: Any) -> dict[str, Any]:
-    """The top bar's sections, and the places of the one that this page is in."""
+    """Return the top bar's sections, and the places of the current one."""
     request = context["request"]
-    # Known where somebody is signed in.
+    # Set only if somebody is signed in.
     asking = getattr(request, "principal", None)
     admin = asking is not None and asking.may_administer
     open_to = sections(operator=getattr(request.user, "is_operator", False), admin=admin)
-    section, place = whereabouts(open_to, request.path)
+    section, place = locate(open_to, request.path)
     return {"sections": open_to, "here": section, "at": place, "path": request.path}
 
 
 @register.inclusion_tag("parts/word.html")
 def word(key: str, text: str = "") -> dict[str, Any]:
-    """`text`, as a button that says what the glossary's word means; without a text a question mark.
+    """Return `text` as a button that explains the glossary's term; without a text a question mark.
 
-    Raises KeyError where the glossary has no such word.
+    Raises KeyError if the glossary has no such term.
     """
     return {"key": key, "word": WORDS[key], "text": text, "number": next(NUMBERS)}
 
 
 @register.inclusion_tag("parts/word.html")
 def what(field: str) -> dict[str, Any]:
-    """A question mark beside a form's field of this name; nothing where its label is no word of the glossary."""
+    """Return a question mark for a form field whose label is a glossary term; nothing for other fields."""
     key = FIELDS.get(field)
     return word(key) if key else {}
 
 
 @register.inclusion_tag("parts/bar.html")
 def bar(parts: Any, label: str, field: str = "", whole: int = 100) -> dict[str, Any]:
-    """A horizontal bar of a GPU, a segment per assignment; `label` says it in words.
+    """Return a horizontal bar of a GPU, a segment per assignment; `label` describes it.
 
-    With a `field`, the ends of segments can be dragged: they say that field of their share's form, of `whole`.
+    With a `field`, the ends of segments can be dragged: they set that field of their share's form, out of `whole`.
     """
     return {"parts": parts, "label": label, "field": field, "whole": whole}
 
 
 @register.simple_tag
 def meter(used: float | None, label: str, ceiling: float | None = None, whole: float = 100) -> SafeString:
-    """A thin bar: what is used, below a ceiling, of a whole. Full is a colour of its own, and the label has words."""
+    """Return a thin bar of the amount in use, below a ceiling, out of a whole.
+
+    A full bar has its own colour, and the label describes it.
+    """
     share = min(100.0, 100 * (used or 0) / whole) if whole else 100.0
     top = min(100.0, 100 * ceiling / whole) if ceiling is not None and whole else 100.0
     tone = "meter-full" if share >= 100 else "meter-high" if share >= 85 and ceiling is None else ""
-    # Not a template: a page has hundreds.
+    # Not a template: a page has hundreds of them.
     return format_html(METER, tone, label, f"{top:.2f}", f"{share:.2f}")

@@ -1,7 +1,7 @@
-"""The symbol audit: is every entry of the CUDA driver and of NVML either stood before or passed on purpose?
+"""The symbol audit: every entry of the CUDA driver and of NVML must be interposed, or passed on purpose.
 
-`check` compares the committed lists; `headers` writes them anew from NVIDIA's wheels (needs a package index); `library`
-looks for entries that an installed driver exports and no header names.
+`check` compares the committed lists; `headers` regenerates them from NVIDIA's wheels (needs a package index); `library`
+lists entries that an installed driver exports and no header names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import headers
 
 
 def check() -> int:
-    """Print every complaint; 1 where there is one."""
+    """Print every complaint; return 1 if there is one."""
     said = [line for family in entries.FAMILIES for line in compare.complaints(compare.read(family))]
     for line in said:
         print(f"audit: {line}", file=sys.stderr)
@@ -30,7 +30,7 @@ def check() -> int:
 
 
 def library(paths: list[str]) -> int:
-    """Print what installed libraries export beyond the lists; 1 where that could allocate, launch or report."""
+    """Print the exports of installed libraries beyond the lists; return 1 if one could allocate, launch or report."""
     known = {name for family in entries.FAMILIES for name in compare.read(family).known}
     beyond = sorted({name for path in paths for name in entries.of_library(path)} - known)
     for name in beyond:
@@ -40,7 +40,7 @@ def library(paths: list[str]) -> int:
 
 
 def main() -> int:
-    """The command line; 2 where the audit itself could not be done."""
+    """Run the command line; return 2 if the audit itself could not be done."""
     parser = argparse.ArgumentParser(prog="audit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("check", help="compare shim/lookup/real.h and audit/passed-*.txt with the committed names")

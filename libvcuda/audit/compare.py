@@ -1,4 +1,4 @@
-"""What the shim stands before, what it passes, and what there is: every entry is in exactly one of the first two."""
+"""Comparison of interposed, passed and known entries: each known entry is in exactly one of the first two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ ASKED = (
 
 @dataclass(frozen=True)
 class Lists:
-    """One family's names. ``known`` are the headers', ``called`` those that the shim itself needs."""
+    """One family's names.
+
+    ``known`` are the headers', ``called`` those that the shim itself needs.
+    """
 
     family: entries.Family
     known: set[str]
@@ -24,7 +27,10 @@ class Lists:
 
 
 def read(family: entries.Family) -> Lists:
-    """The committed state. Raises AuditError where a file cannot be understood."""
+    """Read the committed lists.
+
+    Raises AuditError if a file cannot be parsed.
+    """
     shim = entries.SHIM.read_text(encoding="utf-8")
     known = {name for file in family.lists for name in entries.of_list(file)}
     passed = entries.of_passed((entries.HERE / family.passed).read_text(encoding="utf-8"))
@@ -37,7 +43,7 @@ def _twice(names: list[str]) -> list[str]:
 
 
 def complaints(lists: Lists) -> list[str]:
-    """Everything wrong with one family, a sentence each; none: all is well."""
+    """Return every complaint about one family, a sentence each."""
     family = lists.family
     passed = [name for name, _ in lists.passed]
     bases = {entries.without_thread(name) for name in lists.known}

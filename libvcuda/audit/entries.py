@@ -1,4 +1,4 @@
-"""Entry points: of NVIDIA's headers, of the committed lists, of the shim, and of a driver that is installed."""
+"""Entry points of NVIDIA's headers, the committed lists, the shim, and an installed driver."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NVML_RENAMED = re.compile(r"^\s*#\s*define\s+nvml[A-Z]\w*[ \t]+(nvml\w*Get\w*)"
 
 
 class AuditError(Exception):
-    """The audit cannot be done; the message says what to do."""
+    """The audit cannot be done; the message names the remedy."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One library: its lists of names, what the shim does with each, and where its symbols are."""
+    """One library: its lists of names, their treatment by the shim, and the location of its symbols."""
 
     title: str
     hooked: str  # the macros of real.h
@@ -46,18 +46,18 @@ FAMILIES = (CUDA, NVML)
 
 
 def without_thread(name: str) -> str:
-    """The entry that ``name`` is the per-thread-stream variant of, or ``name`` itself."""
+    """Return the entry that ``name`` is the per-thread-stream variant of, or ``name`` itself."""
     return re.sub(r"_pt[sd][sz]$", "", name)
 
 
 def of_cuda_headers(texts: list[str]) -> set[str]:
-    """Every symbol that cuda.h and its companions declare, old versions and per-thread variants included.
+    """Return every symbol that cuda.h and its companions declare, old versions and per-thread variants included.
 
-    Raises AuditError where a function of cudaTypedefs.h was not found: the headers are no longer read rightly.
+    Raises AuditError if a function of cudaTypedefs.h was not found: the headers are no longer parsed correctly.
     """
     names: set[str] = set()
     typed: set[str] = set()
-    inline: set[str] = set()  # in the header itself, so in no library
+    inline: set[str] = set()  # defined in the header itself, so in no library
     for raw in texts:
         text = _COMMENT.sub(" ", raw)
         names.update(_CUDA_DECLARED.findall(text), _CUDA_RENAMED.findall(text))
@@ -71,7 +71,7 @@ def of_cuda_headers(texts: list[str]) -> set[str]:
 
 
 def of_nvml_headers(texts: list[str]) -> set[str]:
-    """Every symbol that nvml.h declares, those that it renames included."""
+    """Return every symbol that nvml.h declares, renamed ones included."""
     names: set[str] = set()
     for raw in texts:
         text = _COMMENT.sub(" ", raw)
@@ -80,13 +80,16 @@ def of_nvml_headers(texts: list[str]) -> set[str]:
 
 
 def of_list(name: str) -> list[str]:
-    """The names in a committed list, in its order."""
+    """Return the names of a committed list, in its order."""
     lines = (HERE / name).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def of_passed(text: str) -> list[tuple[str, str]]:
-    """(name, reason) for every name of a file of passed entries, in its order. Raises AuditError."""
+    """Return (name, reason) for each name of a file of passed entries, in its order.
+
+    Raises AuditError.
+    """
     found: list[tuple[str, str]] = []
     reason = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -102,7 +105,10 @@ def of_passed(text: str) -> list[tuple[str, str]]:
 
 
 def of_macro(text: str, macro: str) -> list[str]:
-    """The names that a list macro of real.h holds. Raises AuditError where there is no such macro."""
+    """Return the names in a list macro of real.h.
+
+    Raises AuditError if there is no such macro.
+    """
     match = re.search(rf"#define {macro}\(X\)((?:[^\n]*\\\n)*[^\n]*)", text)
     if not match:
         raise AuditError(f"no macro {macro} in {SHIM}")
@@ -110,7 +116,10 @@ def of_macro(text: str, macro: str) -> list[str]:
 
 
 def of_library(path: str) -> set[str]:
-    """Every function that an installed driver library exports. Raises AuditError where it cannot be read."""
+    """Return every function that an installed driver library exports.
+
+    Raises AuditError if it cannot be read.
+    """
     try:
         done = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""NVIDIA's headers, out of the wheels of its runtime: read in a temporary folder, and never kept."""
+"""NVIDIA's headers from the wheels of its runtime: read in a temporary folder, and never kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import entries
 
-# Per major version: the wheels that hold cuda.h with its companions, and nvml.h.
+# Per major version: the wheels with cuda.h and its companions, and nvml.h.
 WHEELS = {
     12: ("nvidia-cuda-runtime-cu12", "nvidia-cuda-profiler-api-cu12", "nvidia-nvml-dev-cu12"),
     13: ("nvidia-cuda-runtime>=13,<14", "nvidia-cuda-profiler-api>=13,<14", "nvidia-nvml-dev>=13,<14"),
@@ -21,7 +21,10 @@ CUDA_HEADERS = {
 
 
 def download(major: int, into: Path) -> None:
-    """Fetch one major's wheels. Raises AuditError with pip's own words."""
+    """Fetch one major version's wheels.
+
+    Raises AuditError with pip's message.
+    """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), *WHEELS[major]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -29,7 +32,10 @@ def download(major: int, into: Path) -> None:
 
 
 def texts(folder: Path, names: set[str]) -> list[str]:
-    """The headers of these names in all wheels of a folder. Raises AuditError where one is in none."""
+    """Return the headers of these names in all wheels of a folder.
+
+    Raises AuditError if one is missing.
+    """
     found: dict[str, str] = {}
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
@@ -42,7 +48,7 @@ def texts(folder: Path, names: set[str]) -> list[str]:
 
 
 def write(name: str, found: set[str], wheels: str) -> tuple[set[str], set[str]]:
-    """Write a list; returns what is new in it and what is gone."""
+    """Write a list; return the names added and removed."""
     path = entries.HERE / name
     before = set(entries.of_list(name)) if path.exists() else set()
     head = f"# Names of entry points, from the headers of {wheels}; written by `make audit-headers`."
@@ -51,7 +57,10 @@ def write(name: str, found: set[str], wheels: str) -> tuple[set[str], set[str]]:
 
 
 def refresh(majors: list[int], folder: Path | None) -> None:
-    """Write the lists anew from wheels: those in ``folder``, or fetched ones. Prints what changed. Raises AuditError."""
+    """Regenerate the lists from wheels in ``folder`` or fetched ones, and print the changes.
+
+    Raises AuditError.
+    """
     for major in majors:
         with tempfile.TemporaryDirectory() as scratch:
             place = folder or Path(scratch)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from agent import wire
-from agent.holding.abi import PagesLibrary
-from agent.holding.pages import LimitSlot, LimitsPage
-from agent.holding.usage import Totals, UsagePage
-from agent.machine import cgroups
+from agent.claims.abi import PagesLibrary
+from agent.claims.pages import LimitSlot, LimitsPage
+from agent.claims.usage import Totals, UsagePage
+from agent.host import cgroups
 from tests.agent.control import PATIENCE_SECONDS, Control
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ BUILD = ROOT / "libvcuda" / "build"
 GPULOAD = BUILD / "gpuload"
 GIB = 1 << 30
 SECRET = "the secret of every claim in these tests"
-TETHER = ROOT / "agent" / "machine" / "tether.py"
+TETHER = ROOT / "agent" / "host" / "parent_death.py"
 
 
 async def eventually(holds: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:

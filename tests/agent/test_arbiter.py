@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent import wire
-from agent.machine import processes
-from agent.machine.processes import Process
+from agent.host import processes
+from agent.host.processes import Process
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, Stage, eventually
 from tests.agent.test_reconcile import put
@@ -118,7 +118,7 @@ async def test_two_never_run_at_the_same_time(stage: Stage, control: Control) ->
     stage.start()
     await connected(stage)
     first = await eventually(lambda: processes.find(stage.status()["arbiter"]["pid"] or 0))
-    await eventually(lambda: b"tether.py" not in command_line(first.pid))
+    await eventually(lambda: b"parent_death.py" not in command_line(first.pid))
     # One that hangs does not end when it is asked to: it outlives its agent.
     os.kill(first.pid, signal.SIGSTOP)
     await stage.kill()

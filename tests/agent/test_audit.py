@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from agent import wire
-from agent.holding.claim import gpu_key
-from agent.holding.usage import Accounted
-from agent.machine import audit, processes
-from agent.machine.audit import Audit
-from agent.machine.gpus import Listed
+from agent.claims import audit
+from agent.claims.audit import Audit
+from agent.claims.claim import gpu_key
+from agent.claims.usage import Accounted
+from agent.host import processes
+from agent.host.gpus import Listed
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from agent import wire
-from agent.machine import processes
-from agent.machine.audit import Audit, Finding
-from agent.machine.auditor import MOST_ENDED, Auditor, may_end
+from agent.claims.audit import Audit, Finding
+from agent.claims.auditor import MOST_ENDED, Auditor, may_end
+from agent.host import processes
 from tests.agent.control import Connection
 from tests.agent.stage import Stage
 from tests.agent.test_audit import PATIENCE, found, held, told, unlimited

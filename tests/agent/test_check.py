@@ -15,10 +15,10 @@ import pytest
 from agent import settings, wire
 from agent.check import devices, kernel, library, places, server
 from agent.check.running import SelfCheck
-from agent.door.listener import Caller
-from agent.door.localwire import Refusal
-from agent.machine import processes
-from agent.machine.gpus import Inventory
+from agent.host import processes
+from agent.host.gpus import Inventory
+from agent.local_api.listener import Caller
+from agent.local_wire import Refusal
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, ROOT, Stage
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent import wire
-from agent.holding.abi import PageError
+from agent.claims.abi import PageError
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load

@@ -5,9 +5,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from agent.machine import processes
-from agent.machine.deaths import NEAREST_SECONDS, Deaths
-from agent.machine.processes import Process
+from agent.host import processes
+from agent.host.exits import NEAREST_SECONDS, Deaths
+from agent.host.processes import Process
 from tests.agent.stage import eventually
 
 

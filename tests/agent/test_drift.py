@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agent import wire
-from agent.holding.abi import PageError
-from agent.holding.pages import LimitsPage
+from agent.claims.abi import PageError
+from agent.claims.pages import LimitsPage
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
 from tests.agent.test_reconcile import changed, put

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from agent import wire
-from agent.machine import processes
+from agent.host import processes
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, SECRET, Stage
 from tests.agent.test_reconcile import changed, put

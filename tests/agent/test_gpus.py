@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from agent.machine.gpus import Nvml
+from agent.host.gpus import Nvml
 
 MIB = 1 << 20
 SICK = [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IRQ_ISSUE, pynvml.NVML_ERROR_NO_PERMISSION]

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from agent import wire
-from agent.machine import cgroups, kin, processes
-from agent.machine.cgroups import Group, Hierarchy
-from agent.machine.kin import Seen
-from agent.machine.processes import Process
+from agent.claims import attribution
+from agent.claims.attribution import Seen
+from agent.host import cgroups, processes
+from agent.host.cgroups import Group, Hierarchy
+from agent.host.processes import Process
 from tests.agent.containers import PROGRAM, Container, namespaces_open, unshared
 from tests.agent.control import Connection, Control
 from tests.agent.stage import SECRET, Stage, eventually
@@ -212,7 +213,7 @@ async def test_without_groups_one_who_starts_his_children_again_ends_with_them(s
     await asyncio.to_thread(program.stdout.readline)
     await release(link, held)
     directory = str(stage.claim_dir(held))
-    assert [one for one in kin.take() if one.directory == directory] == []
+    assert [one for one in attribution.take() if one.directory == directory] == []
 
 
 @needs_namespaces
@@ -264,8 +265,8 @@ def test_the_agent_ends_no_group_in_which_it_is(group: Group) -> None:
     script = f"""
 import os
 from pathlib import Path
-from agent.machine.cgroups import Group
-from agent.machine import processes
+from agent.host.cgroups import Group
+from agent.host import processes
 group = Group(Path({str(group.path)!r}))
 group.enter(processes.myself())
 try:
@@ -307,13 +308,17 @@ def test_processes_are_divided_by_membership_directory_container_and_descent() -
         seen(51, 1, container="of both", directory="/b"),
         seen(52, 1, container="of both"),
     ]
-    divided = kin.divide(machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, may_hold=anybody, me=10)
+    divided = attribution.divide(
+        machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, may_hold=anybody, me=10
+    )
     assert pids(divided) == {"a": [20, 21, 30, 31, 32, 33, 34, 50], "b": [22, 23, 51]}
 
 
 def test_whose_word_does_not_count_is_no_claims() -> None:
     machine = [seen(20, 1, directory="/b"), seen(21, 20)]
-    divided = kin.divide(machine, {"a": [], "b": []}, {"/b": "b"}, may_hold=lambda claim, _: claim != "b", me=10)
+    divided = attribution.divide(
+        machine, {"a": [], "b": []}, {"/b": "b"}, may_hold=lambda claim, _: claim != "b", me=10
+    )
     assert pids(divided) == {}
 
 
@@ -325,5 +330,5 @@ def test_neither_the_agent_nor_who_started_it_is_a_claims_by_descent_or_containe
         seen(4, 3, container="c"),
         seen(5, 1, container="c"),
     ]
-    divided = kin.divide(machine, {}, {"/a": "a"}, may_hold=anybody, me=4)
+    divided = attribution.divide(machine, {}, {"/a": "a"}, may_hold=anybody, me=4)
     assert pids(divided) == {"a": [2]}

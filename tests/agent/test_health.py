@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from agent import wire
-from agent.machine import surroundings, xids
-from agent.machine.health import HOT_LOOKS, HW_THERMAL, Health, Verdict
-from agent.machine.vitals import Vitals
+from agent.host import environment_checks, xids
+from agent.host.health import HOT_LOOKS, HW_THERMAL, Health, Verdict
+from agent.host.health_metrics import Vitals
 from agent.wire import ConditionType
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, Stage
@@ -246,7 +246,7 @@ def test_a_driver_that_does_not_answer_leaves_the_gpus_as_they_were(tmp_path: Pa
 
 
 def test_the_clock_is_off_by_what_was_set_since_the_server_told_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = surroundings.Clock()
+    clock = environment_checks.Clock()
     assert clock.verdict() is None
     clock.told(time.time() + 2)
     verdict = clock.verdict()

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from agent import wire
-from agent.holding.claim import Holding
-from agent.holding.groups import Groups
-from agent.holding.registry import Registry
-from agent.holding.troubles import Troubles
-from agent.machine import processes
+from agent.claims.claim import Holding
+from agent.claims.failures import Troubles
+from agent.claims.groups import Groups
+from agent.claims.registry import Registry
+from agent.host import processes
 from agent.node import Node
 from tests.agent.control import Connection
 from tests.agent.stage import GIB, Stage, eventually

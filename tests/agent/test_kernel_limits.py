@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent import wire
-from agent.machine.cgroups import Group
+from agent.host.cgroups import Group
 from tests.agent.control import Connection
 from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
 from tests.agent.test_groups import OPEN

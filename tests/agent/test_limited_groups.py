@@ -8,10 +8,10 @@ import pynvml
 import pytest
 
 from agent.check.memory_limits import memory_limits as checked
-from agent.holding.limited_groups import Key, LimitedGroups
-from agent.machine import memory_limits
-from agent.machine.gpus import Inventory
-from agent.machine.memory_limits import NO_LIMIT
+from agent.claims.limited_groups import Key, LimitedGroups
+from agent.host import memory_limits
+from agent.host.gpus import Inventory
+from agent.host.memory_limits import NO_LIMIT
 
 GIB = 1 << 30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from agent.holding.usage import Totals
-from agent.machine.meter import Meter
+from agent.claims.meter import Meter
+from agent.claims.usage import Totals
 
 GPU = UUID(int=1)
 

@@ -10,11 +10,12 @@ import pytest
 
 from agent import wire
 from agent.check import everything
+from agent.claims import attribution
+from agent.claims.attribution import Seen
 from agent.drift import Drifts, Found
-from agent.machine import kin, mounts, processes
-from agent.machine.cgroups import Hierarchy
-from agent.machine.kin import Seen
-from agent.machine.processes import Process
+from agent.host import mounts, processes
+from agent.host.cgroups import Hierarchy
+from agent.host.processes import Process
 
 ID = "5f" * 32
 ME, PARENT = os.getpid(), os.getppid()
@@ -50,7 +51,7 @@ def test_a_cgroup_that_a_user_names_after_a_container_is_not_that_container(proc
     proc(f"/proc/{PARENT}/cgroup", f"{user}/{ID}.scope\n".encode())
     machine = [Seen(Process(pid, 1), 0, container(pid), None) for pid in (ME, PARENT)]
     members = {"a": [Process(PARENT, 1)]}
-    assert kin.divide(machine, members, {}, may_hold=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
+    assert attribution.divide(machine, members, {}, may_hold=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
     # The control: what runs further below is in the same container.
     proc(f"/proc/{PARENT}/cgroup", f"0::/system.slice/docker-{ID}.scope/init\n".encode())
     assert container(PARENT) == container(ME)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.holding import usage
-from agent.holding.abi import PagesLibrary
-from agent.holding.usage import Attached, UsagePage
+from agent.claims import usage
+from agent.claims.abi import PagesLibrary
+from agent.claims.usage import Attached, UsagePage
 from tests.agent.stage import BUILD, eventually
 
 DEAD = Attached(pid=4_000_000, namespace=1, start_ticks=1)

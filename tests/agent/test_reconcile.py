@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from agent import wire
-from agent.holding.pages import LimitSlot
+from agent.claims.pages import LimitSlot
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, Stage, eventually
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from agent import wire
-from agent.holding.registry import Registry
-from agent.machine import kin, processes
-from agent.machine.kin import Seen
-from agent.machine.processes import Process
+from agent.claims import attribution
+from agent.claims.attribution import Seen
+from agent.claims.registry import Registry
+from agent.host import processes
+from agent.host.processes import Process
 from agent.node import Node
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
@@ -227,7 +228,7 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
         looks.append(None)
         return []
 
-    monkeypatch.setattr(kin, "take", take)
+    monkeypatch.setattr(attribution, "take", take)
     node.apply(wire.Desired(frame=2, assignments=[]), now=10)
     for tenth in range(11):
         node.end_processes(now=10 + tenth / 10)

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from agent import wire
-from agent.holding.claim import gpu_key
-from agent.holding.pages import LimitsPage
-from agent.holding.usage import Accounted
-from agent.machine import processes, shares
-from agent.machine.audit import Audit
-from agent.machine.auditor import Auditor
-from agent.machine.gpus import Listed
-from agent.machine.shares import _Reading, bound, over
+from agent.claims import shares
+from agent.claims.audit import Audit
+from agent.claims.auditor import Auditor
+from agent.claims.claim import gpu_key
+from agent.claims.pages import LimitsPage
+from agent.claims.shares import _Reading, bound, over
+from agent.claims.usage import Accounted
+from agent.host import processes
+from agent.host.gpus import Listed
 from tests.agent.control import Connection
 from tests.agent.stage import GPULOAD, Stage, eventually
 from tests.agent.test_audit import told

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent import wire
-from agent.door import listener
-from agent.door.localwire import Refusal
+from agent.local_api import listener
+from agent.local_wire import Refusal
 from tests.agent.control import Connection
 from tests.agent.stage import SECRET, Stage
 from tests.agent.test_reconcile import changed, put

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent import wire
-from agent.machine import processes
+from agent.host import processes
 from tests.agent.containers import namespaces_open
 from tests.agent.control import Connection
 from tests.agent.stage import BUILD, GPULOAD, Stage, eventually

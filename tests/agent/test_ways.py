@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from agent import wire
-from agent.door import cdi
-from agent.door.localwire import Environment
+from agent.launch import cdi
+from agent.local_wire import Environment
 from agent.settings import Library
 from tests.agent import cdi_rules
 from tests.agent.cdi_rules import Edits

@@ -5,7 +5,7 @@ import pytest
 from apps.scheduling.core.values import GpuState, Request
 from benchmarks.churn.figures import figures
 from benchmarks.churn.load import Arrival, Load
-from benchmarks.churn.replay import Course, jain, played
+from benchmarks.churn.replay import Course, jain, replay
 from benchmarks.churn.schedulers import Fifo, Rounds, Scheduler
 
 HOUR = 3600.0
@@ -22,7 +22,7 @@ def load(*arrivals: tuple[str, Request, float, float, int | None]) -> Load:
 
 
 def starts(load: Load, scheduler: Scheduler) -> list[float]:
-    course = played(load, scheduler)
+    course = replay(load, scheduler)
     return [course.started[number] / HOUR for number in range(len(load.arrivals))]
 
 
@@ -56,7 +56,7 @@ def test_the_tenant_that_holds_least_goes_first() -> None:
 
 
 def test_the_figures_are_those_of_what_happened() -> None:
-    course: Course = played(BLOCKED, Fifo(BLOCKED.gpus, "binpack", passing=False))
+    course: Course = replay(BLOCKED, Fifo(BLOCKED.gpus, "binpack", passing=False))
     found = figures(course)
     assert found["wait, mean"] == pytest.approx((0 + 180 + 180) / 3)
     assert found["GPU-hours served"] == pytest.approx(4 + 2 + 3)

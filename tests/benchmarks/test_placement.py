@@ -9,7 +9,7 @@ import pytest
 from benchmarks.placement.__main__ import main
 from benchmarks.placement.room import Room, Wrong
 from benchmarks.placement.runs import POLICIES, allocated
-from benchmarks.placement.trace import Ask, Machine, Trace, drawn
+from benchmarks.placement.trace import Ask, Machine, Trace, draw
 
 MACHINES = [Machine(8000, 64, 2, "T4"), Machine(8000, 64, 2, "T4"), Machine(4000, 64, 1, "A10")]
 ASKS = [
@@ -43,12 +43,12 @@ def test_without_data_it_says_which_and_whose(monkeypatch: pytest.MonkeyPatch) -
 def test_every_policy_fills_what_can_be_filled(policy: str) -> None:
     # The checker looks at each answer; requests for six and a half GPUs arrive at five.
     for seed in range(5):
-        given = allocated(drawn(MACHINES, ASKS, seed), ASKS, policy)
+        given = allocated(draw(MACHINES, ASKS, seed), ASKS, policy)
         assert 40 <= given[max(given)] <= 100
 
 
 def test_arrivals_are_the_whole_list_and_then_some_of_it() -> None:
-    order, arriving = drawn(MACHINES, ASKS, 3)
+    order, arriving = draw(MACHINES, ASKS, 3)
     assert sorted(order) == sorted(MACHINES)
     assert sorted(arriving[: len(ASKS)]) == sorted(ASKS)
     assert 5500 < sum(ask.milli for ask in arriving) <= 7500

@@ -34,7 +34,7 @@ def test_it():
 
 def test_the_reference_is_what_the_commands_say() -> None:
     """`.venv/bin/python -m gpucloud_cli.reference docs/cli-reference.md` writes it anew."""
-    assert (ROOT / "docs" / "cli-reference.md").read_text() == reference.rendered()
+    assert (ROOT / "docs" / "cli-reference.md").read_text() == reference.render()
 
 
 def test_the_documents_declaration_is_a_valid_one(tmp_path: Path) -> None:

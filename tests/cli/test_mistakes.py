@@ -23,7 +23,7 @@ CLAIM = ("claim", "create", "--core", "10", "--memory", "1GiB", "--uid")
 )
 def test_an_address_that_names_no_server_is_wrong_usage(url: str) -> None:
     with pytest.raises(Usage):
-        access.checked_url(url)
+        access.check_url(url)
 
 
 @pytest.mark.parametrize("token", ["gpc_ümlaut", "gpc_a.b\nX-Evil: 1", "gpc_\udcff", "gpc_a b", "gpc_\x00"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.clusters.extender import configuration
+from apps.clusters.services import scheduler_configuration
 from tests.cast import cast, real_cast
 from tests.clusters import control_plane as planes
 from tests.clusters.extenders import Listening
@@ -34,7 +34,7 @@ def extender() -> Iterator[Listening]:
 @pytest.fixture(scope="module")
 def control_plane(extender: Listening) -> Iterator[planes.ControlPlane]:
     """etcd, API server, controllers, and a scheduler that asks the extender."""
-    config = configuration.configuration(configuration.extender(extender.url))
+    config = scheduler_configuration.configuration(scheduler_configuration.extender(extender.url))
     with (
         tempfile.TemporaryDirectory(prefix="gpucloud-kube-") as directory,
         planes.ControlPlane(Path(directory), scheduler_config=config) as it,

@@ -8,12 +8,13 @@ import pytest
 
 from apps.clusters.extender import predicates
 from apps.clusters.extender.choosing import ByLedger
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Client
 from apps.clusters.models import Cluster
-from apps.clusters.services import bindings, clusters, holding
+from apps.clusters.services import bindings, clusters
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give, give_plenty, used
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import Paper, container, node, pod, request
@@ -121,7 +122,7 @@ def test_a_pod_in_the_ledger_is_not_charged_again(cast: Cast, cluster: Cluster) 
     give(cast.acme, core_percent=100, memory_mib=100_000)
     promised = {"tencent.com/predicate-gpu-idx-0": "0", "tencent.com/predicate-node": "gpu1"}
     bound = pod("q", container(70, 1), annotations=promised, on="gpu1")
-    holding.follow(cluster=cluster, pod=bound, labels={})
+    following.follow(cluster=cluster, pod=bound, labels={})
     assert asked(cluster, pod("p", container(30, 1)), bound)[0] == ["gpu1"]
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from apps.clusters.importing import following
 from apps.clusters.models import Cluster, PodClaim, PodHold
-from apps.clusters.services import bindings, clusters, holding
+from apps.clusters.services import bindings, clusters
 from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Reservation
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import container, pod
@@ -46,7 +47,7 @@ def becomes_a_claim(cluster: Cluster, world: World, name: str) -> bool:
     """Once it is bound."""
     bound = world.paper.pods[name]
     bound["spec"]["nodeName"] = "gpu1"
-    holding.follow(cluster=cluster, pod=bound, labels={})
+    following.follow(cluster=cluster, pod=bound, labels={})
     return PodClaim.objects.filter(pod=name, claim__isnull=False).exists()
 
 

@@ -10,7 +10,7 @@ from apps.clusters.models import Cluster, NamespaceBinding, SharePod
 from apps.clusters.services import bindings, clusters, quota_sync, sealing
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
 from tests.cast import Cast, Machine, ask, give
 from tests.clusters.kubeconfigs import kubeconfig
 
@@ -118,7 +118,7 @@ def test_a_cluster_whose_sharepods_hold_claims_is_not_forgotten(cluster: Cluster
     refused = cast.olga.delete("clusters/kube/")
     assert refused.code == "in-use"
     assert refused.body["claims"] == 1
-    life.release_claim(principal=SYSTEM, claim=claim)
+    lifecycle.release_claim(principal=SYSTEM, claim=claim)
     assert cast.olga.delete("clusters/kube/").status == 204
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
-from apps.clusters.extender import configuration
+from apps.clusters.services import scheduler_configuration
 
 # As gpu-admission's documentation has it.
 OLD: dict[str, Any] = {
@@ -30,7 +30,7 @@ OLD: dict[str, Any] = {
 
 
 def test_an_old_policy_becomes_a_configuration() -> None:
-    made, left_out = configuration.convert(OLD)
+    made, left_out = scheduler_configuration.convert(OLD)
     assert made == {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -50,23 +50,25 @@ def test_an_old_policy_becomes_a_configuration() -> None:
 @pytest.mark.parametrize("url", ["http://10.0.0.1:3456", "https://extender.example.org/"])
 @pytest.mark.parametrize("everything", [False, True])
 def test_there_and_back_changes_nothing(url: str, everything: bool) -> None:
-    made = configuration.configuration(configuration.extender(url, everything=everything, caFile="/etc/ca.pem"))
-    policy, _ = configuration.convert(made)
-    assert configuration.convert(policy) == (made, [])
+    made = scheduler_configuration.configuration(
+        scheduler_configuration.extender(url, everything=everything, caFile="/etc/ca.pem")
+    )
+    policy, _ = scheduler_configuration.convert(made)
+    assert scheduler_configuration.convert(policy) == (made, [])
 
 
 @pytest.mark.parametrize(
     ("text", "nanoseconds"), [("1m30s", 90 * 10**9), ("500ms", 5 * 10**8), (7, 7), ("1.5s", 15 * 10**8)]
 )
 def test_timeouts_are_read_as_go_writes_them(text: object, nanoseconds: int) -> None:
-    made = configuration.policy({"httpTimeout": text})
+    made = scheduler_configuration.policy({"httpTimeout": text})
     assert made["extenders"] == [{"httpTimeout": nanoseconds}]
 
 
 @pytest.mark.parametrize("text", ["", "soon", "10", "10 s", True, None])
 def test_a_timeout_that_is_none_is_refused(text: object) -> None:
-    with pytest.raises(configuration.NotASchedulerConfiguration):
-        configuration.policy({"httpTimeout": text})
+    with pytest.raises(scheduler_configuration.NotASchedulerConfiguration):
+        scheduler_configuration.policy({"httpTimeout": text})
 
 
 def command(*arguments: str) -> Any:
@@ -85,7 +87,7 @@ def test_the_command_prints_either_form() -> None:
 def test_the_command_converts_a_file(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(json.dumps(OLD))
-    assert command("--convert", str(file)) == configuration.convert(OLD)[0]
+    assert command("--convert", str(file)) == scheduler_configuration.convert(OLD)[0]
     file.write_text("kind: Pod")
     with pytest.raises(CommandError, match="neither Policy nor"):
         command("--convert", str(file))

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.models import Cluster, PodClaim
-from apps.clusters.services import bindings, clusters, evicting, holding
+from apps.clusters.services import bindings, clusters, evicting
 from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.forgetting import forget_node
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming import preemption
+from apps.scheduling.services.reclaiming.forgetting import forget_node
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give_plenty
 from tests.clusters import paper
 from tests.clusters.kubeconfigs import kubeconfig
@@ -67,7 +68,7 @@ def cluster(cast: Cast, machine: Machine) -> Cluster:
 def run(cluster: Cluster, machine: Machine, *cores: int) -> list[Claim]:
     """The claims of the pod `train`, which runs."""
     containers = (paper.container(core, 10, name=f"c{place}") for place, core in enumerate(cores))
-    holding.follow(cluster=cluster, pod=running("train", *containers), labels={})
+    following.follow(cluster=cluster, pod=running("train", *containers), labels={})
     machine.obey()
     return [row.claim for row in PodClaim.objects.order_by("pk") if row.claim]
 
@@ -112,7 +113,7 @@ def test_it_is_told_evicted_and_released_when_its_pod_is_over(cast: Cast, cluste
     # Until it is over its pod has what it has; and who ends already is not asked for again.
     assert evict(cluster, kube, "uid-train") == set()
     assert (fresh(claim).state, fresh(urgent).state) == ("active", "queued")
-    holding.end(cluster=cluster, pod_uid="uid-train")
+    following.end(cluster=cluster, pod_uid="uid-train")
     machine.obey()
     turn(cast)
     assert (fresh(claim).state, fresh(urgent).state) == ("released", "assigned")
@@ -185,7 +186,7 @@ def test_a_pod_whose_claim_was_released_under_it_is_evicted(cast: Cast, cluster:
     assert fresh(claim).state == "released"
     assert evict(cluster, kube) == {"uid-train"}
     assert kube.events == [f"The claim {claim.uid} of container c0 was released."]
-    holding.end(cluster=cluster, pod_uid="uid-train")
+    following.end(cluster=cluster, pod_uid="uid-train")
     assert evict(cluster, kube) == set()
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from apps.clusters.importing import following
 from apps.clusters.models import Cluster, PodClaim
-from apps.clusters.services import bindings, clusters, holding
+from apps.clusters.services import bindings, clusters
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, assert_books_agree, give, give_plenty, used
@@ -33,7 +34,7 @@ def running(name: str, *containers: Json, gpus: str = "0", on: str = "gpu1", **m
 
 
 def follow(cluster: Cluster, pod: Json, **labels: str) -> PodClaim:
-    holding.follow(cluster=cluster, pod=pod, labels=labels)
+    following.follow(cluster=cluster, pod=pod, labels=labels)
     return PodClaim.objects.get(pod=pod["metadata"]["name"])
 
 
@@ -63,8 +64,8 @@ def test_a_pod_that_is_over_gives_back_when_its_node_says_so(cast: Cast, cluster
     give_plenty(cast.acme)
     follow(cluster, running("train", paper.container(200, 1), gpus="1,3"))
     machine.obey()
-    assert holding.end(cluster=cluster, pod_uid="uid-train") == 1
-    assert holding.end(cluster=cluster, pod_uid="uid-train") == 0
+    assert following.end(cluster=cluster, pod_uid="uid-train") == 1
+    assert following.end(cluster=cluster, pod_uid="uid-train") == 0
     machine.obey()
     assert Claim.objects.get().state == "released"
     assert used(cast.acme)["core_percent"] == 0
@@ -77,12 +78,12 @@ def test_the_next_pod_of_a_name_has_its_own_claim(cast: Cast, cluster: Cluster, 
     first = follow(cluster, running("web-0", paper.container(100), gpus="1"))
     again = running("web-0", paper.container(100), gpus="1")
     again["metadata"]["uid"] = "uid-of-the-next"
-    holding.follow(cluster=cluster, pod=again, labels={})
+    following.follow(cluster=cluster, pod=again, labels={})
     first.refresh_from_db()
     assert first.ended_at is not None
     # Its GPU is the next one's once the node has confirmed that the first is gone.
     machine.obey()
-    holding.follow(cluster=cluster, pod=again, labels={})
+    following.follow(cluster=cluster, pod=again, labels={})
     claim = PodClaim.objects.live().get().claim
     assert claim is not None
     assert claim.pod is not None
@@ -94,13 +95,13 @@ def test_what_ended_while_nobody_watched_is_found(cast: Cast, cluster: Cluster, 
     give_plenty(cast.acme)
     for name in ("stays", "goes"):
         follow(cluster, running(name, paper.container(30, 10)))
-    assert holding.end_others(cluster=cluster, live=["uid-stays"], is_there=lambda row: False) == 1
+    assert following.end_others(cluster=cluster, live=["uid-stays"], is_there=lambda row: False) == 1
     assert list(PodClaim.objects.live().values_list("pod", flat=True)) == ["stays"]
 
 
 def test_a_pod_that_is_not_bound_holds_nothing(cast: Cast, cluster: Cluster, machine: Machine) -> None:
     give_plenty(cast.acme)
-    holding.follow(cluster=cluster, pod=running("train", paper.container(30, 10), on=""), labels={})
+    following.follow(cluster=cluster, pod=running("train", paper.container(30, 10), on=""), labels={})
     assert not PodClaim.objects.exists()
 
 

@@ -19,7 +19,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.services.claims.forgetting import forget_node
+from apps.scheduling.services.reclaiming.forgetting import forget_node
 from tests.cast import Cast, Machine
 from tests.clusters.answering import Json
 from tests.clusters.kubeconfigs import kubeconfig

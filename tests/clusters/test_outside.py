@@ -6,17 +6,18 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from apps.clusters.importing import following
 from apps.clusters.models import Cluster, PodHold
-from apps.clusters.services import bindings, clusters, holding, outside
+from apps.clusters.services import bindings, clusters, outside
 from apps.nodes.models import Gpu
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims import life
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.placing.fleet import read_fleet
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.fleet.devices import read_fleet
+from apps.scheduling.services.rebalancing import guarantees
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed
 from tests.clusters import paper
 from tests.clusters.kubeconfigs import kubeconfig
@@ -71,7 +72,7 @@ def test_what_nobodys_pod_uses_is_free_once_it_is_over(cast: Cast, cluster: Clus
     for _ in range(2):
         follow(cluster, pod)
     assert free(machine) == (0, 0)
-    holding.end(cluster=cluster, pod_uid="uid-train")
+    following.end(cluster=cluster, pod_uid="uid-train")
     assert free(machine) == (100, 24 * GIB)
     assert not PodHold.objects.exists()
 
@@ -81,7 +82,7 @@ def test_a_pod_on_a_gpu_that_is_full_has_what_is_freed_there(cast: Cast, cluster
     claim, _ = placed(cast, machine, tenant=cast.globex, core_request=90, memory_mib=GIB)
     follow(cluster, running("train", paper.container(30, 10)))
     assert free(machine)[0] == 0
-    life.release_claim(principal=SYSTEM, claim=claim)
+    lifecycle.release_claim(principal=SYSTEM, claim=claim)
     machine.obey()
     assert free(machine)[0] == 70
     assert tried(cast, core_request=80, memory_mib=1) == "queued"
@@ -126,11 +127,11 @@ def test_promises_that_came_to_nothing_are_forgotten(cast: Cast, cluster: Cluste
     unheard = paper.pod("unheard", paper.container(10, 1))
     for uid in ("uid-chosen", "uid-unheard", "uid-gone"):
         outside.keep(cluster=cluster, pod_uid=uid, parts={machine.gpu().pk: (10, 256)})
-    holding.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
+    following.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
     # The watch may not have heard of them yet.
     assert PodHold.objects.count() == 3
     PodHold.objects.update(since=timezone.now() - timedelta(minutes=2))
-    holding.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
+    following.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
     assert list(PodHold.objects.values_list("pod_uid", flat=True)) == ["uid-chosen"]
     assert machine.gpu().core_outside == 10
 

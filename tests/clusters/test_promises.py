@@ -10,12 +10,13 @@ from django.db import OperationalError
 from apps.clusters.extender import predicates
 from apps.clusters.extender.choosing import ByLedger
 from apps.clusters.extender.promises import Promises
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.models import Cluster, PodHold
-from apps.clusters.services import bindings, clusters, holding, outside
+from apps.clusters.services import bindings, clusters, outside
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import Paper, container, node, pod, request
@@ -119,7 +120,7 @@ def test_a_promise_becomes_the_pods_claim(cast: Cast, cluster: Cluster, machine:
     world.ask("p")
     bound = world.paper.pods["p"]
     bound["spec"]["nodeName"] = "gpu1"
-    holding.follow(cluster=cluster, pod=bound, labels={})
+    following.follow(cluster=cluster, pod=bound, labels={})
     assert (machine.gpu().core_used, machine.gpu().core_outside) == (60, 0)
     assert not PodHold.objects.exists()
     # What it holds is told by its annotations: to the pods of its cluster it is no other's.

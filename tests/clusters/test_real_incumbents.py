@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from apps.clusters.extender import configuration
+from apps.clusters.services import scheduler_configuration
 from tests.clusters.cluster_objects import CORE, MEMORY, add_namespace, add_node, bound
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.extenders import Listening
@@ -23,7 +23,7 @@ def test_its_paths_place_and_bind_pods_that_were_rewritten(real_plane: ControlPl
     with Listening() as listener:
         listener.begin("kube", client)
         entry = {"urlPrefix": listener.url + path, **verbs}
-        real_plane.start_scheduler(configuration.configuration(entry, scheduler_name=name))
+        real_plane.start_scheduler(scheduler_configuration.configuration(entry, scheduler_name=name))
         try:
             client.post(f"/api/v1/namespaces/{name}/pods", {"metadata": {"name": "train"}, "spec": spec})
             assert bound(client, name, "train", seconds=60) == (f"{name}-a", "0")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from apps.clusters.extender import configuration
 from apps.clusters.kube.client import Client, Refused
+from apps.clusters.services import scheduler_configuration
 from tests.clusters.cluster_objects import CHOSEN, CORE, INDEX, add_namespace, add_node, bound, end_as_a_kubelet, pod
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.extenders import Listening
@@ -53,9 +53,9 @@ def client(real_plane: ControlPlane, listener: Listening) -> Iterator[Failing]:
 
 def asking(listener: Listening, *, without: str = "") -> Json:
     """A scheduler's configuration; `without`: what it does by itself."""
-    entry = configuration.extender(listener.url, everything=True)
+    entry = scheduler_configuration.extender(listener.url, everything=True)
     entry.pop(without, None)
-    return configuration.configuration(entry, scheduler_name=SCHEDULER)
+    return scheduler_configuration.configuration(entry, scheduler_name=SCHEDULER)
 
 
 @pytest.fixture(scope="module")

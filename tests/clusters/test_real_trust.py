@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from apps.clusters.extender import configuration
 from apps.clusters.kube.client import Client
-from apps.clusters.services import clusters, connections, joining
+from apps.clusters.services import clusters, connections, joining, scheduler_configuration
 from apps.nodes.models import Node
 from apps.nodes.services.nodes import EnrolmentRefused
 from apps.quotas.principals import SYSTEM
@@ -53,8 +52,8 @@ def by_certificate(real_plane: ControlPlane, tmp_path: Path) -> Iterator[tuple[L
     client.posts = []
     with listener:
         listener.begin("kube", client)
-        entry = configuration.extender(listener.url, everything=True, by_name=True, **files)
-        real_plane.start_scheduler(configuration.configuration(entry, scheduler_name=SCHEDULER))
+        entry = scheduler_configuration.extender(listener.url, everything=True, by_name=True, **files)
+        real_plane.start_scheduler(scheduler_configuration.configuration(entry, scheduler_name=SCHEDULER))
         yield listener, client
         real_plane.stop_one("kube-scheduler")
 

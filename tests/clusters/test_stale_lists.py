@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.objects import Namespace
 from apps.clusters.kube.reflector import Seen
 from apps.clusters.models import Cluster, PodClaim
-from apps.clusters.services import holding
 from apps.clusters.watching import Watched
 from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, give_plenty
@@ -43,7 +43,7 @@ def pods(cast: Cast, cluster: Cluster, machine: Machine) -> list[Json]:
     give_plenty(cast.acme)
     made = [running(name, paper.container(30, 10)) for name in ("new", "gone")]
     for pod in made:
-        holding.follow(cluster=cluster, pod=pod, labels={})
+        following.follow(cluster=cluster, pod=pod, labels={})
     return made
 
 

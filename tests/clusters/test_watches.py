@@ -15,8 +15,8 @@ from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming import preemption
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, used
 from tests.cast import ask as ask_outside
 from tests.clusters.cluster_objects import add_namespace, add_node, ask, bound, end_as_a_kubelet, pod, remove

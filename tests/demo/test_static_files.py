@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from deploy.demo.nodes import ROOT
-from deploy.demo.static import collected
-from gpucloud.web.static import StaticDoor
+from deploy.demo.static import collect
+from gpucloud.fastpath.static_files import StaticFilesMiddleware
 
 STYLE = "css/site.css"
 Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
@@ -21,7 +21,7 @@ Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
 @pytest.fixture(scope="module")
 def place() -> Path:
     """Where they lie."""
-    return collected()
+    return collect()
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def door(place: Path, settings: Any) -> Asked:
     """Asks the door for a path; what it leaves to the application is answered with 418."""
     settings.STATIC_ROOT = str(place)
     settings.WHITENOISE_USE_FINDERS = False
-    settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "gpucloud.web.static.Named"}}
+    settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "gpucloud.fastpath.static_files.Named"}}
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 418, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    made = StaticDoor(application)
+    made = StaticFilesMiddleware(application)
 
     async def ask(path: str, headers: dict[str, str], method: str = "GET") -> tuple[int, dict[str, str], bytes]:
         sent: list[Any] = []
@@ -63,7 +63,7 @@ def test_what_is_there_for_this_content_is_not_made_again(place: Path, monkeypat
         raise AssertionError("it was made again")
 
     monkeypatch.setattr(subprocess, "run", never)
-    assert collected() == place
+    assert collect() == place
 
 
 def test_all_sheets_are_served_as_one(place: Path) -> None:

@@ -79,6 +79,6 @@ def test_where_nothing_may_be_kept_initdb_does(tmp_path: Path, monkeypatch: pyte
 def test_what_was_removed_while_it_was_copied_is_no_copy(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     # Its files had gone before they were listed.
-    assert not postgres._copied(tmp_path / "kept", tmp_path / "fresh")
+    assert not postgres._copy_template(tmp_path / "kept", tmp_path / "fresh")
     (tmp_path / "kept" / "PG_VERSION").write_text("18")
-    assert postgres._copied(tmp_path / "kept", tmp_path / "fresh")
+    assert postgres._copy_template(tmp_path / "kept", tmp_path / "fresh")

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.nodes.models import Node
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.fuzz.conftest import Server
 
 # The server sees what is committed only.

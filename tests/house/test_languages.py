@@ -12,13 +12,13 @@ from django import forms
 from django.template.base import Lexer, TokenType
 from django.utils.functional import Promise
 
-from apps.scheduling.pages.sign_in import SignInForm
+from apps.console.shell.sign_in import SignInForm
 from gpucloud import messages
 from gpucloud.errors import GpucloudError
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
-PAGES = sorted(file for app in ("clusters", "scheduling") for file in (ROOT / "apps" / app / "pages").glob("*.py"))
+PAGES = sorted((ROOT / "apps" / "console").rglob("*.py"))
 # The same in every language; and attributes that a block gives to a tag of its base.
 NOT_SAID = re.compile(r"""\b(gpucloud|gpc_|GPU|CSV|JSON|MiB|GiB|Ctrl|Enter|Tab|Esc)\b|\bdata-[a-z-]+="[^"]*\"""")
 SPOKEN = {"aria-label", "title", "placeholder", "alt"}

@@ -6,7 +6,7 @@ import pytest
 from django.db import DataError, connection
 from django.db.backends.postgresql.psycopg_any import BaseTzLoader
 
-from gpucloud.database.base import Moments
+from gpucloud.fastpath.database.base import Moments
 
 pytestmark = pytest.mark.django_db
 

@@ -27,7 +27,7 @@ PICTURE = """.btn{background:url("data:image/svg+xml,<a b='}.modal{'/>")}"""
     ],
 )
 def test_a_rule_goes_where_it_is_for_a_class_that_nobody_names(sheet: str, left: list[str]) -> None:
-    assert styles.used(sheet, WORDS) == "".join(f"{rule}\n" for rule in left)
+    assert styles.filter_rules(sheet, WORDS) == "".join(f"{rule}\n" for rule in left)
 
 
 def test_classes_are_found_where_templates_scripts_and_forms_name_them() -> None:

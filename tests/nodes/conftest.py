@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gpucloud import hub
+from gpucloud import hints
 from tests.cast import Cast, Machine, cast, give_plenty, real_cast
 from tests.nodes.agents import Agent, enrol_with
 
@@ -32,5 +32,5 @@ async def agents(machine: Machine) -> AsyncIterator[Callable[..., Agent]]:
     yield make
     for agent in made:
         await agent.hang_up()
-    # Each test has an event loop of its own, and the hub's connections are the loop's.
-    await hub.here().close()
+    # Each test has an event loop of its own, and the connections of the hint bus belong to the loop.
+    await hints.bus().close()

@@ -8,14 +8,16 @@ import msgspec
 import pytest
 
 from agent import wire
-from apps.nodes.gateway import admission, intake, registry
+from apps.nodes.gateway import admission, intake
 from apps.nodes.models import Gpu, Node, Sample
+from apps.nodes.models.node import hint_group
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
-from gpucloud import hub
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
+from gpucloud import hints
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
 from tests.nodes.agents import Agent, enrol_with, in_database, said
 from tests.scheduling.routes import stored
@@ -150,7 +152,7 @@ async def test_what_is_committed_reaches_the_socket_without_a_worker(
     assert isinstance(pushed, wire.Desired)
     assert pushed.frame == first.frame + 1
     assert [item.claim_uid for item in pushed.assignments] == [str(claim.uid)]
-    await in_database(lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=50))
+    await in_database(lambda: resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=50)))
     again = await agent.hear()
     assert isinstance(again, wire.Desired)
     assert [(item.generation, item.core_request) for item in again.assignments] == [(2, 50)]
@@ -159,8 +161,8 @@ async def test_what_is_committed_reaches_the_socket_without_a_worker(
 async def test_a_word_of_another_release_does_not_keep_pushes_from_the_socket(agents: Agents, machine: Machine) -> None:
     agent = agents()
     await agent.greet()
-    group = registry.group(machine.node.pk)
-    await hub.here().say([(group, {"type": "node.of-tomorrow"}), (group, {}), (group, CHANGED)])
+    group = hint_group(machine.node.pk)
+    await hints.bus().publish([(group, {"type": "node.of-tomorrow"}), (group, {}), (group, CHANGED)])
     assert isinstance(await agent.hear(), wire.Desired)
 
 
@@ -201,10 +203,10 @@ async def test_who_says_hello_twice_is_told_once_and_leaves_nothing_behind(agent
     await agent.greet()
     await agent.say(hello("gpu1"))
     assert [type(await agent.hear()) for _ in range(2)] == [wire.Welcome, wire.Desired]
-    group = registry.group(machine.node.pk)
-    assert len(hub.here()._joined[group]) == 1
+    group = hint_group(machine.node.pk)
+    assert len(hints.bus()._joined[group]) == 1
     await agent.hang_up()
-    assert group not in hub.here()._joined
+    assert group not in hints.bus()._joined
 
 
 def usage(seq: int, at: float, *uids: str, gpus: tuple[str, ...] = ()) -> wire.Usage:

@@ -14,7 +14,7 @@ from apps.nodes.models import Sample
 from apps.nodes.services import agent_rows
 from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Assignment
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, gpu_uuid, hello
 from tests.nodes.agents import Agent, enrol_with, in_database
 from tests.nodes.test_gateway import usage

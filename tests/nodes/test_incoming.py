@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from agent import wire
-from apps.nodes.gateway import incoming, registry
+from apps.nodes.gateway import incoming
 from apps.nodes.gateway.incoming import Incoming
 from apps.nodes.models import Node
+from apps.nodes.providers import node_claims
 from tests.cast import Cast, Machine
 from tests.nodes.agents import Agent, in_database
 
@@ -60,8 +61,8 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames: list[int] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
-        self._claims = registry.claims()
-        monkeypatch.setattr(registry, "claims", lambda: self)
+        self._claims = node_claims.get()
+        monkeypatch.setattr(node_claims, "get", lambda: self)
 
     def observed(self, node: Node, frame: wire.Observed) -> None:
         self.frames.append(frame.frame)

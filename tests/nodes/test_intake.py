@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from agent import wire
-from apps.nodes.gateway import intake, registry
+from apps.nodes.gateway import intake
 from apps.nodes.gateway.intake import Intake
+from apps.nodes.providers import node_claims
 from apps.nodes.services.telemetry.storing import Measured, Source
 
 Told = Callable[[int | None], None]
@@ -29,7 +30,7 @@ async def test_one_node_takes_no_others_room_and_has_its_own_again_when_it_is_st
 ) -> None:
     monkeypatch.setattr(intake, "_stored", lambda _: None)
     monkeypatch.setattr(intake, "GATHER_SECONDS", 0)
-    monkeypatch.setattr(registry, "claims", Nobody)
+    monkeypatch.setattr(node_claims, "get", Nobody)
     frames, done = Intake(), asyncio.Event()
 
     def told(seq: int | None) -> None:
@@ -60,7 +61,7 @@ async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch
         stored.extend(source.node_name for source, _ in batch)
 
     monkeypatch.setattr(intake, "_stored", store)
-    monkeypatch.setattr(registry, "claims", Nobody)
+    monkeypatch.setattr(node_claims, "get", Nobody)
     frames, heard = Intake(), {name: list[int | None]() for name in ("a", "b", "bad", "c")}
     for name, said in heard.items():
         told: Told = said.append

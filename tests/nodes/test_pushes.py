@@ -12,10 +12,12 @@ import pytest
 from django.db import OperationalError
 
 from agent import wire
-from apps.nodes.gateway import admission, outgoing, registry, wanted
+from apps.nodes.gateway import admission, outgoing, wanted
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.gateway.wanted import Wanted
-from gpucloud import hub
+from apps.nodes.models.node import hint_group
+from apps.nodes.providers import node_claims
+from gpucloud import hints
 from gpucloud.asgi import application
 from tests.cast import Machine, hello
 from tests.nodes.agents import Agent
@@ -110,7 +112,7 @@ async def test_a_node_with_more_than_its_agent_takes_keeps_what_it_was_told(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int
 ) -> None:
     state = wire.Desired(frame=1, assignments=[wire._LONGEST] * 2)
-    monkeypatch.setattr(registry.claims(), "desired", lambda node_ids: dict.fromkeys(node_ids, state))
+    monkeypatch.setattr(node_claims.get(), "desired", lambda node_ids: dict.fromkeys(node_ids, state))
     monkeypatch.setattr(wire, "MAX_ASSIGNMENTS", most)
     reader, told = Wanted(), list[str]()
     reader.ask(machine.node.pk, told.append, fail)
@@ -189,4 +191,4 @@ async def test_an_agent_that_reads_nothing_holds_no_turn_and_is_hung_up(
         for _ in range(admission.AT_ONCE):
             await turns.enter_async_context(admission.turn())
     await asyncio.wait_for(deaf.connection, 10)
-    assert registry.group(machine.node.pk) not in hub.here()._joined
+    assert hint_group(machine.node.pk) not in hints.bus()._joined

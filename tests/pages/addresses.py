@@ -2,7 +2,7 @@
 
 import re
 
-from apps.scheduling.pages.urls import urlpatterns
+from apps.console.urls import urlpatterns
 
 # `nodes/<slug:name>`: what is named, and of which kind it is.
 PARAMETER = re.compile(r"([\w-]+)/<\w+:\w+>")

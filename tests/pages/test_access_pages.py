@@ -9,11 +9,11 @@ from typing import Any
 
 from django.utils import timezone
 
+from apps.console.access import agents
 from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent, Membership, Price, QuotaRequest, ResourceQuota, Token
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, requests, tokens
-from apps.scheduling.pages import agents
 from tests.cast import MODEL, Api, Cast, Machine, give, placed
 from tests.pages.conftest import SignIn
 

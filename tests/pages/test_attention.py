@@ -4,8 +4,8 @@ from datetime import timedelta
 
 from django.utils import timezone
 
+from apps.console.overview import attention
 from apps.nodes.models import Gpu, Node
-from apps.scheduling.pages import attention
 from tests.cast import Cast, Machine, gpu_uuid
 from tests.pages.conftest import SignIn
 

@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 
 from agent import wire
+from apps.console.overview import attention
+from apps.console.overview.fleet_map import read_fleet_map
 from apps.nodes.models import Condition, Gpu
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim
-from apps.scheduling.pages import attention
-from apps.scheduling.pages.fleet import read_fleet_map
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, gpu_uuid, placed
 from tests.pages.conftest import SignIn
 

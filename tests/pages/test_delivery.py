@@ -17,9 +17,9 @@ from pytest_django import DjangoAssertNumQueries
 from apps.nodes.models import Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from gpucloud.urls import server_error
-from gpucloud.web.looks import LOOKS
+from gpucloud.web.badges import BADGES
 from gpucloud.web.tags import SPRITE, coded
 from tests.cast import Cast, Machine, placed
 from tests.measurements import keep
@@ -173,9 +173,9 @@ def test_every_icon_that_is_named_is_in_the_sprite() -> None:
     symbols = set(re.findall(r'<symbol id="([^"]+)"', _file(SPRITE).decode()))
     templates = (Path(settings.BASE_DIR) / "templates").rglob("*.html")
     named = {name for file in templates for name in re.findall(r"{% icon '([^']+)'", file.read_text())}
-    attention = Path(settings.BASE_DIR) / "apps" / "scheduling" / "pages" / "attention.py"
+    attention = Path(settings.BASE_DIR) / "apps" / "console" / "overview" / "attention.py"
     named |= set(re.findall(r'Notice\(\s*"\w+",\s*"([a-z0-9-]+)"', attention.read_text()))
-    assert named | {look.icon for look in LOOKS.values()} <= symbols
+    assert named | {badge.icon for badge in BADGES.values()} <= symbols
 
 
 def _file(name: str) -> bytes:

@@ -6,10 +6,10 @@ from typing import Any
 
 from django.utils import timezone
 
+from apps.console.nodes.drain import heartbeat
 from apps.nodes.models import Node, UsageMinute
 from apps.nodes.models.rolled import WHOLE_GPU
 from apps.nodes.services.telemetry.levels import MINUTE, floor
-from apps.scheduling.pages.drain import heartbeat
 from tests.cast import Cast, Machine, placed
 from tests.pages.conftest import SignIn
 

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Proposal, Round
-from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 

@@ -1,6 +1,7 @@
 """The languages of the pages: chosen by the reader, without scripts; programs are answered in English."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from django.test import Client
@@ -35,7 +36,7 @@ def test_the_browsers_language_is_spoken(cast: Cast, machine: Machine, browser: 
 @pytest.mark.parametrize("name", ["olga", "anna"])
 def test_no_page_in_chinese_says_a_sentence_in_english(browser: SignIn, grow: Callable[[str], None], name: str) -> None:
     grow("a")
-    known = messages.read(messages.file_of("zh_Hant", ".po").read_text())
+    known = messages.read(messages.file_of("zh_Hant", ".po"))
     # Names and codes of things are the same in every language, and some are also words: a condition is called
     # Ready, and the audit log has a value True.
     same = {"Ready", "True"}
@@ -106,11 +107,11 @@ def test_what_is_said_of_a_waiting_claim_and_how_old_it_is(cast: Cast, machine: 
     assert "中 4 張 GPU" in page
 
 
-def test_a_text_file_is_read_as_it_was_written() -> None:
+def test_a_catalogue_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = {'a "b"\n': "x", "one\0many": "x", "alone": "y"}
     known = {'a "b"\n': "甲", "one\0many": "乙"}
-    text = messages.written("zh_Hans", found, known)
-    assert messages.read(text) == {**known, "alone": ""}
+    messages.catalogue("zh_Hans", found, known).save(str(tmp_path / "django.po"))
+    assert messages.read(tmp_path / "django.po") == {**known, "alone": ""}
 
 
 @pytest.mark.parametrize(

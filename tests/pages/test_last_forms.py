@@ -14,7 +14,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import resize
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 from tests.pages.test_cluster_pages import cluster

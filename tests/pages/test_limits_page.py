@@ -11,7 +11,7 @@ from django.test import Client
 from apps.quotas.models import Budget, LimitRange, MemberLimit, User
 from apps.quotas.principals import SYSTEM, of_user
 from apps.quotas.services import budgets, limit_ranges, member_limits
-from apps.scheduling.services.accounting.budgets import watch_budgets
+from apps.scheduling.services.charging.budgets import watch_budgets
 from tests.cast import GIB, Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 

@@ -12,7 +12,7 @@ from django.test import Client
 
 from apps.quotas.models import User
 from apps.scheduling import events, live
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.asgi import application
 from tests.cast import Cast
 from tests.scheduling.asgi_client import in_database
@@ -21,10 +21,10 @@ CHANGED = {"type": "claim.changed", "uid": "a-claim"}
 
 
 @pytest.fixture(autouse=True)
-async def hub_is_closed() -> AsyncIterator[None]:
-    """The hub's connections are the event loop's, and each test has its own."""
+async def bus_is_closed() -> AsyncIterator[None]:
+    """Close the bus: its connections belong to the event loop, and each test has its own loop."""
     yield
-    await hub.here().close()
+    await hints.bus().close()
 
 
 def signed_in(who: str = "anna") -> Client:
@@ -50,7 +50,7 @@ async def opened(client: Client) -> ApplicationCommunicator:
 async def said_to(page: ApplicationCommunicator, group: str) -> None:
     """Accepted comes before joined: the first may be said to nobody."""
     while await page.receive_nothing(timeout=0.2):
-        await hub.here().say([(group, CHANGED)])
+        await hints.bus().publish([(group, CHANGED)])
 
 
 async def closed(page: ApplicationCommunicator) -> int:
@@ -74,7 +74,7 @@ async def test_a_page_that_is_signed_out_is_told_of_no_more_claims(
     assert (told["type"], told["uid"]) == ("changed", "a-claim")
     assert abs(told["at"] - time.time()) < 60
     await in_database(client.logout)
-    await hub.here().say([(group, CHANGED)])
+    await hints.bus().publish([(group, CHANGED)])
     assert await closed(page) == live.CLOSE_DENIED
 
 
@@ -90,7 +90,7 @@ async def test_a_page_that_cannot_be_told_is_closed_and_comes_again(
 
     monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", -1.0)
     monkeypatch.setattr(live, "_groups", away)
-    await hub.here().say([(group, CHANGED)])
+    await hints.bus().publish([(group, CHANGED)])
     assert await closed(page) == live.CLOSE_FAILED
 
 

@@ -15,17 +15,17 @@ from apps.nodes.services.telemetry.storing import Measured, source_of, store
 from apps.quotas.models import Tenant, User
 from apps.scheduling import events, live, watching
 from apps.scheduling.models import Claim
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.asgi import application
 from tests.cast import Cast, Machine, give_plenty, gpu_uuid, placed
 from tests.scheduling.asgi_client import in_database
 
 
 @pytest.fixture(autouse=True)
-async def hub_is_closed() -> AsyncIterator[None]:
-    """The hub's connections are the event loop's, and each test has its own."""
+async def bus_is_closed() -> AsyncIterator[None]:
+    """Close the bus: its connections belong to the event loop, and each test has its own loop."""
     yield
-    await hub.here().close()
+    await hints.bus().close()
 
 
 class Page:

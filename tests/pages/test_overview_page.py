@@ -6,13 +6,13 @@ from typing import Any
 
 from django.utils import timezone
 
+from apps.console.overview.capacity import room_of
+from apps.console.overview.fleet_map import Cell, read_fleet_map
+from apps.console.shell.measurements import Use, use_of_gpus
 from apps.nodes.models import FleetMinute, Gpu, Node, Sample
 from apps.nodes.services.gpu_rows import GpuRow
 from apps.nodes.services.telemetry.levels import MINUTE, floor
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.pages.fleet import Cell, read_fleet_map
-from apps.scheduling.pages.measured import Use, use_of_gpus
-from apps.scheduling.pages.room import room_of
 from tests.cast import GIB, Cast, Machine, placed
 from tests.measurements import keep
 from tests.pages.conftest import SignIn

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from apps.console.pools.pool_forms import BOUNDS, GROUPS, SETTABLE
 from apps.quotas.models import AuditEvent, Pool
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Proposal
-from apps.scheduling.pages.pool_forms import BOUNDS, GROUPS, SETTABLE
 from apps.scheduling.services.claims.sharing import change_pool
 from tests.cast import Cast, Machine, placed
 from tests.pages.conftest import SignIn

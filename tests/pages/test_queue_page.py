@@ -6,10 +6,10 @@ from typing import Any
 from django.test import Client
 from django.utils import timezone
 
+from apps.console.queue.rounds import placed_by
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
-from apps.scheduling.pages.rounds import placed_by
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Reservation
-from apps.scheduling.services.reserving.reservations import change_reservation, release_reservation
+from apps.scheduling.services.reservations.lifecycle import change_reservation, release_reservation
 from tests.cast import Cast, Machine
 from tests.pages.conftest import SignIn
 from tests.pages.test_reservation_pages import HOUR, book

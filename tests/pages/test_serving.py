@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from gpucloud.serving import OneThread
+from gpucloud.fastpath.serving import SingleThreadHandler
 
 PART = [(b"hx-request", b"true")]
 
 
-class Blocked(OneThread):
+class Blocked(SingleThreadHandler):
     """Answers to refreshing pages wait for `go`; `begun` counts all that got a thread."""
 
     def __init__(self) -> None:

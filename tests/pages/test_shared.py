@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from apps.scheduling.pages import overview as page
-from apps.scheduling.pages import shared
+from apps.console.overview import overview as page
+from apps.console.shell import fragment_cache
 from tests.cast import Cast, ask, give_plenty
 from tests.pages.conftest import SignIn
 
@@ -20,10 +20,10 @@ PART = {"HX-Request": "true", "Accept-Encoding": "gzip"}
 @pytest.fixture(autouse=True)
 def nothing_is_kept(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of another test; and a second lasts as long as a test."""
-    monkeypatch.setattr(shared, "FRESH_SECONDS", 600.0)
+    monkeypatch.setattr(fragment_cache, "FRESH_SECONDS", 600.0)
     give_plenty(cast.acme, cast.globex)
     yield
-    shared._parts.clear()
+    fragment_cache._parts.clear()
 
 
 @pytest.fixture
@@ -88,19 +88,19 @@ def test_after_a_second_it_is_made_anew(cast: Cast, browser: SignIn, monkeypatch
     olga = browser("olga")
     part(olga)
     ask(cast, name="a-second-later")
-    monkeypatch.setattr(shared, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(fragment_cache, "FRESH_SECONDS", 0.0)
     assert "a-second-later" in part(olga)
 
 
 def test_a_clock_that_was_put_back_keeps_nothing_young() -> None:
-    part = shared.Part()
-    part.last = shared.Made(time.time() + 3590, time.time() + 3600, b"old")
+    part = fragment_cache.Part()
+    part.last = fragment_cache.Made(time.time() + 3590, time.time() + 3600, b"old")
     assert part.newer_than(time.time() - 1, lambda: b"new") == b"new"
 
 
 def test_what_takes_long_is_not_made_again_for_each_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "FRESH_SECONDS", 1.0)
-    part, told, made = shared.Part(), time.time(), list[float]()
+    monkeypatch.setattr(fragment_cache, "FRESH_SECONDS", 1.0)
+    part, told, made = fragment_cache.Part(), time.time(), list[float]()
 
     def make() -> bytes:
         made.append(time.time())
@@ -116,17 +116,17 @@ def test_what_takes_long_is_not_made_again_for_each_who_waited_for_it(monkeypatc
 
 
 def test_who_may_have_what_is_there_does_not_wait_for_what_is_being_made() -> None:
-    part = shared.Part()
-    part.last = shared.Made(time.time() - 1, time.time(), b"there")
+    part = fragment_cache.Part()
+    part.last = fragment_cache.Made(time.time() - 1, time.time(), b"there")
     with part.making:
         assert part.newer_than(time.time() - 2, lambda: b"new") == b"there"
 
 
 def test_no_more_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "MOST_KEPT", 3)
+    monkeypatch.setattr(fragment_cache, "MOST_KEPT", 3)
     for reader in range(10):
-        shared._part_of(reader)
-    assert list(shared._parts) == [7, 8, 9]
+        fragment_cache._part_of(reader)
+    assert list(fragment_cache._parts) == [7, 8, 9]
 
 
 def test_a_whole_page_is_always_of_this_moment(cast: Cast, browser: SignIn) -> None:

@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 
 from apps.quotas.models import User
-from gpucloud.spreadsheets import inert
+from gpucloud.spreadsheets import escape_formula
 from tests.cast import Cast, ask, give_plenty
 
 FORMULAS = [
@@ -18,12 +18,12 @@ FORMULAS = [
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_a_formula_is_text(text: str) -> None:
-    assert inert(text) == f"'{text}"
+    assert escape_formula(text) == f"'{text}"
 
 
 @pytest.mark.parametrize("value", ["train-7", "a=b", "", "7", -1, 1.5, None, True, "'=1", "工作=1"])
 def test_other_values_stay_as_they_are(value: object) -> None:
-    assert inert(value) == value
+    assert escape_formula(value) == value
 
 
 def test_no_cell_of_a_file_of_claims_is_a_formula(cast: Cast) -> None:

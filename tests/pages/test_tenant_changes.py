@@ -5,10 +5,10 @@ import re
 import pytest
 from django.test import Client
 
+from apps.console.tenants import removals
 from apps.quotas.models import Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
-from apps.scheduling.pages import removals
 from tests.cast import Cast, Machine, ask, give, placed
 from tests.pages.conftest import SignIn
 from tests.pages.test_limits_page import posted, text

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from apps.console.shell import export
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
 from apps.scheduling.models import Round
-from apps.scheduling.pages import export
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give, placed
 from tests.pages.conftest import SignIn
 

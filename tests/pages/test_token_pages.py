@@ -9,10 +9,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from apps.console.access.tokens import RIGHTS
 from apps.quotas.models import Membership, Tenant, Token, User
 from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import tokens
-from apps.scheduling.pages.tokens import RIGHTS
 from tests.cast import Api, Cast
 from tests.pages.conftest import SignIn
 

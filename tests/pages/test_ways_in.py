@@ -5,7 +5,7 @@ import html
 import pytest
 
 from apps.nodes.models import Node
-from apps.scheduling.services.claims.ways import ways_in
+from apps.scheduling.services.claims.launch_methods import ways_in
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 

@@ -13,10 +13,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from apps.console.webhooks.webhook_forms import EVENTS
 from apps.quotas.models import EventKind, Tenant, Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks, outbox, sending, signing
-from apps.scheduling.pages.webhook_forms import EVENTS
 from tests.cast import Cast
 from tests.pages.conftest import SignIn
 from tests.receiver import Receiver, receiving

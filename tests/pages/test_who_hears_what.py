@@ -12,9 +12,10 @@ from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events, live, watching
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, placed
 
 
@@ -59,7 +60,7 @@ def spoken(
         run_round(cast.pool)
         machine.obey()
         claim.refresh_from_db()
-        resize_claim(principal=SYSTEM, claim=claim, core_limit=60)
+        resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_limit=60))
     usage = wire.Usage(seq=1, at=1.0, gpus=[], assignments=[_used(claim)])
     batch = [Measured(source_of(machine.node), usage)]
     groups |= {group for group, _ in watching._messages(batch, Everything())}

@@ -8,7 +8,7 @@ from agent import wire
 from apps.nodes.services import nodes
 from apps.quotas.models import User
 from apps.scheduling.gateway import Gateway
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, give, hello, lose, placed
 from tests.pages.conftest import SignIn
 

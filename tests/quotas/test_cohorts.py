@@ -10,8 +10,8 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
 from apps.quotas.services.charging import QuotaExceeded, Whose, charge, refund
 from apps.quotas.services.cohorts import CohortInUse
-from apps.scheduling.services.claims.life import release_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, assert_shares_agree, give
 
 

@@ -7,7 +7,7 @@ import pytest
 from apps.quotas.models import AuditEvent, MemberLimit, User
 from apps.quotas.principals import SYSTEM, of_user
 from apps.quotas.services import member_limits
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Answer, Api, Cast, Machine, ask, give_plenty, token_for
 
 

@@ -11,7 +11,7 @@ from apps.nodes.models import Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.rebalancing import proposals
 from tests.cast import MIB_BYTES, Cast, Machine, ask, give_plenty, placed
 from tests.measurements import keep, tell

@@ -10,12 +10,13 @@ from apps.quotas.models import Pool
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.forgetting import NodeOnline, forget_node
-from apps.scheduling.services.claims.life import WrongState, release_claim
+from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
-from apps.scheduling.services.placing.notices import Session
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.rounds import rounds
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.notices import Session
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.rounds import rounds
+from apps.scheduling.services.reclaiming.forgetting import NodeOnline, forget_node
 from tests.cast import Cast, Machine, ask, hello, lose
 
 
@@ -70,7 +71,9 @@ class Life:
     def resize(self) -> None:
         if claim := self.claim():
             with suppress(NoRoom, WrongState):
-                resize_claim(principal=SYSTEM, claim=claim, core_request=self.dice.choice((5, 20, 50, 90)))
+                resize_claim(
+                    principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=self.dice.choice((5, 20, 50, 90)))
+                )
 
     def release(self) -> None:
         if claim := self.claim():

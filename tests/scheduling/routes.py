@@ -40,7 +40,7 @@ from apps.quotas.services import budgets, limit_ranges, member_limits, prices, r
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.emptying import empty

@@ -14,7 +14,7 @@ from apps.scheduling.core.placement import native
 from apps.scheduling.core.placement.policies import POLICIES
 from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Request
 
-BACK_ENDS = ["python", "numpy", *(["c"] if native.LIBRARY else [])]
+BACK_ENDS = ["python", *(["c"] if native.LIBRARY else [])]
 MODELS = ("A10", "A100", "H100")
 TENANTS = ("acme", "globex")
 WORDS = ("nvlink", "pcie", "numa", "system")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.api import bodies
 from tests.cast import Cast, give_plenty
 from tests.scheduling.asgi_client import Request, call, in_database
@@ -16,10 +16,10 @@ MEBIBYTE = b"x" * (1 << 20)
 
 
 @pytest.fixture(autouse=True)
-async def hub_is_closed() -> AsyncIterator[None]:
-    """The hub's connections are the event loop's, and each test has its own."""
+async def bus_is_closed() -> AsyncIterator[None]:
+    """Close the bus: its connections belong to the event loop, and each test has its own loop."""
     yield
-    await hub.here().close()
+    await hints.bus().close()
 
 
 @pytest.fixture

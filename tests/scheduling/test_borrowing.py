@@ -13,11 +13,10 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.tenants import InUse, create_pool
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.rebalancing import proposals
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.rebalancing import guarantees, proposals
 from tests.cast import Cast, Machine, ask, placed
 from tests.scheduling.clock import Clock
 from tests.scheduling.idling import borrower, idle_lender, machine, measured, run

@@ -11,11 +11,12 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.budgets import create_budget, period_at
 from apps.scheduling import tasks
 from apps.scheduling.models import Claim
-from apps.scheduling.services.accounting import budgets
-from apps.scheduling.services.accounting.budgets import BudgetExceeded, Standing, standing_of
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.charging import budgets
+from apps.scheduling.services.charging.budgets import BudgetExceeded, Standing, standing_of
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, placed
 from tests.racing import race
 from tests.scheduling.clock import START, Clock
@@ -163,7 +164,7 @@ def test_what_was_counted_for_good_and_what_is_counted_now_are_what_a_report_say
     for step in range(8):
         clock.advance(minutes=7 * step, seconds=13, microseconds=step)
         if step == 3:
-            resize_claim(principal=SYSTEM, claim=claims[0], core_request=29)
+            resize_claim(principal=SYSTEM, claim=claims[0], changes=ClaimChanges(core_request=29))
         if step == 5:
             release_claim(principal=SYSTEM, claim=claims[1])
             machine.obey()

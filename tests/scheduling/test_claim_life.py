@@ -9,10 +9,11 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.quotas import change_quota
 from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.claims.life import ImpossibleClaim, LimitBelowRequest, WrongState, release_claim
+from apps.scheduling.services.claims.lifecycle import ImpossibleClaim, LimitBelowRequest, WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
-from apps.scheduling.services.placing.replays import replay
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.replays import replay
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import (
     GIB,
     MIB_BYTES,
@@ -37,7 +38,7 @@ def machine(cast: Cast) -> Machine:
 
 
 def resize(claim: Claim, **values: Any) -> Claim:
-    return resize_claim(principal=SYSTEM, claim=claim, **values)
+    return resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(**values))
 
 
 def release(claim: Claim) -> Claim:

@@ -9,7 +9,7 @@ from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.management.commands import scheduler
 from apps.scheduling.management.commands.scheduler import Command
-from apps.scheduling.services.placing.failures import Aside
+from apps.scheduling.services.failures import Aside
 from tests.cast import Cast, Machine, give_plenty, lose
 from tests.scheduling.life import Kept
 from tests.scheduling.test_picture import nobody_tells

@@ -12,7 +12,7 @@ from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_g
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import GIB, Cast, Machine, ask, give_plenty, placed
 
 BOUNDS = MoveBounds()

@@ -15,7 +15,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import OverQuota
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
 from gpucloud import locks
 from tests.cast import Cast, ask, give, give_plenty
 from tests.racing import outcomes, race
@@ -40,8 +40,8 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
         return counted
 
     monkeypatch.setattr(locks, "serialize_transaction", lambda what: None)
-    monkeypatch.setattr(life, "_refuse_endless_queue", late(life._refuse_endless_queue))
-    monkeypatch.setattr(life, "_refuse_other_size", late(life._refuse_other_size))
+    monkeypatch.setattr(lifecycle, "_refuse_endless_queue", late(lifecycle._refuse_endless_queue))
+    monkeypatch.setattr(lifecycle, "_refuse_other_size", late(lifecycle._refuse_other_size))
     monkeypatch.setattr(hooks, "_refuse_many", late(hooks._refuse_many))
 
 
@@ -68,7 +68,7 @@ def test_control_without_the_lock_webhooks_pass_their_limit(real_cast: Cast, mon
 
 
 def race_for_waiting(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    monkeypatch.setattr(life, "MOST_UNCHARGED", MOST)
+    monkeypatch.setattr(lifecycle, "MOST_UNCHARGED", MOST)
     give(cast.acme, core_percent=0, memory_mib=None)
     return dict(outcomes(race([partial(ask, cast, when_over_quota=OverQuota.WAIT)] * RACERS)))
 

@@ -11,9 +11,8 @@ from apps.quotas.models import AuditEvent, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims import draining
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming import draining, preemption
 from apps.scheduling.tasks import drive_preemption
 from tests.cast import Cast, Machine, assert_books_agree, cast, give_plenty, placed
 

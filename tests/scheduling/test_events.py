@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from apps.scheduling import events
-from gpucloud import hub
+from gpucloud import hints
 from tests.cast import Cast, give_plenty
 from tests.scheduling.asgi_client import call, in_database
 
@@ -15,18 +15,18 @@ CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
 
 
 @pytest.fixture(autouse=True)
-async def hub_is_closed() -> AsyncIterator[None]:
-    """The hub's connections are the event loop's, and each test has its own."""
+async def bus_is_closed() -> AsyncIterator[None]:
+    """Close the bus: its connections belong to the event loop, and each test has its own loop."""
     yield
-    await hub.here().close()
+    await hints.bus().close()
 
 
 class Watcher:
-    """Somebody in a group of the hub."""
+    """A member of a hint group."""
 
     async def join(self, group: str) -> "Watcher":
-        self.said: asyncio.Queue[hub.Message] = asyncio.Queue()
-        await hub.here().join(group, self.said.put_nowait)
+        self.said: asyncio.Queue[hints.Message] = asyncio.Queue()
+        await hints.bus().join(group, self.said.put_nowait)
         return self
 
     async def told(self, seconds: float = 10) -> str | None:

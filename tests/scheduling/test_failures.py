@@ -19,11 +19,12 @@ from apps.scheduling.core.values import GpuState, Request
 from apps.scheduling.management.commands.scheduler import Command
 from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.placing import commits
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.replays import replay
-from apps.scheduling.services.placing.rounds import rounds
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles import commits
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.replays import replay
+from apps.scheduling.services.cycles.rounds import rounds
+from apps.scheduling.services.reclaiming import preemption
 from gpucloud import counters
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty
 from tests.scheduling.clock import Clock
@@ -100,7 +101,7 @@ def test_a_claim_that_was_changed_is_asked_at_once(cast: Cast, machine: Machine,
     claim = ask(cast, core_request=UNLUCKY)
     picture = Picture(cast.pool)
     go(picture)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=UNLUCKY + 1, core_limit=UNLUCKY + 1)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=UNLUCKY + 1, core_limit=UNLUCKY + 1))
     picture.refresh_claims({claim.pk})
     go(picture)
     assert look(claim) == [("assigned", [])]

@@ -149,7 +149,7 @@ def test_gpus_and_nodes_come_change_and_go() -> None:
     assert codes(pool.place(replace(HALF, cpu_milli=1))) == [("node-cpu", 1)]
 
 
-@pytest.mark.parametrize("backend", ["python", "numpy", *(["c"] if native.LIBRARY else [])])
+@pytest.mark.parametrize("backend", ["python", *(["c"] if native.LIBRARY else [])])
 def test_what_is_used_twice_is_not_free_when_one_of_them_goes(backend: str) -> None:
     over = replace(gpu(core=0, memory=16), core_over=40)
     pool = Fleet([over, gpu("b", core=0)], [NodeState("a", cpu_milli_free=0)], policy="binpack", backend=backend)

@@ -8,7 +8,7 @@ from django.utils import timezone
 from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.services.claims.forgetting import NodeOnline, forget_node
+from apps.scheduling.services.reclaiming.forgetting import NodeOnline, forget_node
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give, hello, placed, used
 
 

@@ -8,13 +8,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from apps.console.overview import attention
 from apps.nodes.models import Node, Sample, UsageFrame
 from apps.nodes.services.telemetry import rolling
 from apps.quotas.models import AuditEvent, Tenant, WebhookDelivery
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Assignment, Claim, Proposal
-from apps.scheduling.pages import attention
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.proposals import end_loans

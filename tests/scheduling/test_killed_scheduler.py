@@ -13,8 +13,8 @@ from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.claims.life import release_claim
-from apps.scheduling.services.placing.replays import replay
+from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.cycles.replays import replay
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, placed
 from tests.processes import eventually
 from tests.scheduling.programs import program

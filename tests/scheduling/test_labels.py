@@ -9,10 +9,10 @@ from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.tenants import create_pool
 from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.claims.life import ImpossibleClaim, release_claim
-from apps.scheduling.services.placing.fleet import read_fleet
-from apps.scheduling.services.placing.replays import replay
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.lifecycle import ImpossibleClaim, release_claim
+from apps.scheduling.services.cycles.replays import replay
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.fleet.devices import read_fleet
 from tests.cast import Cast, Machine, ask, give_plenty
 
 

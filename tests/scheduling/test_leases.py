@@ -11,7 +11,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import leases
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, placed, used
 
 

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, prices, quotas, requests, tenants
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Api, Cast, Machine, ask, everything, give_plenty, token_for, uids
 from tests.scheduling.routes import ROUTES, Platform, Route, name_of
 

@@ -20,7 +20,7 @@ from apps.quotas.services import tenants
 from apps.quotas.services.webhooks import hooks, outbox, sending
 from apps.scheduling.metrics import devices, shares
 from apps.scheduling.models import Assignment
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
 from tests.measurements import tell

@@ -20,12 +20,13 @@ from apps.scheduling.core.values import Placed, Refused, Request
 from apps.scheduling.management.commands import scheduler
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.fleet import read_devices
-from apps.scheduling.services.placing.notices import NoLongerLeader
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.rounds import rounds
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.rounds import rounds
+from apps.scheduling.services.failures import NoLongerLeader
+from apps.scheduling.services.fleet.devices import read_devices
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, lose
 from tests.scheduling.life import Kept, Life
 
@@ -216,12 +217,12 @@ def test_a_long_queue_that_does_not_fit_is_not_asked_again_for_what_cannot_help(
 
     monkeypatch.setattr(kept.picture.fleet, "place", counted)
     machine.obey()
-    resize_claim(principal=SYSTEM, claim=holder, core_request=60)
+    resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=60))
     machine.obey()
     kept.hear()
     kept.rounds()
     assert asked == []
-    resize_claim(principal=SYSTEM, claim=holder, core_request=45)
+    resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=45))
     machine.obey()
     assert heard_and_placed(kept, queue[0])
     assert asked == [50, 50]  # the first is placed, the next of its kind refused, and that holds for the third too

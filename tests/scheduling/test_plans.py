@@ -10,8 +10,8 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.member_limits import create_limit
 from apps.scheduling.core import reclaim as rules
 from apps.scheduling.models import Claim
-from apps.scheduling.services.lending import reclaim as reclaims
-from apps.scheduling.services.lending.reclaim import asking, plans
+from apps.scheduling.services.reclaiming import reclaim as reclaims
+from apps.scheduling.services.reclaiming.reclaim import asking, plans
 from tests.cast import GIB, Cast, ask
 from tests.scheduling.test_preemption import build
 

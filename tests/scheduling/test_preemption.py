@@ -15,12 +15,13 @@ from apps.quotas.models import AuditEvent, CohortShare, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.tenants import change_tenant
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.lending.reclaim import asking, plans
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming import preemption
+from apps.scheduling.services.reclaiming.reclaim import asking, plans
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, placed, used
 from tests.racing import race
 from tests.scheduling.routes import stored
@@ -135,7 +136,7 @@ def test_a_preempted_claim_runs_again_when_there_is_room_and_is_released_like_an
     assert fresh(victim).state == "assigned"
     lab.machine.obey()
     assert [state for state, _ in fresh(victim).timeline][-4:] == ["releasing", "queued", "assigned", "active"]
-    resize_claim(principal=SYSTEM, claim=victim, core_request=50)
+    resize_claim(principal=SYSTEM, claim=victim, changes=ClaimChanges(core_request=50))
     lab.machine.obey()
     assert_books_agree()
     release_claim(principal=SYSTEM, claim=victim)
@@ -211,7 +212,7 @@ def test_nobody_else_takes_the_room_that_is_made(lab: Lab) -> None:
 def test_without_the_gate_who_borrows_takes_it_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the one above."""
     monkeypatch.setattr(preemption, "BORROWING_STOPS", timedelta(0))
-    monkeypatch.setattr("apps.scheduling.services.reserving.reserved._nominated", lambda pool: {})
+    monkeypatch.setattr("apps.scheduling.services.fleet.reserved._nominated", lambda pool: {})
     claim = lab.wants()
     preemption.drive()
     lab.grace_is_over()

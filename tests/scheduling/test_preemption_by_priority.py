@@ -12,8 +12,8 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.tenants import change_tenant, create_tenant
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import preemption
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming import preemption
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed
 
 WHOLE: dict[str, Any] = {"core_request": 100, "memory_mib": GIB}

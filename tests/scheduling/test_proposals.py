@@ -14,8 +14,8 @@ from apps.scheduling.core.rebalancing.values import Bounds
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.rebalancing import proposals
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.rebalancing import guarantees, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud import locks
 from tests.cast import GIB, Cast, Machine, placed, used
@@ -64,10 +64,10 @@ def test_a_proposal_that_nobody_can_keep_any_more_says_so(cast: Cast, machine: M
     claim, _ = placed(cast, machine, core_request=40, core_limit=100)
     measured(claim, clock, core_percent=45, throttled_percent=60)
     (found,) = run(cast)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=50)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=50))
     answer = cast.max.post(f"proposals/{found.uid}/accept/")
     assert (answer.code, "(core_request): dismiss this" in answer.body["detail"]) == ("proposal-stale", True)
-    claim = resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+    claim = resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
     machine.obey()
     placed(cast, machine, core_request=60)
     assert cast.max.post(f"proposals/{found.uid}/accept/").code == "no-room"
@@ -154,7 +154,7 @@ def test_what_an_owner_sets_while_a_run_decides_stands(
 
     def overtaken(*what: Any) -> proposals.Found:
         found = plan(*what)
-        resize_claim(principal=SYSTEM, claim=claim, **said)
+        resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(**said))
         return found
 
     monkeypatch.setattr(proposals, "_plan", overtaken)

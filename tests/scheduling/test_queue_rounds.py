@@ -11,13 +11,14 @@ from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim, Round
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing import rounds as scheduling_rounds
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.queue import line
-from apps.scheduling.services.placing.replays import replay
-from apps.scheduling.services.placing.rounds import rounds, run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles import rounds as scheduling_rounds
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.queue import line
+from apps.scheduling.services.cycles.replays import replay
+from apps.scheduling.services.cycles.rounds import rounds, run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
 
 SMALL: dict[str, Any] = {"core_request": 10, "memory_mib": GIB}
@@ -256,7 +257,7 @@ def test_whoever_is_behind_many_that_do_not_fit_has_a_turn(
     last = ask(cast, core_request=50, memory_mib=GIB)
     run_round(cast.pool)
     assert set(states(*large, last)) == {"queued"}
-    resize_claim(principal=SYSTEM, claim=holder, core_request=45)
+    resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=45))
     machine.obey()
     go_on(Picture(cast.pool))  # a new leader remembers no refusals
     assert set(states(*large)) == {"queued"}

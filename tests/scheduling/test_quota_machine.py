@@ -29,9 +29,10 @@ from apps.quotas.services.cohorts import CohortInUse
 from apps.quotas.services.tenants import InUse
 from apps.scheduling.models import Claim
 from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.claims.life import WrongState, release_claim
+from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, make_cast
 
 SLUGS = ("acme", "globex", "hooli")
@@ -226,7 +227,7 @@ class Sequence(RuleBasedStateMachine):
         wanted = core * claim.gpu_count if charged else 0
         more = max(0, wanted - charged)
         try:
-            claim = resize_claim(principal=SYSTEM, claim=claim, core_request=core, core_limit=100)
+            claim = resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=core, core_limit=100))
         except (WrongState, NoRoom):
             return
         except QuotaExceeded:

@@ -20,8 +20,9 @@ from apps.quotas.services.charging import Whose
 from apps.scheduling.models import Claim
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims import resize
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, placed, used
 from tests.racing import outcomes, race, without_constraint
 
@@ -221,7 +222,7 @@ def deleted_and_resized(cast: Cast, racers: int) -> list[Claim]:
     for row in rows:
         turns += [
             partial(release_claim, principal=SYSTEM, claim=row),
-            partial(resize_claim, principal=SYSTEM, claim=row, core_request=20),
+            partial(resize_claim, principal=SYSTEM, claim=row, changes=ClaimChanges(core_request=20)),
         ]
     results = race(turns, at_once=racers)
     assert set(outcomes(results)) <= {"Claim", "WrongState"}
@@ -257,7 +258,7 @@ def test_placed_claims_deleted_while_they_are_resized_give_everything_back(real_
     turns: list[Callable[[], Any]] = []
     for number in range(racers):
         row = rows[number % len(rows)]
-        resized = partial(resize_claim, principal=SYSTEM, claim=row, core_request=5 + number % 20)
+        resized = partial(resize_claim, principal=SYSTEM, claim=row, changes=ClaimChanges(core_request=5 + number % 20))
         turns.append(partial(release_claim, principal=SYSTEM, claim=row) if number >= racers - 8 else resized)
     assert set(outcomes(race(turns, at_once=racers))) <= {"Claim", "WrongState", "NoRoom"}
     machine.obey()

@@ -18,9 +18,10 @@ from apps.quotas.services import charging
 from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.quotas import change_quota
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import GIB, Answer, Cast, Machine, ask, assert_books_agree, give, give_plenty, hello, placed, seen, used
 from tests.racing import outcomes, race, without_constraint
 
@@ -107,7 +108,7 @@ def test_a_round_and_a_resize_never_promise_the_same_room(real_cast: Cast) -> No
     ask(real_cast, core_request=60)
 
     def grow() -> Claim:
-        return resize_claim(principal=SYSTEM, claim=holder, core_request=100)
+        return resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=100))
 
     grown, _ = race([grow, lambda: run_round(real_cast.pool)])
     assert machine.gpu().core_used == 100
@@ -124,7 +125,12 @@ def test_a_claim_resized_while_a_round_places_it_is_placed_as_it_is_wanted(real_
     give_plenty(real_cast.acme)
     machine = Machine("gpu1", real_cast.pool, gpus=1)
     claim = ask(real_cast, core_request=20)
-    race([lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=50), lambda: run_round(real_cast.pool)])
+    race(
+        [
+            lambda: resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=50)),
+            lambda: run_round(real_cast.pool),
+        ]
+    )
     run_round(real_cast.pool)
     machine.obey()
     claim.refresh_from_db()
@@ -178,8 +184,12 @@ def test_waiting_claims_resized_in_opposite_ways_do_not_hold_each_others_quota(r
     for turn in range(8):
         small, large = (10, 90) if turn % 2 else (90, 10)
         turns += [
-            partial(resize_claim, principal=SYSTEM, claim=wide, core_request=small, memory_mib=large),
-            partial(resize_claim, principal=SYSTEM, claim=tall, core_request=large, memory_mib=small),
+            partial(
+                resize_claim, principal=SYSTEM, claim=wide, changes=ClaimChanges(core_request=small, memory_mib=large)
+            ),
+            partial(
+                resize_claim, principal=SYSTEM, claim=tall, changes=ClaimChanges(core_request=large, memory_mib=small)
+            ),
         ]
     assert outcomes(list(race(turns))) == {"Claim": len(turns)}
     assert_books_agree()

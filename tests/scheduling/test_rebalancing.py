@@ -12,15 +12,14 @@ from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core.rebalancing.values import is_awake
 from apps.scheduling.models import Claim, Proposal
-from apps.scheduling.services.claims import loans
+from apps.scheduling.services.charging import borrowing
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.claims.forgetting import forget_node
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.rebalancing import proposals, waking
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.rebalancing import guarantees, proposals, waking
+from apps.scheduling.services.reclaiming.forgetting import forget_node
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, lose, placed, used
 from tests.scheduling.clock import Clock
 from tests.scheduling.idling import borrower, idle_lender, machine, measured, run, usage
@@ -260,7 +259,7 @@ def test_where_idle_core_is_of_no_use_to_others_nothing_is_lent(
     assert run(cast) == []
     with pytest.raises(guarantees.NothingLent):
         guarantees.lend(principal=SYSTEM, claim=claim, core=10, why="a test")
-    assert not loans.lends(claim.pool)
+    assert not borrowing.lends(claim.pool)
 
 
 @pytest.mark.parametrize("values", [{"rebalance_mode": "off"}, {"sharing_policy": "fixed"}])

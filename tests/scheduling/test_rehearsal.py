@@ -4,7 +4,7 @@ import pytest
 
 from apps.quotas.models import AuditEvent, LedgerEntry
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give, give_plenty, placed, used
 
 ASKED = {"tenant": "acme", "core_request": 30, "memory_mib": 8 * GIB}
@@ -55,7 +55,7 @@ def test_a_previewed_resize_changes_nothing(cast: Cast) -> None:
 
 
 def test_what_waits_for_quota_uncharged_is_bounded(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "MOST_UNCHARGED", 3)
+    monkeypatch.setattr(lifecycle, "MOST_UNCHARGED", 3)
     give(cast.acme, core_percent=10, memory_mib=GIB)
     for _ in range(3):
         assert cast.max.post("claims/", {**ASKED, "when_over_quota": "wait"}).status == 201

@@ -10,10 +10,10 @@ from django.db.models import F
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import FleetSnapshot, Round
-from apps.scheduling.services.claims.life import release_claim
-from apps.scheduling.services.placing import records
-from apps.scheduling.services.placing.replays import gpus_seen, replay, replay_with
-from apps.scheduling.services.placing.rounds import rounds, run_round
+from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.cycles import records
+from apps.scheduling.services.cycles.replays import gpus_seen, replay, replay_with
+from apps.scheduling.services.cycles.rounds import rounds, run_round
 from tests.cast import Cast, Machine, ask, give_plenty
 from tests.scheduling.life import Kept, Life
 

@@ -5,8 +5,9 @@ import pytest
 from agent import wire
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, placed, seen
 from tests.scheduling.routes import stored
 
@@ -49,7 +50,7 @@ def observations(assignment: Assignment) -> dict[str, tuple[wire.Observation, ..
 ])  # fmt: skip
 def test_a_report_that_is_stale_bogus_or_no_news_changes_nothing(cast: Cast, machine: Machine, what: str) -> None:
     claim, assignment = placed(cast, machine)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
     machine.obey()
     before = stored()
     machine.say(*observations(assignment)[what])

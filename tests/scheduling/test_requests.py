@@ -12,7 +12,7 @@ from apps.quotas.models import AuditEvent, LedgerEntry, QuotaRequest, ResourceQu
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, requests
 from apps.quotas.services.quotas import change_quota
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from tests.cast import Answer, Api, Cast, Machine, ask, assert_books_agree, give, placed
 from tests.racing import outcomes, race
 from tests.scheduling.clock import Clock

@@ -9,14 +9,15 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim, Reservation, Round
 from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.charging.reservation_charges import ReservationFull, ReservationNotActive
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.placing import replays
-from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.reserving.charges import ReservationFull, ReservationNotActive
-from apps.scheduling.services.reserving.clock import drive
-from apps.scheduling.services.reserving.reservations import create_reservation, release_reservation
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles import replays
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reservations.clock import drive
+from apps.scheduling.services.reservations.lifecycle import create_reservation, release_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, lose, placed, used
 from tests.measurements import steady
 from tests.scheduling.clock import START, Clock
@@ -285,8 +286,8 @@ def test_a_claim_may_not_grow_into_what_is_reserved(stage: Cast, machine: Machin
     claim, _ = placed(stage, machine, core_request=30)
     book(stage)
     with pytest.raises(NoRoom):
-        resize_claim(principal=SYSTEM, claim=claim, core_request=50)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+        resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=50))
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
 
 
 # Lending

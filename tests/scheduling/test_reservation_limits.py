@@ -12,9 +12,10 @@ from apps.quotas.services import member_limits, tenants
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.reserving.clock import drive
-from apps.scheduling.services.reserving.reservations import change_reservation, create_reservation
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reservations.clock import drive
+from apps.scheduling.services.reservations.lifecycle import change_reservation, create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, used
 from tests.scheduling.clock import START, Clock
 
@@ -85,14 +86,14 @@ def test_it_says_once_that_the_quota_has_no_room_though_its_numbers_change(stage
     for _ in range(3):
         clock.advance(seconds=2)
         first.refresh_from_db()
-        resize_claim(principal=SYSTEM, claim=first, core_request=first.core_request - 1)
+        resize_claim(principal=SYSTEM, claim=first, changes=ClaimChanges(core_request=first.core_request - 1))
         drive()
     assert AuditEvent.objects.filter(action="reservation.wait").count() == 1
     row.refresh_from_db()
     assert (row.state, row.reason and "; 23 of 200" in row.reason) == ("booked", True)
     clock.advance(seconds=900)
     first.refresh_from_db()
-    resize_claim(principal=SYSTEM, claim=first, core_request=first.core_request - 1)
+    resize_claim(principal=SYSTEM, claim=first, changes=ClaimChanges(core_request=first.core_request - 1))
     drive()
     row.refresh_from_db()
     assert (row.state, row.ending) == ("released", "no-quota")

@@ -16,12 +16,12 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling.core import calendar
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.placing import commits, rounds
-from apps.scheduling.services.placing.rounds import run_round
-from apps.scheduling.services.reserving import booking, clock, reservations
-from apps.scheduling.services.reserving.clock import drive
-from apps.scheduling.services.reserving.reservations import create_reservation
-from apps.scheduling.services.reserving.reserved import Guard, holds_of, microseconds
+from apps.scheduling.services.cycles import commits, rounds
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.fleet.reserved import Guard, holds_of, microseconds
+from apps.scheduling.services.reservations import booking, clock, lifecycle
+from apps.scheduling.services.reservations.clock import drive
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, used
 from tests.racing import outcomes, race
 
@@ -81,7 +81,7 @@ def test_control_without_locks_the_last_window_goes_to_several(
 ) -> None:
     give(real_cast.acme, core_percent=None, memory_mib=None)
     Machine("gpu1", real_cast.pool, gpus=1)
-    monkeypatch.setattr(reservations, "lock", no_lock)
+    monkeypatch.setattr(lifecycle, "lock", no_lock)
     monkeypatch.setattr(booking, "_locked", slowly(unguarded))
     assert outcomes(race([partial(book, real_cast)] * 8))["Reservation"] > 1
     assert overfull()
@@ -100,7 +100,7 @@ def test_control_without_the_tenants_lock_a_quota_is_booked_several_times(
 ) -> None:
     give(real_cast.acme, core_percent=100, memory_mib=None)
     Machine("gpu1", real_cast.pool, gpus=8)
-    monkeypatch.setattr(reservations, "lock", no_lock)
+    monkeypatch.setattr(lifecycle, "lock", no_lock)
     monkeypatch.setattr(booking, "refuse_over_quota", slowly(booking.refuse_over_quota))
     assert outcomes(race([partial(book, real_cast, 60)] * 8))["Reservation"] > 1
 

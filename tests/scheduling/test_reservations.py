@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from apps.console.reservations.week import rows_of
 from apps.nodes.models import Gpu
 from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Reservation
-from apps.scheduling.pages.week import rows_of
 from tests.cast import GIB, Answer, Api, Cast, Machine, give, give_plenty, placed, used
 from tests.scheduling.clock import START, Clock
 

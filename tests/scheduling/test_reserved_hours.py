@@ -15,11 +15,12 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.quotas import create_quota, delete_quota
 from apps.scheduling.core.metering import PER_GPU_HOUR
 from apps.scheduling.models import Claim
-from apps.scheduling.services.accounting.metering import gpu_hours, metered
-from apps.scheduling.services.claims.forgetting import forget_node
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.charging.metering import gpu_hours, metered
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming.forgetting import forget_node
 from gpucloud.errors import GpucloudError
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, hello, lose
 from tests.scheduling.clock import START, Clock
@@ -68,7 +69,9 @@ class History:
         ask(self.cast, tenant=tenant, memory_mib=100, **facts)
 
     def resize(self) -> None:
-        resize_claim(principal=SYSTEM, claim=self.one(), core_request=self.random.randrange(1, 101))
+        resize_claim(
+            principal=SYSTEM, claim=self.one(), changes=ClaimChanges(core_request=self.random.randrange(1, 101))
+        )
 
     def release(self) -> None:
         release_claim(principal=SYSTEM, claim=self.one())

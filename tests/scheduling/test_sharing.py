@@ -12,11 +12,11 @@ from apps.quotas.models import AuditEvent, Pool, SharingPolicy
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling import tasks
-from apps.scheduling.core.sharing import Policy
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.sharing import change_pool
 from tests.cast import GIB, Cast, Machine, give_plenty, placed
+from tests.scheduling.sharing_oracle import Policy
 
 ASKED = {"tenant": "acme", "core_request": 30, "memory_mib": GIB}
 

@@ -1,4 +1,4 @@
-"""Kept queries answer as Django's own do; a query that is new must be given values here."""
+"""Compiled queries compared with their querysets; each new query needs values here."""
 
 import uuid
 from typing import Any
@@ -10,19 +10,19 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from apps.quotas.models import Membership, Tenant, Token
-from gpucloud.statements import Kept, kept
+from gpucloud.fastpath.compiled_queries import CompiledQuery, compiled_query
 from tests.scheduling.routes import Platform
 
 
-def name_of(query: Kept[Any]) -> str:
+def name_of(query: CompiledQuery[Any]) -> str:
     return f"{query.build.__module__.rpartition('.')[2]}.{query.build.__name__}"
 
 
-KEPT = {name_of(query): query for query in Kept.every}
+COMPILED = {name_of(query): query for query in CompiledQuery.every}
 
 
 def values(name: str, platform: Platform) -> tuple[Any, ...]:
-    """What finds something on the platform."""
+    """Return arguments with which the query finds rows on the platform."""
     claim = platform.claim
     membership = Membership.objects.get(user__username="max")
     tenant, pool = claim.tenant_id, claim.pool_id
@@ -31,7 +31,7 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
         "charging._quotas_of": (tenant, pool),
         "claims._default_pools": (),
         "desired._rows_of_one": (claim.assignments.get().gpu.node_id,),
-        "fleet._large_enough": (pool, 1),
+        "devices._large_enough": (pool, 1),
         "limit_ranges._ranges_of": (tenant, pool),
         "member_limits._limits_of": (tenant, membership.user_id),
         "nodes._by_uid": (claim.assignments.get().gpu.node.uid,),
@@ -50,26 +50,26 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
     }[name]
 
 
-def told(row: Any) -> Any:
-    """All that is known of a row without asking more: its fields, and the rows that came with it."""
+def facts_of(row: Any) -> Any:
+    """Return all that is loaded of a row: its fields, and the rows selected with it."""
     if not isinstance(row, models.Model):
         return row
     facts = {name: value for name, value in vars(row).items() if name != "_state"}
-    return type(row), facts, {name: told(other) for name, other in row._state.fields_cache.items()}
+    return type(row), facts, {name: facts_of(other) for name, other in row._state.fields_cache.items()}
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_a_kept_query_finds_what_its_queryset_finds(platform: Platform, name: str) -> None:
-    query, given = KEPT[name], values(name, platform)
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_query_finds_what_its_queryset_finds(platform: Platform, name: str) -> None:
+    query, given = COMPILED[name], values(name, platform)
     for _ in range(2):
         found = query(*given)
         assert found
-        assert [told(row) for row in found] == [told(row) for row in query.build(*given)]
+        assert [facts_of(row) for row in found] == [facts_of(row) for row in query.build(*given)]
 
 
-def test_a_kept_query_is_one_query_and_asks_anew_each_time(platform: Platform) -> None:
-    by_slug = kept(lambda slug: Tenant.objects.filter(slug=slug))
-    Kept.every.remove(by_slug)
+def test_a_compiled_query_executes_once_per_call(platform: Platform) -> None:
+    by_slug = compiled_query(lambda slug: Tenant.objects.filter(slug=slug))
+    CompiledQuery.every.remove(by_slug)
     assert [row.name for row in by_slug("acme")] == ["Acme"]
     Tenant.objects.filter(slug="acme").update(name="Acme & sons")
     with CaptureQueriesContext(connection) as asked:
@@ -93,11 +93,11 @@ def test_a_claim_is_shown_by_three_queries(platform: Platform) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_kept_query_locks_in_a_transaction_only() -> None:
+def test_a_compiled_query_locks_in_a_transaction_only() -> None:
     def locked(uid: Any) -> QuerySet[Token]:
         return Token.objects.select_for_update().filter(key=uid)
 
-    query = kept(locked)
-    Kept.every.remove(query)
+    query = compiled_query(locked)
+    CompiledQuery.every.remove(query)
     with pytest.raises(TransactionManagementError):
         query(str(uuid.uuid4()))

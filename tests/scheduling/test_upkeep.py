@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from apps.nodes.gateway import registry
 from apps.nodes.models import Node
+from apps.nodes.models.node import hint_group
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing import rounds
-from apps.scheduling.services.placing.rounds import run_round
-from gpucloud import hub
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles import rounds
+from apps.scheduling.services.cycles.rounds import run_round
+from gpucloud import hints
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, seen, used
 
 
@@ -82,15 +83,15 @@ def test_the_time_limit_counts_from_placing(cast: Cast, machine: Machine) -> Non
 @contextmanager
 def pushes(node: Node) -> Iterator[Callable[[float], bool]]:
     """Whether the servers are told, within so many seconds, that the node is to be sent its desired state."""
-    with hub._redis().pubsub() as heard:
-        heard.subscribe(hub._channel(registry.group(node.pk)))
+    with hints._redis().pubsub() as heard:
+        heard.subscribe(hints._channel(hint_group(node.pk)))
         assert heard.get_message(timeout=5)
         yield lambda seconds: heard.get_message(timeout=seconds) is not None
 
 
 def test_what_is_not_observed_after_five_seconds_is_pushed_again(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=40)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
     aged(4)
     assert tasks.repair_pushes() == 0
     aged(6)
@@ -136,7 +137,7 @@ def test_each_change_of_a_node_raises_its_frame_and_is_pushed_after_the_commit(
     claim = ask(cast)
     for act in (
         lambda: run_round(cast.pool),
-        lambda: resize_claim(principal=SYSTEM, claim=claim, core_request=40),
+        lambda: resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40)),
         lambda: release_claim(principal=SYSTEM, claim=claim),
     ):
         with pushes(machine.node) as told:

@@ -15,10 +15,11 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.prices import set_price
 from apps.scheduling import tasks
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.accounting import metering
-from apps.scheduling.services.claims.life import release_claim
+from apps.scheduling.services.charging import metering
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import GIB, MODEL, Api, Cast, Machine, ask, give, give_plenty, placed
 from tests.measurements import keep
 from tests.scheduling.clock import START, Clock
@@ -57,7 +58,7 @@ def test_a_resize_counts_from_its_moment(cast: Cast, machine: Machine, clock: Cl
     price("2.50")
     claim, _ = placed(cast, machine, core_request=30, gpu_count=2)
     clock.advance(hours=10)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=50)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=50))
     clock.advance(hours=1)
     end(claim, machine)
     clock.advance(hours=5)
@@ -73,7 +74,7 @@ def test_a_resize_counts_from_its_moment(cast: Cast, machine: Machine, clock: Cl
 def test_what_shrinks_counts_until_the_agent_has_confirmed(cast: Cast, machine: Machine, clock: Clock) -> None:
     claim, _ = placed(cast, machine, core_request=80)
     clock.advance(hours=1)
-    resize_claim(principal=SYSTEM, claim=claim, core_request=20)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=20))
     clock.advance(hours=1)
     machine.obey()
     clock.advance(hours=1)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.waiting import WaitingDoor
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.asgi import application
 from tests.cast import Answer, Cast, Machine, give_plenty
 from tests.processes import eventually
@@ -24,10 +24,10 @@ CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
 
 
 @pytest.fixture(autouse=True)
-async def hub_is_closed() -> AsyncIterator[None]:
-    """The hub's connections are the event loop's, and each test has its own."""
+async def bus_is_closed() -> AsyncIterator[None]:
+    """Close the bus: its connections belong to the event loop, and each test has its own loop."""
     yield
-    await hub.here().close()
+    await hints.bus().close()
 
 
 @pytest.fixture

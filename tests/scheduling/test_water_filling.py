@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from apps.scheduling.core.sharing import WHOLE, Policy, Terms, share, terms
+from tests.scheduling.sharing_oracle import WHOLE, Policy, Terms, share, terms
 
 LIBRARY = Path(__file__).resolve().parents[2] / "libvcuda" / "build" / "tests" / "libshare.so"
 hundredths = st.integers(0, WHOLE)

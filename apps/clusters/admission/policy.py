@@ -5,31 +5,23 @@ from dataclasses import dataclass
 
 from django.core.exceptions import ImproperlyConfigured
 
-from apps.clusters.formats import gpu_manager, gpushare, hami, kubeshare, pods
+from apps.clusters.formats import FORMATS, gpushare, hami, kubeshare, pods
 
 # Which GPUs a pod has: only schedulers say so. Whoever else could, could take any GPU.
 DECISIONS = (
-    gpu_manager.INDEX_PREFIX,
-    gpu_manager.NODE,
-    gpu_manager.TIME,
-    gpu_manager.ASSIGNED,
-    hami.ALLOCATED,
-    hami.TO_ALLOCATE,
-    hami.NODE,
-    gpushare.INDEX,
-    gpushare.BY_POD,
-    gpushare.ASSIGNED,
-    "gpucloud.io/claim",
+    *(prefix for format_ in FORMATS for prefix in format_.DECISIONS),
+    pods.CLAIM,
     "gpucloud.io/resize-status",
 )
-# Ours, gpu-admission's and gpu-manager's, and those who may do anything anyway. Not all of kube-system: its controllers
-# make pods of templates that tenants write.
+# Ours, those of gpu-admission, gpu-manager and KubeShare, and those who may do anything anyway. Not all of kube-system:
+# its controllers make pods of templates that tenants write.
 TRUSTED = frozenset(
     {
         "system:masters",
         "system:serviceaccounts:gpucloud",
         "system:serviceaccount:kube-system:gpu-admission",
         "system:serviceaccount:kube-system:gpu-manager",
+        "system:serviceaccount:kube-system:kubeshare-scheduler",
     }
 )
 # Of KubeShare the labels of its version 2: a SharePod is no pod.

@@ -16,19 +16,22 @@ from django.db import transaction
 
 from apps.clusters.core.gpu_admission import WHOLE, Asked, Chosen, View
 from apps.clusters.formats.gpu_manager import UNIT_MIB
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.client import Refused as RefusedByCluster
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.pods import PodSeen
 from apps.clusters.models import Cluster, PodClaim
-from apps.clusters.services import bindings, holding, outside
+from apps.clusters.services import bindings, outside
 from apps.nodes.models import Node
 from apps.quotas.models import Tenant
 from apps.quotas.services import charging
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
-from apps.scheduling.services.claims import life, states
-from apps.scheduling.services.placing.fleet import read_fleet, read_nodes, taken
+from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
 from gpucloud.errors import GpucloudError
 
 
@@ -74,25 +77,27 @@ class ByLedger:
                 for item in pods:
                     for _, asked in _wanting(item):
                         due.update(_charged(_request(asked, whole_mib)))
-        whose = charging.Whose(holding.principal_of(cluster), tenant, cluster.pool, uuid.uuid4())
+        whose = charging.Whose(cluster.principal, tenant, cluster.pool, uuid.uuid4())
         charging.charge(whose, amounts=due)
         for _, asked in _wanting(pod):
             request = _request(asked, whole_mib)
-            life.create_claim(
-                principal=holding.principal_of(cluster),
-                tenant=tenant,
-                pool=cluster.pool,
-                name=f"{pod.namespace}/{pod.name}"[:200],
-                gpu_count=request.gpu_count,
-                core_request=request.core_request,
-                core_limit=request.core_request,
-                memory_mib=request.memory_mib,
+            lifecycle.create_claim(
+                principal=cluster.principal,
+                spec=ClaimSpec(
+                    tenant=tenant,
+                    pool=cluster.pool,
+                    name=f"{pod.namespace}/{pod.name}"[:200],
+                    gpu_count=request.gpu_count,
+                    core_request=request.core_request,
+                    core_limit=request.core_request,
+                    memory_mib=request.memory_mib,
+                ),
             )
 
     def _pays(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
         try:
             return self._tenant(cluster, namespace) == tenant
-        except (holding.Unbound, RefusedByCluster):  # nobody's, or just being removed
+        except (following.Unbound, RefusedByCluster):  # nobody's, or just being removed
             return False
 
     def _tenant(self, cluster: Cluster, namespace: str) -> Tenant:
@@ -102,7 +107,7 @@ class ByLedger:
             labels = self._client.get(f"/api/v1/namespaces/{namespace}")["metadata"].get("labels") or {}
         tenant = bindings.tenant_of(rows, namespace, dict(labels))
         if tenant is None:
-            raise holding.Unbound(f"Namespace {namespace} is bound to no tenant: bind it.", namespace=namespace)
+            raise following.Unbound(f"Namespace {namespace} is bound to no tenant: bind it.", namespace=namespace)
         return tenant
 
     def _memory_of_a_gpu(self, cluster: Cluster) -> int:

@@ -18,6 +18,9 @@ class Format(Protocol):
     def NAME(self) -> str: ...  # noqa: N802 - a module's constant
     @property
     def RESOURCES(self) -> Sequence[str]: ...  # noqa: N802
+    # Prefixes of annotations that say which GPUs a pod has: the webhooks keep them from tenants.
+    @property
+    def DECISIONS(self) -> Sequence[str]: ...  # noqa: N802
 
     def asks(self, pod: pods.Pod, /) -> tuple[Ask, ...]:
         """What it asks; nothing where it says nothing in this format. Raises Unreadable."""

@@ -19,6 +19,7 @@ INDEX_PREFIX = "tencent.com/predicate-gpu-idx-"
 NODE = "tencent.com/predicate-node"
 TIME = "tencent.com/predicate-time"
 ASSIGNED = "tencent.com/gpu-assigned"
+DECISIONS = (INDEX_PREFIX, NODE, TIME, ASSIGNED)
 
 
 def asks(pod: pods.Pod) -> tuple[Ask, ...]:

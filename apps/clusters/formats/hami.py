@@ -23,6 +23,7 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
+DECISIONS = (ALLOCATED, TO_ALLOCATE, NODE, TIME)
 TYPE = "NVIDIA"
 FIELDS = 4
 

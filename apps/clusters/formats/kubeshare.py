@@ -16,6 +16,8 @@ V1_PREFIX = "kubeshare/"
 SLIDES_PREFIX = "gemini/"
 V2_PREFIX = "sharedgpu/"
 RESOURCES: tuple[str, ...] = ()
+# Version 2 asks in labels; in annotations its scheduler writes the GPU, and the memory that it filled in.
+DECISIONS = (*(f"{prefix}gpu_uuid" for prefix in (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX)), f"{V2_PREFIX}gpu_mem")
 SHARES = ("gpu_request", "gpu_limit", "gpu_mem")
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 MIB = 1 << 20

@@ -1,9 +1,9 @@
 """Reading pods as the API server writes them: plain dictionaries, of which any part may be missing."""
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
+from apps.clusters.core import quantities
 from apps.clusters.formats.asks import Unreadable
 
 Pod = Mapping[str, Any]
@@ -70,12 +70,8 @@ def amount(container: Container, resource: str) -> int | None:
 def whole(said: Any, where: str) -> int:
     """A quantity of Kubernetes, rounded up as its own `Value()` does. Raises Unreadable."""
     try:
-        # The library takes a fifth of a server's start, and most servers read no pod.
-        from kubernetes.utils.quantity import parse_quantity  # noqa: PLC0415
-
-        quantity: Decimal = parse_quantity(str(said))  # type: ignore[no-untyped-call]
-        number = int(-(-quantity // 1)) if quantity.is_finite() else -1
-    except (ValueError, ArithmeticError):
+        number = quantities.value(str(said))
+    except quantities.NotAQuantity:
         raise Unreadable(f"{where}: {said!r} is not a quantity: give a whole number.") from None
     if not 0 <= number <= MOST:
         raise Unreadable(f"{where}: {said!r} is out of range: give a whole number from 0 to {MOST}.")

@@ -24,7 +24,8 @@ from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.services.accounting.sums import Sums
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
 from gpucloud.errors import GpucloudError
 
 
@@ -106,7 +107,9 @@ class _Pods:
             wanted.require_there()
             return str(wanted)
         pool = self._cluster.pool
-        claim = life.draft_claim(principal=self._principal, tenant=tenant, pool=pool, **wanted.claimed)
+        claim = lifecycle.draft_claim(
+            principal=self._principal, spec=ClaimSpec(tenant=tenant, pool=pool, **wanted.claimed)
+        )
         self._sums.charge(claim)
         self._place(wanted, claim)
         return str(wanted)

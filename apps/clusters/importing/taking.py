@@ -18,7 +18,8 @@ from apps.clusters.services import bindings, outside, placing
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas, tenants
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
 from gpucloud.errors import GpucloudError
 
 
@@ -118,7 +119,9 @@ def _container(
     wanted = wanted_of(pod, held, cluster, PodClaim.objects.select_for_update())
     if wanted is None:
         return ""
-    claim = wanted.found or life.create_claim(principal=principal, tenant=tenant, pool=cluster.pool, **wanted.claimed)
+    claim = wanted.found or lifecycle.create_claim(
+        principal=principal, spec=ClaimSpec(tenant=tenant, pool=cluster.pool, **wanted.claimed)
+    )
     # After its quotas and before its GPUs: what it took of them without a claim is now the claim's to take.
     outside.drop(cluster=cluster, pod_uid=pod.uid)
     if wanted.found is None:

@@ -1,7 +1,6 @@
 """Clusters of Kubernetes: how each is reached, which pool it feeds, and how its pods are placed."""
 
 import uuid
-from typing import TYPE_CHECKING
 
 from django.core.validators import RegexValidator
 from django.db import models
@@ -10,9 +9,7 @@ from django.db.models import Q
 from apps.quotas.models import Pool
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
+from apps.quotas.principals import Principal
 
 
 class ClusterState(models.TextChoices):
@@ -33,7 +30,7 @@ class Placement(models.TextChoices):
 class ClusterQuerySet(models.QuerySet["Cluster"]):
     """Clusters, asked with who is asking."""
 
-    def visible_to(self, principal: "Principal") -> "ClusterQuerySet":
+    def visible_to(self, principal: Principal) -> "ClusterQuerySet":
         """Every cluster to an operator; to others those in which a namespace is their tenant's."""
         if principal.is_operator:
             return self
@@ -79,6 +76,11 @@ class Cluster(Row):
                 name="cluster_reached_in_one_way",
             ),
         ]
+
+    @property
+    def principal(self) -> Principal:
+        """The principal that acts for the cluster's pods."""
+        return Principal(name=f"cluster:{self.name}", is_operator=True)
 
     def __str__(self) -> str:
         return self.name

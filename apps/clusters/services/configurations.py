@@ -6,8 +6,8 @@ from typing import Any, Literal
 from django.conf import settings
 
 from apps.clusters.admission import certificates, manifests
-from apps.clusters.extender import configuration
 from apps.clusters.models import Cluster
+from apps.clusters.services import scheduler_configuration
 from apps.quotas.principals import Principal
 from gpucloud.errors import Conflict, Invalid
 
@@ -56,16 +56,16 @@ def scheduler(
     principal.require_operator()
     address = (at or url()).rstrip("/") + (f"/clusters/{cluster.name}" if cluster else "")
     files: dict[str, Any] = dict(tls or {})
-    entry = configuration.extender(address, by_name=by_name, everything=everything, **files)
+    entry = scheduler_configuration.extender(address, by_name=by_name, everything=everything, **files)
     if form == "policy":
-        return configuration.policy(entry)
-    return configuration.configuration(entry, scheduler_name=scheduler_name or None)
+        return scheduler_configuration.policy(entry)
+    return scheduler_configuration.configuration(entry, scheduler_name=scheduler_name or None)
 
 
 def converted(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
     """The other form, and what has no place in it. Raises NotASchedulerConfiguration, Denied."""
     principal.require_operator()
-    return configuration.convert(document)
+    return scheduler_configuration.convert(document)
 
 
 def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False) -> list[Json]:

@@ -17,7 +17,7 @@ from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import pod_events
 from apps.clusters.services.pod_events import Api
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.services.lending import preemption
+from apps.scheduling.services.reclaiming import preemption
 from gpucloud.errors import Busy, GpucloudError
 
 logger = logging.getLogger(__name__)

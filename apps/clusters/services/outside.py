@@ -21,7 +21,7 @@ from apps.nodes.models.node import FRESH
 from apps.nodes.services import capacity
 from apps.quotas.models import Pool
 from apps.scheduling.models import Assignment, AssignmentState, Claim
-from apps.scheduling.services.reserving.reserved import read_reserved
+from apps.scheduling.services.fleet.reserved import read_reserved
 
 # Core and MiB by the GPU's key.
 Parts = Mapping[int, tuple[int, int]]

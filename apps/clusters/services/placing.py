@@ -6,7 +6,7 @@ from typing import ClassVar
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing import commits
+from apps.scheduling.services.cycles import commits
 from gpucloud.errors import Conflict
 
 

@@ -22,7 +22,6 @@ from apps.clusters.kube.client import Client, Refused
 from apps.clusters.kube.objects import Quota
 from apps.clusters.models import Cluster
 from apps.clusters.services import bindings
-from apps.clusters.services.holding import principal_of
 from apps.quotas.models import Resource, ResourceQuota, Tenant
 from apps.quotas.services import audit
 from apps.scheduling.models import Claim
@@ -116,7 +115,7 @@ def _sync(cluster: Cluster, client: Client, namespace: str, tenant: Tenant, ther
     client.patch(f"{path}/{there.metadata.name}", {"metadata": metadata, "spec": {"hard": {**gone, **due}}})
     if now != before:
         audit.record(
-            principal=principal_of(cluster),
+            principal=cluster.principal,
             action="namespace.quota_repaired",
             object_type="namespace",
             object_id=f"{cluster.name}/{namespace}",

@@ -23,6 +23,7 @@ from apps.clusters.services import pod_events
 from apps.quotas.principals import Principal
 from apps.scheduling.models import AssignmentState
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.errors import Busy, GpucloudError
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,8 @@ def _act(row: PodClaim, words: dict[str, str]) -> None:
         values: dict[str, Any] = asked(words, row.container)
         with transaction.atomic():
             if values:
-                now = resize_claim(principal=_principal(row), claim=row.claim, **values).generation
+                changes = ClaimChanges(**values)
+                now = resize_claim(principal=_principal(row), claim=row.claim, changes=changes).generation
     except Busy:
         raise
     except GpucloudError as error:

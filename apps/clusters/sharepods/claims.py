@@ -20,9 +20,10 @@ from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import Refused
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services.claims import life
+from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.placing.fleet import read_devices, read_nodes
+from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
+from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from gpucloud.errors import Conflict
 
 # A DNS label; the spec of a SharePod has no schema that says so.
@@ -55,18 +56,16 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
         raise NobodyPays(f"No tenant is bound to namespace {meta['namespace']} of {cluster.name}: bind one.")
     gpu_id, node = kubeshare.gpu_id(thing), pods.node_of(thing)
     pinned = bool(gpu_id or node)
-    claim = life.create_claim(
+    claim = lifecycle.create_claim(
         principal=SYSTEM,
-        tenant=tenant,
-        pool=cluster.pool,
-        name=f"{meta['namespace']}/{meta['name']}"[:200],
-        when_over_quota="refuse" if pinned else "wait",
-        pod={
-            "namespace": meta["namespace"],
-            "name": meta["name"],
-            "container": container,
-        },
-        **ask.claimed(0),
+        spec=ClaimSpec(
+            tenant=tenant,
+            pool=cluster.pool,
+            name=f"{meta['namespace']}/{meta['name']}"[:200],
+            when_over_quota="refuse" if pinned else "wait",
+            pod={"namespace": meta["namespace"], "name": meta["name"], "container": container},
+            **ask.claimed(0),
+        ),
     )
     if pinned:
         placing.place_on(claim, _pinned(claim, tenant, cluster, node=node, gpu_id=gpu_id))
@@ -102,7 +101,7 @@ def _pinned(claim: Claim, tenant: Tenant, cluster: Cluster, *, node: str, gpu_id
     elif gpu_id:
         which &= _sharing(tenant, cluster, gpu_id)
     devices = read_devices(cluster.pool, which)
-    request = life.request_of(claim)
+    request = lifecycle.request_of(claim)
     answer = place([device.state for device in devices], request, nodes=read_nodes(cluster.pool))
     if isinstance(answer, Refused):
         why = "; ".join(reason.detail for reason in answer.reasons) or "There is no such GPU"
@@ -125,8 +124,8 @@ def follow(row: SharePod, ask: Ask) -> None:
     """Move its claim to what its annotations say now, while it runs. Raises what a resize raises."""
     fields = ask.claimed(0)
     wanted = {name: fields[name] for name in ("core_request", "core_limit", "memory_mib")}
-    if wanted != life.limits(row.claim) and (row.claim.waiting or row.claim.state in PLACED):
-        row.claim = resize_claim(principal=SYSTEM, claim=row.claim, **wanted)
+    if wanted != lifecycle.limits(row.claim) and (row.claim.waiting or row.claim.state in PLACED):
+        row.claim = resize_claim(principal=SYSTEM, claim=row.claim, changes=ClaimChanges(**wanted))
 
 
 def place_of(row: SharePod) -> Place | None:
@@ -189,7 +188,7 @@ def end(row: SharePod, why: str) -> None:
     row = SharePod.objects.select_for_update(of=("self",)).select_related("claim__tenant").get(pk=row.pk)
     if row.ended_at is not None:
         return
-    life.release_claim(principal=SYSTEM, claim=row.claim, why=why)
+    lifecycle.release_claim(principal=SYSTEM, claim=row.claim, why=why)
     now = timezone.now()
     PodClaim.objects.filter(claim=row.claim, ended_at=None).update(ended_at=now)
     row.change(ended_at=now)

@@ -14,14 +14,16 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError
 
 from agent import wire
-from apps.nodes.gateway import admission, intake, registry, wanted
+from apps.nodes.gateway import admission, intake, wanted
 from apps.nodes.gateway.incoming import Incoming
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.models import Node
+from apps.nodes.models.node import hint_group
+from apps.nodes.providers import node_claims
 from apps.nodes.services import nodes
 from apps.nodes.services.telemetry import plausible, storing
 from apps.nodes.services.telemetry.storing import Source
-from gpucloud import hub
+from gpucloud import hints
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
@@ -132,13 +134,13 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 case wire.Hello():
                     await self._hello(node, frame)
                 case wire.Observed():
-                    await database_sync_to_async(registry.claims().observed)(node, frame)
+                    await database_sync_to_async(node_claims.get().observed)(node, frame)
                 case wire.Usage():
                     self._usage(frame)
                 case wire.Event():
-                    await database_sync_to_async(registry.claims().event)(node, frame)
+                    await database_sync_to_async(node_claims.get().event)(node, frame)
                 case wire.Conditions():
-                    await database_sync_to_async(registry.claims().conditions)(node, frame)
+                    await database_sync_to_async(node_claims.get().conditions)(node, frame)
         except nodes.CredentialRevoked as error:
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, _brief(error.detail))
         except GpucloudError as error:
@@ -161,11 +163,11 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _greet(self, node: Node, hello: wire.Hello) -> None:
         """Nothing is sent while the turn is held: an agent that reads nothing keeps nobody waiting."""
         self.node = node = await database_sync_to_async(nodes.take_hello)(node=node, hello=hello)
-        group = registry.group(node.pk)
+        group = hint_group(node.pk)
         await self._supersede(node, group)
         if not self.welcomed:
             # Once, whoever says hello twice: it is left once.
-            await hub.here().join(group, self._hear)
+            await hints.bus().join(group, self._hear)
         self.source = await database_sync_to_async(storing.source_of)(node)
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed = True
@@ -176,7 +178,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _supersede(self, node: Node, group: str) -> None:
         """Have an older connection of the node closed, here or in another process."""
         try:
-            await hub.here().say([(group, {"type": "node.superseded", "by": self.name})])
+            await hints.bus().publish([(group, {"type": "node.superseded", "by": self.name})])
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning("other servers do not hear that node %s connected here: %s", node.name, error)
 
@@ -195,7 +197,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         else:
             self.outgoing.ack(seq)
 
-    def _heard(self, message: hub.Message) -> None:
+    def _heard(self, message: hints.Message) -> None:
         """What workers, other servers and other connections of the node say."""
         match message:
             case {"type": "node.changed"}:
@@ -225,7 +227,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def disconnect(self, code: int) -> None:
         """Leave the group; what is wanted stays in the database."""
         if self.node is not None:
-            await hub.here().leave(registry.group(self.node.pk), self._hear)
+            await hints.bus().leave(hint_group(self.node.pk), self._hear)
 
 
 class Refused(Exception):

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from django.db import InterfaceError, OperationalError, close_old_connections
 
 from agent import wire
-from apps.nodes.gateway import registry
+from apps.nodes.providers import node_claims
 from apps.nodes.services.telemetry import storing
 from apps.nodes.services.telemetry.storing import Measured, Source
 
@@ -106,7 +106,7 @@ class Intake:
             told(seq if stored else None)
         if stored and (self._showing is None or self._showing.done()):
             # What cannot be shown in time is not shown: a chart that misses a second reads it from the database.
-            self._showing = asyncio.ensure_future(registry.claims().show(measured))
+            self._showing = asyncio.ensure_future(node_claims.get().show(measured))
 
     def _leave(self, measured: list[Measured]) -> None:
         self._of_node.subtract(Counter(source.node_id for source, _ in measured))
@@ -118,7 +118,7 @@ def _stored(batch: list[Measured]) -> None:
     close_old_connections()
     try:
         storing.store(batch)
-        registry.claims().measured(batch)
+        node_claims.get().measured(batch)
     finally:
         close_old_connections()
 

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 from django.db import InterfaceError, OperationalError, close_old_connections
 
 from agent import wire
-from apps.nodes.gateway import registry
 from apps.nodes.models import Node
+from apps.nodes.providers import node_claims
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def _answer(text: str | None, told: Told, failed: Failed) -> None:
 def _texts(node_ids: Sequence[int]) -> dict[int, str]:
     close_old_connections()
     try:
-        states = registry.claims().desired(node_ids)
+        states = node_claims.get().desired(node_ids)
         return {node_id: wire.encode(state) for node_id, state in states.items() if not _too_many(node_id, state)}
     finally:
         close_old_connections()

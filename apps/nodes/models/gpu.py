@@ -6,6 +6,8 @@
 more than there is; it is free to nobody.
 """
 
+from typing import Any
+
 from django.db import models
 from django.db.models import F, Q
 
@@ -15,7 +17,42 @@ from apps.quotas.models.row import Row
 WHOLE = 100
 
 
-class Gpu(Row):
+class FreeCapacity:
+    """Arithmetic of what is free of a GPU, for its model and for its rows (`apps.nodes.services.gpu_rows`)."""
+
+    # Without slots of its own a named tuple that inherits it would get a dictionary for each row.
+    __slots__ = ()
+
+    memory_mib: Any
+    core_used: Any
+    memory_used_mib: Any
+    core_outside: Any
+    memory_outside_mib: Any
+
+    @property
+    def core_free(self) -> int:
+        """Return the percent that is neither promised nor used without a claim."""
+        return max(0, self.core_left)
+
+    @property
+    def memory_free_mib(self) -> int:
+        """Return the MiB that are neither promised nor used without a claim."""
+        return max(0, self.memory_left_mib)
+
+    @property
+    def core_left(self) -> int:
+        """Return the same, below zero by what is used twice: that much must go before any is free."""
+        left: int = WHOLE - self.core_used - self.core_outside
+        return left
+
+    @property
+    def memory_left_mib(self) -> int:
+        """Return the same, below zero by what is used twice."""
+        left: int = self.memory_mib - self.memory_used_mib - self.memory_outside_mib
+        return left
+
+
+class Gpu(FreeCapacity, Row):
     """One physical device (or MIG device) of a node."""
 
     uuid = models.CharField(max_length=40, unique=True)
@@ -53,23 +90,3 @@ class Gpu(Row):
 
     def __str__(self) -> str:
         return self.uuid
-
-    @property
-    def core_free(self) -> int:
-        """Percent neither promised nor used without a claim."""
-        return max(0, self.core_left)
-
-    @property
-    def memory_free_mib(self) -> int:
-        """MiB neither promised nor used without a claim."""
-        return max(0, self.memory_left_mib)
-
-    @property
-    def core_left(self) -> int:
-        """The same, below zero by what is used of it twice: that much must go before any is free."""
-        return WHOLE - self.core_used - self.core_outside
-
-    @property
-    def memory_left_mib(self) -> int:
-        """The same, below zero by what is used of it twice."""
-        return self.memory_mib - self.memory_used_mib - self.memory_outside_mib

@@ -15,6 +15,11 @@ from apps.quotas.models.tenant import SLUG
 FRESH = timedelta(seconds=10)
 
 
+def hint_group(node_id: int) -> str:
+    """Return the hint group of a node's connection; its name is chosen here, never by a peer."""
+    return f"node.{node_id}"
+
+
 class Node(Row):
     """A machine. `frame` numbers its desired states; it only orders them."""
 

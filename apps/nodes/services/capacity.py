@@ -82,7 +82,7 @@ def set_outside(amounts: Mapping[int, tuple[int, int]]) -> None:
 
 
 def of_pool(pool: Pool) -> dict[str, int]:
-    """What the GPUs of a pool have together, whoever uses it; see `apps.quotas.capacities`."""
+    """What the GPUs of a pool have together, whoever uses it; see `apps.quotas.providers`."""
     gpus = Gpu.objects.filter(node__pool=pool, present=True)
     sums = gpus.aggregate(count=Count("pk"), memory_mib=Sum("memory_mib", default=0))
     return {Resource.CORE_PERCENT: WHOLE * sums["count"], Resource.MEMORY_MIB: sums["memory_mib"]}

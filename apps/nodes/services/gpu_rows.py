@@ -5,11 +5,11 @@ from typing import NamedTuple
 from django.db.models import QuerySet
 
 from apps.nodes.models import Gpu
-from apps.nodes.models.gpu import WHOLE
+from apps.nodes.models.gpu import FreeCapacity
 
 
-class GpuRow(NamedTuple):
-    """What is read of a GPU; each word as the model's."""
+class _Columns(NamedTuple):
+    """Columns of a GPU, named as the model's."""
 
     pk: int
     node_id: int
@@ -24,21 +24,11 @@ class GpuRow(NamedTuple):
     core_outside: int
     memory_outside_mib: int
 
-    @property
-    def core_free(self) -> int:
-        return max(0, self.core_left)
 
-    @property
-    def memory_free_mib(self) -> int:
-        return max(0, self.memory_left_mib)
+class GpuRow(_Columns, FreeCapacity):
+    """One row: the columns, and what is free."""
 
-    @property
-    def core_left(self) -> int:
-        return WHOLE - self.core_used - self.core_outside
-
-    @property
-    def memory_left_mib(self) -> int:
-        return self.memory_mib - self.memory_used_mib - self.memory_outside_mib
+    __slots__ = ()
 
 
 def gpu_rows(gpus: QuerySet[Gpu]) -> list[GpuRow]:

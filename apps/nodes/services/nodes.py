@@ -21,7 +21,7 @@ from apps.quotas.services.tenants import InUse, NameTaken
 from apps.quotas.services.tokens import is_digest_of, keyed_digest, keyed_digests
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 ENROLMENT_PREFIX = "gpe_"
 KEY_PREFIX = "gpn_"
@@ -121,7 +121,7 @@ def adopt(*, principal: Principal, node: Node, new: bool, key_digest: str, **fac
     return node
 
 
-@kept
+@compiled_query
 def _by_uid(uid: Any) -> QuerySet[Node]:
     return Node.objects.filter(uid=uid)
 
@@ -207,12 +207,12 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     return node
 
 
-@kept
+@compiled_query
 def _gpus_locked(node_id: Any) -> QuerySet[Gpu]:
     return Gpu.objects.select_for_update().filter(node=node_id).order_by("pk")
 
 
-@kept
+@compiled_query
 def _locked(node_id: Any) -> QuerySet[Node]:
     return Node.objects.select_for_update().filter(pk=node_id)
 

@@ -12,17 +12,17 @@ from apps.quotas.models import Pool, Resource, Role, Tenant, User
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 MAX_AMOUNT = 2**53 - 1  # beyond it JSON readers lose digits
 
 
-@kept
+@compiled_query
 def _tenants(slug: Any) -> QuerySet[Tenant]:
     return Tenant.objects.filter(slug=slug)
 
 
-@kept
+@compiled_query
 def _pools(name: Any) -> QuerySet[Pool]:
     return Pool.objects.filter(name=name)
 

@@ -31,7 +31,7 @@ LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 
 
 class AuditPolicy(models.TextChoices):
-    """What becomes of a GPU process that no limit holds, or that is above its own (`agent.machine.audit`)."""
+    """What becomes of a GPU process that no limit holds, or that is above its own (`agent.claims.audit`)."""
 
     WARN = "warn", _("Warn: it is told of")
     KILL = "kill", _("Kill: it is ended, SIGTERM first; processes of the system's own users are only told of")

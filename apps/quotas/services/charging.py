@@ -20,13 +20,13 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from apps.quotas import holdings
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
+from apps.quotas.providers import claim_charges
 from apps.quotas.services import cohorts, member_limits
 from gpucloud.errors import Conflict
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 # The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. Of an unlimited quota nothing
 # is borrowed: GREATEST passes over null. Written out, as every claim goes through here: one statement instead of three.
@@ -140,7 +140,7 @@ def lock(*tenants: Tenant) -> None:
 def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
     """Charge a quota just made with what the tenant's claims hold already; above what it may it is `excess`."""
     total = 0
-    for claim_uid, amount in holdings.held(quota.tenant, quota.pool, quota.resource).items():
+    for claim_uid, amount in claim_charges.get().charged_by_claim(quota.tenant, quota.pool, quota.resource).items():
         total += amount
         excess = 0 if quota.most is None else max(0, total - quota.most)
         ResourceQuota.objects.filter(pk=quota.pk).update(used=total, borrowed=_above_hard(total), excess=excess)
@@ -220,7 +220,7 @@ def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
     return [quota for quota in _quotas_of(whose.tenant.pk, whose.pool.pk) if quota.resource in amounts]
 
 
-@kept
+@compiled_query
 def _quotas_of(tenant: Any, pool: Any) -> QuerySet[ResourceQuota]:
     rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant)
     return rows.select_related("pool", "share").order_by("pk")

@@ -13,7 +13,7 @@ from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
 from gpucloud.api import etags
 from gpucloud.errors import Invalid
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 SETTABLE = ("minimum", "maximum", "default")
 # What a claim must say where no range has a default for it.
@@ -70,7 +70,7 @@ def _covering(tenant: Tenant, pool: Pool) -> list[LimitRange]:
     return sorted(_ranges_of(tenant.pk, pool.pk), key=lambda row: row.pool_id is not None)
 
 
-@kept
+@compiled_query
 def _ranges_of(tenant: Any, pool: Any) -> QuerySet[LimitRange]:
     return LimitRange.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant).select_related("pool")
 

@@ -10,13 +10,13 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 
-from apps.quotas import holdings
 from apps.quotas.models import MemberLimit, Membership, Resource, Tenant, User
 from apps.quotas.principals import Principal
+from apps.quotas.providers import claim_charges
 from apps.quotas.services import audit
 from apps.quotas.services.tenants import NameTaken
 from gpucloud.api import etags
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 
 def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> dict[str, int]:
@@ -45,14 +45,14 @@ def _limits(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> di
     return {resource: hard for resource in resources if (hard := of.get(resource)) is not None}
 
 
-@kept
+@compiled_query
 def _limits_of(tenant: Any, user: Any) -> QuerySet[MemberLimit]:
     return MemberLimit.objects.filter(Q(user=user) | Q(user=None), tenant=tenant)
 
 
 def held(tenant: Tenant, user_id: int) -> dict[str, int]:
     """What the member's claims are charged with, by resource."""
-    return holdings.held_by(tenant, user_id)
+    return claim_charges.get().charged_by_user(tenant, user_id)
 
 
 @transaction.atomic

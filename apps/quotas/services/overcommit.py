@@ -11,8 +11,8 @@ from typing import Any
 
 from django.db.models import Q
 
-from apps.quotas import capacities
 from apps.quotas.models import Pool, Resource, ResourceQuota
+from apps.quotas.providers import pool_capacity
 from gpucloud.errors import Conflict
 
 RATIOS = {Resource.CORE_PERCENT: "core_overcommit_percent", Resource.MEMORY_MIB: "memory_overcommit_percent"}
@@ -54,7 +54,7 @@ def refuse(pool: Pool, resources: Iterable[str] = tuple(RATIOS)) -> None:
     for resource in resources:
         ratio = getattr(pool, RATIOS[Resource(resource)])
         promised = _promised(pool, resource)
-        if ratio is None or promised * 100 <= (has := capacities.capacity(pool)[resource]) * ratio:
+        if ratio is None or promised * 100 <= (has := pool_capacity.get().of_pool(pool)[resource]) * ratio:
             continue
         told = "Without a limit" if promised == math.inf else int(promised)
         facts: dict[str, Any] = {"promised": None if promised == math.inf else int(promised)}

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from django.db import transaction
 from django.db.models import Sum
 
-from apps.quotas import holdings
 from apps.quotas.models import CohortShare, LedgerEntry, ResourceQuota
 from apps.quotas.principals import Principal
+from apps.quotas.providers import claim_charges
 from apps.quotas.services import audit, charging, cohorts
 
 
@@ -51,7 +51,7 @@ def _note(share: CohortShare, before: dict[str, int], after: dict[str, int], *, 
 
 
 def _repair(quota: ResourceQuota, *, principal: Principal) -> None:
-    held = holdings.held(quota.tenant, quota.pool, quota.resource)
+    held = claim_charges.get().charged_by_claim(quota.tenant, quota.pool, quota.resource)
     before = {"used": quota.used, "borrowed": quota.borrowed}
     quota.used = sum(held.values())
     quota.borrowed = 0 if quota.hard is None else max(0, quota.used - quota.hard)

@@ -18,7 +18,7 @@ from apps.quotas.principals import RANK, SCOPES, Principal, RoleMissing, ScopeMi
 from apps.quotas.services import audit
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 PREFIX = "gpc_"
 # `last_used_at` tells an unused token from a used one; a write per request would tell no more.
@@ -96,12 +96,12 @@ def create(
     return token, f"{PREFIX}{key}.{secret}"
 
 
-@kept
+@compiled_query
 def _by_key(key: Any) -> QuerySet[Token]:
     return Token.objects.select_related("tenant", "user").filter(key=key)
 
 
-@kept
+@compiled_query
 def _role_of(user: Any, tenant: Any) -> QuerySet[Membership, tuple[str]]:
     return Membership.objects.filter(user=user, tenant=tenant).values_list("role")
 

@@ -15,7 +15,7 @@ from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Budget
 from apps.quotas.models.budget import HOUR_PLACES, Period
 from apps.quotas.services import budgets
-from apps.scheduling.services.accounting.budgets import counted_standing, standing_of
+from apps.scheduling.services.charging.budgets import counted_standing, standing_of
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict

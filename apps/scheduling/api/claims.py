@@ -22,13 +22,14 @@ from apps.scheduling.api.queue import ClaimDocumentSerializer
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.environment import claim_environment, shell_lines
 from apps.scheduling.services.claims.leases import renew_claim
-from apps.scheduling.services.claims.life import create_claim, release_claim
-from apps.scheduling.services.claims.rehearsal import rehearse
+from apps.scheduling.services.claims.lifecycle import create_claim, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
+from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Named
-from gpucloud.statements import kept, prefetched
+from gpucloud.fastpath.compiled_queries import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
@@ -47,17 +48,17 @@ SHOWN = ("tenant", "pool", "reservation")
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
 
 
-@kept
+@compiled_query
 def _by_uid(uid: Any) -> QuerySet[Claim]:
     return Claim.objects.select_related(*SHOWN).filter(uid=uid)
 
 
-@kept
+@compiled_query
 def _assignments_of(claim: Any) -> QuerySet[Assignment]:
     return Assignment.objects.select_related("gpu__node").filter(claim=claim)
 
 
-@kept
+@compiled_query
 def _default_pools() -> QuerySet[Pool]:
     return Pool.objects.filter(name=DEFAULT)
 
@@ -102,7 +103,7 @@ class ClaimView(ApiView):
 
     def shown(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
         """The claim as it was read, or has just been made or changed."""
-        prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
+        set_prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(kind.document(claim), status=status, headers=headers)
 
@@ -139,7 +140,7 @@ class ClaimList(ClaimView, ListMixin):
         values["pool"] = values["pool"] or (reservation.pool if reservation else default_pool())
 
         def act() -> Claim:
-            return create_claim(principal=self.principal, **values)
+            return create_claim(principal=self.principal, spec=ClaimSpec(**values))
 
         return self.rehearsed(act, new=True) if dry_run(request) else self.shown(act(), status=201)
 
@@ -176,7 +177,9 @@ class ClaimDetail(ClaimView):
         versions = etags.if_match(request)
 
         def act() -> Claim:
-            return resize_claim(principal=self.principal, claim=claim, versions=versions, **values)
+            return resize_claim(
+                principal=self.principal, claim=claim, versions=versions, changes=ClaimChanges(**values)
+            )
 
         return self.rehearsed(act) if dry_run(request) else self.shown(act())
 

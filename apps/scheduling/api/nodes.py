@@ -13,9 +13,9 @@ from apps.quotas.idempotency import idempotent
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.serializers import ReasonSerializer
 from apps.scheduling.models import Assignment, AssignmentState
-from apps.scheduling.services.claims.draining import drain_node, plan
 from apps.scheduling.services.claims.drift import repair_node
-from apps.scheduling.services.claims.forgetting import forget_node
+from apps.scheduling.services.reclaiming.draining import drain_node, plan
+from apps.scheduling.services.reclaiming.forgetting import forget_node
 from gpucloud.api import etags
 from gpucloud.api.serializers import Strict, StrictInteger
 

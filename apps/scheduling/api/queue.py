@@ -13,7 +13,7 @@ from apps.quotas.models import Pool, Tenant
 from apps.scheduling.api.serializers import ClaimSerializer, ReasonSerializer
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.placing import queue
+from apps.scheduling.services.cycles import queue
 from gpucloud.api.filters import Changed, Named
 from gpucloud.api.pagination import InOrder
 from gpucloud.api.serializers import Strict

@@ -15,7 +15,7 @@ from apps.quotas.models import QuotaRequest, ResourceQuota, Tenant
 from apps.quotas.services import quotas
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.serializers import ReasonSerializer
-from apps.scheduling.services.accounting.preview import preview
+from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.api import etags
 from gpucloud.api.serializers import Strict
 

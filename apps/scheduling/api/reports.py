@@ -21,7 +21,7 @@ from apps.quotas.api.views import ApiView
 from apps.quotas.models import Tenant
 from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.api.serializers import Strict
-from gpucloud.spreadsheets import inert
+from gpucloud.spreadsheets import escape_formula
 
 MOST_CLAIMS = 5000
 
@@ -85,7 +85,9 @@ class CsvRenderer(BaseRenderer):
         shared = {name: data[name] for name in ("from", "to", "currency")}
         writer = csv.DictWriter(text, [*shared, *ReportRowSerializer().fields])
         writer.writeheader()
-        writer.writerows({name: inert(value) for name, value in {**shared, **row}.items()} for row in data["rows"])
+        writer.writerows(
+            {name: escape_formula(value) for name, value in {**shared, **row}.items()} for row in data["rows"]
+        )
         return text.getvalue().encode()
 
 

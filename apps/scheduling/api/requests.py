@@ -18,7 +18,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.quotas import PreviewSerializer, shown_quota
-from apps.scheduling.services.accounting.preview import preview
+from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict, StrictInteger

@@ -16,8 +16,8 @@ from apps.quotas.models import Pool, Tenant
 from apps.scheduling.api import reservation_serializers as shapes
 from apps.scheduling.api.claims import DRY_RUN, default_pool, dry_run
 from apps.scheduling.models import Reservation
-from apps.scheduling.services.reserving.calendar import pool_calendar
-from apps.scheduling.services.reserving.reservations import (
+from apps.scheduling.services.reservations.calendar import pool_calendar
+from apps.scheduling.services.reservations.lifecycle import (
     change_reservation,
     create_reservation,
     preview_reservation,

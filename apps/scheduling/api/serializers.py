@@ -13,7 +13,7 @@ from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Idle, OverQuota
-from apps.scheduling.services.placing.replays import gpus_seen
+from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api.serializers import Strict, StrictInteger
 
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]

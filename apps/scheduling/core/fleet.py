@@ -1,7 +1,7 @@
 """A pool's GPUs in memory: asked for a place, told what was taken, given back or changed.
 
-The back ends answer alike to the last bit: `python` looks at everything each time and is the specification, `numpy` and
-`c` keep scores and rescore what changed. `auto` is the fastest that this machine has.
+The back ends give the same answer to the last bit: `python` reads the whole fleet each time and is the specification;
+`c` keeps scores and rescores what changed. `auto` is `c` where the kernel is built.
 """
 
 from bisect import insort
@@ -54,7 +54,7 @@ class Fleet:
         if policy not in POLICIES:
             raise ValueError(f"no such policy: {policy}")
         self._policy, self._whole, self._mix = policy, whole, Mix(mix)
-        self.backend = backends.chosen(backend)
+        self.backend = backends.resolve(backend)
         self._gpus: dict[str, GpuState] = {}
         self._nodes = {node.name: node for node in nodes}
         self._on: dict[str, list[tuple[int, str]]] = {}
@@ -185,7 +185,7 @@ class Fleet:
             return None
         anew = self._rows is None or self._prices is None
         if self._rows is None:
-            self._rows = backends.rows(self.backend, list(self._picture()), self._policy, self._whole)
+            self._rows = backends.rows(list(self._picture()), self._policy, self._whole)
         prices = self._known()
         if self._rows is not None and anew and self._policy in LEARNING:
             self._rows.set_mix(prices)

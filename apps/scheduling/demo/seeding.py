@@ -17,7 +17,8 @@ from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.demo.platform import CLAIMS, POOLS, TENANTS
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.claims.environment import claim_environment
-from apps.scheduling.services.claims.life import create_claim
+from apps.scheduling.services.claims.lifecycle import create_claim
+from apps.scheduling.services.claims.spec import ClaimSpec
 
 OPERATOR = "operator"
 WORKLOADS_SECONDS = 30.0
@@ -46,13 +47,15 @@ def seed(*, state_dir: Path, default_node: str) -> None:
         if not Claim.objects.filter(tenant=tenant, name=item.name, pool=pools["shared"]).exists():
             create_claim(
                 principal=SYSTEM,
-                tenant=tenant,
-                pool=pools["shared"],
-                name=item.name,
-                gpu_count=item.gpu_count,
-                core_request=item.core_request,
-                core_limit=item.core_limit,
-                memory_mib=item.memory_mib,
+                spec=ClaimSpec(
+                    tenant=tenant,
+                    pool=pools["shared"],
+                    name=item.name,
+                    gpu_count=item.gpu_count,
+                    core_request=item.core_request,
+                    core_limit=item.core_limit,
+                    memory_mib=item.memory_mib,
+                ),
             )
 
 

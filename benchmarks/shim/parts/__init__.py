@@ -1,1 +1,1 @@
-"""What is measured: a module each, with ``ABOUT`` and ``measure(stage, report)``."""
+"""The parts: a module each, with ``ABOUT`` and ``measure(stage, report)``."""

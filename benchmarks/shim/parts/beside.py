@@ -23,7 +23,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Tenants A, B, … by program, what each is guaranteed, and what is wanted: percent of alone."""
+    """Tenants A, B, … by program, the guarantee of each, and the expected rate: percent of running alone."""
 
     kinds: Sequence[str]
     requests: Sequence[int]
@@ -39,7 +39,7 @@ CASES: Mapping[str, Case] = {
     "smalls": Case(("small GEMMs", "small GEMMs"), (50, 50), 0, 150),
 }
 THREE = ("GEMM", "decode", "GEMM")
-# Policy, limits of each tenant besides its program, the shares that follow from them.
+# Policy, further limits of each tenant, and the shares that follow from them.
 Limits = Mapping[str, int | bool]
 POLICIES: Mapping[str, tuple[Sequence[Limits], Sequence[float]]] = {
     "burst": ([{"request": 20}, {"request": 30}, {"request": 50}], (20, 30, 50)),
@@ -57,7 +57,7 @@ POLICIES: Mapping[str, tuple[Sequence[Limits], Sequence[float]]] = {
 
 @dataclass(frozen=True)
 class Scene:
-    """The programs of every tenant, resident, limited and bare; and what each kind does alone and bare."""
+    """Resident programs of every tenant, limited and bare; and the rates of each kind alone and bare."""
 
     stage: Stage
     report: Report
@@ -67,7 +67,7 @@ class Scene:
     alone: dict[str, float]
 
     def run(self, processes: Mapping[tuple[str, str], Process], kinds: Sequence[str], seconds: float) -> list[Got]:
-        """Run these kinds at once, the first as tenant A; with their pages where they are limited."""
+        """Run these kinds at once, the first as tenant A; with their pages if they are limited."""
         chosen = {tenant: processes[tenant, kind] for tenant, kind in zip("ABC", kinds, strict=False)}
         claims = self.claims if processes is self.limited else {}
         return list(run_together(chosen, claims, seconds, SETTLE_SECONDS).values())
@@ -78,8 +78,8 @@ class Scene:
 
 
 def measure(stage: Stage, report: Report) -> None:
-    cases = {name: case for name, case in CASES.items() if stage.wants(name)}
-    policies = {name: each for name, each in POLICIES.items() if stage.wants("policies") or stage.names(name)}
+    cases = {name: case for name, case in CASES.items() if stage.is_chosen(name)}
+    policies = {name: each for name, each in POLICIES.items() if stage.is_chosen("policies") or stage.names(name)}
     groups = [case.kinds for case in cases.values()] + ([THREE] if policies else [])
     scene = make_scene(stage, report, sorted({pair for kinds in groups for pair in zip("ABC", kinds, strict=False)}))
     plain: dict[str, list[float]] = {}
@@ -88,7 +88,7 @@ def measure(stage: Stage, report: Report) -> None:
             if kinds in groups:
                 plain[name] = scene.percents(kinds, scene.run(scene.bare, kinds, PLAIN_SECONDS))
         except Exception as error:  # noqa: BLE001 - the other cases are measured all the same
-            report.failed(f"{name}, plain", error)
+            report.add_failure(f"{name}, plain", error)
     report.raw("plain slicing, % of alone", plain)
     if stage.arbiter() is None:
         report.note("No arbiter in this build: each tenant follows its own limit while the driver slices time.")
@@ -104,7 +104,7 @@ def make_scene(stage: Stage, report: Report, pairs: Sequence[tuple[str, str]]) -
     named = {f"{tenant}, {kind}": process for (tenant, kind), process in limited.items()}
     named |= {f"{tenant}, {kind}, bare": process for (tenant, kind), process in bare.items()}
     for name, error in warm_each(named).items():
-        report.failed(name, error)
+        report.add_failure(name, error)
     alone: dict[str, float] = {}
     for (_, kind), process in bare.items():
         if kind not in alone and process.alive:
@@ -119,7 +119,7 @@ def report_cases(scene: Scene, cases: Mapping[str, Case], plain: Mapping[str, Se
         try:
             rows.append(share(scene, name, case, plain.get(name, [])))
         except Exception as error:  # noqa: BLE001 - the other cases are measured all the same
-            scene.report.failed(name, error)
+            scene.report.add_failure(name, error)
     scene.report.table(
         "Two tenants, policy burst, limits of 100. Rate: iterations a second against the same program alone and bare, "
         "%. Plain: both bare, by the driver's time slices. Wanted: of the first one's rate, and of the total",
@@ -161,7 +161,7 @@ def report_policies(scene: Scene, policies: Mapping[str, tuple[Sequence[Limits],
             got = scene.run(scene.limited, THREE, scene.stage.seconds)
             rows.append(make_policy_row(scene, policy, got, wanted))
         except Exception as error:  # noqa: BLE001 - the other policies are measured all the same
-            scene.report.failed(policy, error)
+            scene.report.add_failure(policy, error)
     title = f"Three tenants ({', '.join(THREE)}) under each policy; shares by the page, %, rates in % of alone"
     scene.report.table(f"{title}; plain: {join(plain)}, total {sum(plain):.1f}", rows)
 

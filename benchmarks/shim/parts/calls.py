@@ -1,4 +1,4 @@
-"""What a call costs: bare, under a claim without limits, under a limited one; in turn, many times."""
+"""Cost of a call: bare, under a claim without limits, under a limited one; in turn, many times."""
 
 import os
 import statistics
@@ -15,7 +15,7 @@ ROUNDS, QUICK_ROUNDS = 11, 2
 LIMITED_PERCENT = 90
 ENOUGH_MEMORY = 8 << 30
 MODES = ("bare", "unlimited", "limited")
-# What is called, by bench_calls' names, and the most that it may cost more, in ns. The process starts once a round.
+# The calls by bench_calls' names, and their largest additional cost in ns. The process starts once a round.
 CALLS = {
     "launch": ("kernel launch", 25),
     "graph_launch": ("graph launch (10 nodes)", 40),
@@ -50,7 +50,7 @@ def measure(stage: Stage, report: Report) -> None:
 
 
 def once(stage: Stage, claim: Claim | None) -> Figures:
-    """One process: [median, least] nanoseconds of each call."""
+    """Run one process; return [median, least] nanoseconds of each call."""
     cpu = max(os.sched_getaffinity(0))
     began = time.monotonic_ns()
     process = stage.start([BUILD / "tests" / "bench_calls", "--began", str(began), "--cpu", str(cpu)], claim)

@@ -1,4 +1,4 @@
-"""A limit changed while a program runs: how long after the write it is in force."""
+"""A limit changed while a program runs: the time from the write until it is in force."""
 
 import itertools
 import statistics
@@ -15,7 +15,7 @@ from benchmarks.shim.stage import Stage
 
 MOVES, PAUSES, QUICK_MOVES = 20, 10, 4
 LOW, HIGH = 25, 75
-# How near the new limit a window must be, in points: a window of 20 ms holds few bursts.
+# Tolerance of a window, in points: a window of 20 ms holds few bursts.
 NEAR = 8.0
 WINDOW_SECONDS, SAMPLE_SECONDS = 0.02, 0.002
 AFTER_SECONDS, SETTLE_SECONDS = 0.3, 0.3
@@ -78,7 +78,7 @@ def move(stage: Stage, claim: Claim, limit: int) -> tuple[float, Sequence[Window
 
 
 def own_windows(process: Process, seen: int) -> list[Window]:
-    """By the program's own count of finished kernels."""
+    """Return windows by the program's own count of finished kernels."""
     rows = [row for row in process.rows()[seen:] if "kernels" in row]
     pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["at"] > a["at"]]
     percent = KERNEL_US / 1e4
@@ -86,7 +86,7 @@ def own_windows(process: Process, seen: int) -> list[Window]:
 
 
 def slide(windows: Sequence[Window]) -> list[Window]:
-    """Windows of at least 20 ms, one ending at each sample."""
+    """Return windows of at least 20 ms, one ending at each sample."""
     found: list[Window] = []
     first, busy = 0, 0.0
     for window in windows:
@@ -101,7 +101,7 @@ def slide(windows: Sequence[Window]) -> list[Window]:
 
 
 def in_force(windows: Sequence[Window], written: float, limit: int) -> float:
-    """Milliseconds until a window after the write lies near the limit; infinite where none does."""
+    """Return the milliseconds until a window after the write lies near the limit; infinite if none does."""
     after = [window for window in windows if window.begin >= written]
     near = (window for window in slide(after) if abs(window.share - limit) <= NEAR)
     first = next(near, None)
@@ -120,7 +120,7 @@ def row(name: str, values: Sequence[float]) -> Row:
 
 
 def pauses(stage: Stage, report: Report) -> None:
-    """A limit of 0, then of 50 again."""
+    """Set a limit of 0, then of 50 again."""
     claim = stage.claim(50)
     process = stage.gpuload(claim, "--kernel-us", str(KERNEL_US), interval=SAMPLE_SECONDS)
     process.wait(seconds=20)
@@ -143,7 +143,7 @@ def pauses(stage: Stage, report: Report) -> None:
 
 
 def memory(stage: Stage, report: Report) -> None:
-    """A program that holds 1 GiB and tries for 2 GiB more every 20 ms."""
+    """Run a program that holds 1 GiB and tries to allocate 2 GiB more every 20 ms."""
     claim = stage.claim(100, memory=2 * GIB)
     sizes = ("--kernel-us", "0", "--memory", "1GiB", "--grow", "2GiB", "--every", "0.02")
     process = stage.gpuload(claim, *sizes, interval=0.02)

@@ -1,4 +1,4 @@
-"""Programs that others wrote, at limits: judged by their kernels' times, and not by the library's own page."""
+"""Third-party programs at limits: judged by their kernels' times, and not by the library's own page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from benchmarks.shim.stage import Stage
 
 LIMITS, QUICK_LIMITS = (100, 15, 25, 40, 50, 75), (100, 25)
 SETTLE_SECONDS, BARE_SECONDS, PROFILE_SECONDS = 0.3, 0.8, 0.4
-# Points between the page and the kernels, and between a share and its limit; the part of a rate that is enough.
+# Points between the page and the kernels, and between a share and its limit; the sufficient part of a rate.
 PAGE_POINTS, LIMIT_POINTS, RATE_PART = 2.0, 1.0, 0.95
 Row = dict[str, float | int | str | None]
 
@@ -51,7 +51,10 @@ class Judged:
 
     @property
     def kernels(self) -> float | None:
-        """Percent of the time in which its kernels ran: what the profiler measured of an iteration, times the rate."""
+        """Return the percentage of time in which its kernels ran.
+
+        It is the profiler's time of an iteration, times the rate.
+        """
         return self.profiled.kernel_ns * self.rate / 1e7 if self.profiled else None
 
 
@@ -66,12 +69,14 @@ class Pair:
 
 
 def measure(stage: Stage, report: Report) -> None:
-    chosen = {key: each for key, each in PROGRAMS.items() if stage.wants(key) and (stage.names(key) or not each.extra)}
+    chosen = {
+        key: each for key, each in PROGRAMS.items() if stage.is_chosen(key) and (stage.names(key) or not each.extra)
+    }
     pairs = start(stage, chosen)
     both = {f"{key} {mode}": process for key, pair in pairs.items() for mode, process in list_modes(pair).items()}
     failed = warm_each(both)
     for name, error in failed.items():
-        report.failed(name, error)
+        report.add_failure(name, error)
     rows: list[Row] = []
     free: list[Row] = []
     for key, pair in pairs.items():
@@ -79,7 +84,7 @@ def measure(stage: Stage, report: Report) -> None:
             try:
                 measure_program(stage, report, pair, rows, free)
             except Exception as error:  # noqa: BLE001 - the other programs are measured all the same
-                report.failed(key, error)
+                report.add_failure(key, error)
         for process in list_modes(pair).values():
             process.kill()
     report_tables(report, rows, free)
@@ -111,7 +116,7 @@ def measure_program(stage: Stage, report: Report, pair: Pair, rows: list[Row], f
             set_limit(stage, pair, limit)
             got[limit] = run_together({"it": pair.limited}, {"it": pair.claim}, stage.seconds, 0.0)["it"]
         except ProcessFailed as error:
-            report.failed(f"{pair.about} at {limit}", error)
+            report.add_failure(f"{pair.about} at {limit}", error)
             break
         if number == len(limits) // 2:
             whole.append(run_alone(pair.bare, BARE_SECONDS))
@@ -127,18 +132,18 @@ def measure_program(stage: Stage, report: Report, pair: Pair, rows: list[Row], f
 
 
 def set_limit(stage: Stage, pair: Pair, limit: int) -> None:
-    """Write the limit and run for a moment, so that it is in force and what was saved before is spent."""
+    """Write the limit and run for a moment, so that it is in force and saved credit is spent."""
     pair.claim.limit(stage.gpu.uuid, limit)
     run_alone(pair.limited, SETTLE_SECONDS)
 
 
 def profile_at(stage: Stage, report: Report, pair: Pair, limit: int) -> Profiled | None:
-    """Profile the limited program; None where that failed."""
+    """Profile the limited program; None if that failed."""
     try:
         set_limit(stage, pair, limit)
         return profile_judged(pair.limited, pair.claim, PROFILE_SECONDS)
     except ProcessFailed as error:
-        report.failed(f"{pair.about}, profiled at {limit}", error)
+        report.add_failure(f"{pair.about}, profiled at {limit}", error)
         return None
 
 

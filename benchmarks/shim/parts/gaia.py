@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.shim.drive import SPARE_SECONDS, Got, imported, run_alone, run_together, warm_all
+from benchmarks.shim.drive import SPARE_SECONDS, Got, run_alone, run_together, wait_for_imports, warm_all
 from benchmarks.shim.pages import Claim
 from benchmarks.shim.part import Part
 from benchmarks.shim.plot import lines
@@ -16,7 +16,7 @@ from benchmarks.shim.stage import Stage
 
 PARTITIONS, ISOLATIONS = (1, 2, 3, 4, 5, 8), (2, 4, 8)
 MOST = 8
-# What each tenant runs in the isolation experiment, in turn.
+# The program of each tenant in the isolation experiment, in turn.
 KINDS: Sequence[tuple[str, ...]] = (("decode",), ("gemm", "--size", "8192"), ("gemm", "--size", "1024"))
 SETTLE_SECONDS, ALONE_SECONDS = 0.5, 2.0
 # Elastic: a resident tenant with 30 % guaranteed; another with 70 % comes and goes.
@@ -30,7 +30,7 @@ Row = dict[str, float | int | str | None]
 
 @dataclass(frozen=True)
 class Tenants:
-    """Eight claims with the same program each, and the same bare; and what it does alone."""
+    """Eight claims with the same program each, and the same bare; and its rate alone."""
 
     stage: Stage
     report: Report
@@ -49,12 +49,12 @@ class Tenants:
             if number % 3
         }
         bare = stage.program(None, *KINDS[0])
-        imported([*decode.values(), *others.values(), bare])
+        wait_for_imports([*decode.values(), *others.values(), bare])
         warm_all([*decode.values(), *others.values(), bare])
         return cls(stage, report, claims, decode, {**decode, **others}, run_alone(bare, ALONE_SECONDS))
 
     def divide(self, parts: int) -> list[str]:
-        """Give the first so many tenants equal parts; their names."""
+        """Give the first so many tenants equal parts; return their names."""
         names = list(self.claims)[:parts]
         for name in names:
             self.claims[name].limit(self.stage.gpu.uuid, 100, request=100 // parts, policy="average", parts=parts)
@@ -73,7 +73,7 @@ def measure(stage: Stage, report: Report) -> None:
         try:
             experiment(tenants)
         except Exception as error:  # noqa: BLE001 - the other experiments are made all the same
-            report.failed(experiment.__name__, error)
+            report.add_failure(experiment.__name__, error)
 
 
 def partition(tenants: Tenants) -> None:
@@ -133,7 +133,7 @@ def course_points(course: Course | None) -> list[tuple[float, float]]:
 
 
 def elastic(tenants: Tenants) -> None:
-    """One tenant uses what is left; another comes for its guaranteed share and leaves again."""
+    """Run one tenant on the unused part; another one comes for its guaranteed share and leaves again."""
     resident, visitor = list(tenants.claims)[:2]
     for name, request in ((resident, RESIDENT), (visitor, VISITOR)):
         tenants.claims[name].limit(tenants.stage.gpu.uuid, 100, request=request, policy="burst")
@@ -162,7 +162,7 @@ def follow(windows: Mapping[str, list[Window]], claims: Mapping[str, Claim], sec
 
 
 def last_row_before(process: Process) -> float:
-    """When the visitor's last row of this visit was printed."""
+    """Return the time of the visitor's last row of this visit."""
     process.wait("ran", SPARE_SECONDS)
     return max(float(row["at"]) for row in process.answers() if "at" in row)
 
@@ -198,7 +198,7 @@ def tell_elastic(
 
 
 def smooth(windows: Sequence[Window]) -> list[Window]:
-    """Windows of the reaction's length, one ending at each sample."""
+    """Return windows of the reaction's length, one ending at each sample."""
     found = []
     for at, last in enumerate(windows):
         first = at
@@ -211,7 +211,7 @@ def smooth(windows: Sequence[Window]) -> list[Window]:
 
 
 def reached(windows: Sequence[Window], moment: float, share: float) -> float:
-    """Milliseconds from the moment to the end of the first window after it that lies near the share."""
+    """Return the milliseconds from the moment to the end of the first window after it that lies near the share."""
     after = [window for window in windows if window.begin >= moment]
     near = (window for window in smooth(after) if abs(window.share - share) <= NEAR)
     first = next(near, None)

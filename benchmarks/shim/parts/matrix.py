@@ -23,12 +23,12 @@ START_SECONDS = 20.0
 LEARN_SECONDS = 0.4
 # A limit is in force within 100 ms.
 SETTLE_SECONDS = 0.15
-# Twice: whatever disturbs a bare run makes the program seem to want less.
+# Twice: any disturbance of a bare run lowers the program's measured demand.
 BARE_SECONDS, BARE_LOOKS, BARE_WARM_SECONDS = 0.25, 2, 0.1
 # A step may end so much later than the measurement: 20 ms of work at 10 % take 200 ms.
 STEP_SECONDS = 0.6
 POLL_SECONDS = 0.02
-# The invariants: of the limit, points above it, of the launches that the GPU time allows.
+# The invariants: fraction of the limit, points above it, fraction of the launches that the GPU time allows.
 LEAST_SHARE, MOST_ABOVE, LEAST_RATE = 0.9, 1.0, 0.95
 # A GPU that is given from one process to another every 2 ms loses time that no kernel gets.
 SWITCHING = 0.92
@@ -62,7 +62,7 @@ class Program:
         return "; ".join([f"{kinds} µs", f"{self.wait} every {self.wait_every}", *more])
 
 
-# A sample in which each way of waiting, number of kinds, streams and processes comes with short and with long kernels.
+# A sample in which each way of waiting, number of kinds, streams and processes occurs with short and with long kernels.
 PROGRAMS = (
     Program((200,), 10, "stream"),
     Program((50, 5), 2, "device"),
@@ -104,7 +104,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Judged:
-    """A cell's figures against what its limit must give."""
+    """Figures of a cell, and the demands of its limit."""
 
     limit: int
     share: float
@@ -143,7 +143,7 @@ def measure(stage: Stage, report: Report) -> None:
         try:
             bare, cells = run(stage, program)
         except Exception as error:  # noqa: BLE001 - the other programs are measured all the same
-            report.failed(str(program), error)
+            report.add_failure(str(program), error)
             continue
         finally:
             stage.clear()
@@ -194,14 +194,14 @@ def spread(values: Sequence[float]) -> str:
 
 
 def run(stage: Stage, program: Program) -> tuple[Figures, list[Judged]]:
-    """The program bare, then at every limit."""
-    with running(stage, program, None) as (processes, durations):
+    """Run the program bare, then at every limit."""
+    with start_program(stage, program, None) as (processes, durations):
         time.sleep(BARE_WARM_SECONDS)
         looks = [figures(processes, BARE_SECONDS)[0] for _ in range(BARE_LOOKS)]
     bare = max(looks, key=lambda look: look.rate)
     claim = stage.claim(LIMITS[-1])
     cells = []
-    with running(stage, program, claim, durations) as (processes, _):
+    with start_program(stage, program, claim, durations) as (processes, _):
         claim.limit(stage.gpu.uuid, LIMITS[0])
         time.sleep(LEARN_SECONDS)
         for limit in LIMITS:
@@ -211,7 +211,7 @@ def run(stage: Stage, program: Program) -> tuple[Figures, list[Judged]]:
 
 
 @contextmanager
-def running(
+def start_program(
     stage: Stage, program: Program, claim: Claim | None, durations: Sequence[str] = ()
 ) -> Iterator[tuple[list[Process], list[str]]]:
     """Start the program; yield its processes and the options that tell others how long its kernels take."""
@@ -222,7 +222,7 @@ def running(
         options = ["--calibrate"] if calibrates else calibrated
         processes.append(stage.gpumix(claim, *program.options(), *options))
         if calibrates:
-            calibrated = told(processes[0].wait("calibrated", START_SECONDS))
+            calibrated = calibration_options(processes[0].wait("calibrated", START_SECONDS))
     for process in processes:
         wait_for_row(process, 0.0, START_SECONDS)
     try:
@@ -232,8 +232,8 @@ def running(
             process.terminate()
 
 
-def told(calibration: Row) -> list[str]:
-    """gpumix's options for what a calibration found."""
+def calibration_options(calibration: Row) -> list[str]:
+    """Return gpumix's options for the durations that a calibration found."""
     lists = {name: ",".join(map(str, calibration[f"{name}_ns"])) for name in ("alone", "queued")}
     return [word for name, values in lists.items() for word in (f"--{name}-ns", values)]
 
@@ -243,7 +243,7 @@ def counted(process: Process) -> list[Row]:
 
 
 def wait_for_row(process: Process, after: float, seconds: float) -> float:
-    """Wait for a step that ends after this time; when it ended, or now where none did in time."""
+    """Wait for a step that ends after this time; return when it ended, or now if none did in time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for row in counted(process):
@@ -263,7 +263,7 @@ def at_limit(stage: Stage, claim: Claim, processes: Sequence[Process], limit: in
 
 
 def figures(processes: Sequence[Process], seconds: float, page: Callable[[], int] = lambda: 0) -> tuple[Figures, float]:
-    """Measure for so long; of a single process from the end of a step to the end of a step."""
+    """Measure for so long; for a single process from the end of a step to the end of a step."""
     alone = len(processes) == 1
     begin = time.monotonic()
     if alone:

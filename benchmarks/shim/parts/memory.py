@@ -1,4 +1,4 @@
-"""A memory limit: by every way to allocate, with racing processes, as programs see it. NVML says what is used."""
+"""A memory limit: every way to allocate, racing processes, and the programs' view. NVML gives the use."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from benchmarks.shim.stage import BUILD, Stage
 MIB = 1 << 20
 LIMIT_MIB = 4096
 WAYS = ("none", "plain", "async", "managed", "vmm", "graph", "stack", "context", "pitch", "array", "module", "mixed")
-# A bare process goes on to twice the limit: the way works, and it is the limit that stops the other.
+# A bare process continues to twice the limit: the way works, and only the limit stops the other process.
 MOST_MIB = 8192
 RACERS = ((4, 4096), (8, 6144))
 RACE_SECONDS = 8.0
@@ -41,7 +41,7 @@ def ways(stage: Stage, report: Report) -> None:
         try:
             rows.append(by_way(stage, way))
         except Exception as error:  # noqa: BLE001 - the other ways are measured all the same
-            report.failed(f"memory by {way}", error)
+            report.add_failure(f"memory by {way}", error)
         stage.clear()
     report.table(
         f"MiB that one process gets under a limit of {LIMIT_MIB:,} MiB, by each way, in ever smaller steps until "
@@ -78,11 +78,11 @@ def claim_bytes(claim: Claim) -> tuple[int, int]:
 
 
 def hold(stage: Stage, claim: Claim | None, way: str) -> Row:
-    """One process that fills by this way and holds; MiB."""
+    """Start one process that fills by this way and holds; return its MiB."""
     before = stage.nvml.used(stage.gpu.uuid)
     process = stage.start([BENCH, way, str(MOST_MIB)], claim)
     said = process.wait(seconds=WAY_SECONDS)
-    # NVML is asked once what was true a moment ago; the driver frees what a refused call had begun.
+    # NVML lags by a moment; the driver frees what a refused call had begun.
     time.sleep(0.1)
     uuid = stage.gpu.uuid
     nvml = stage.nvml.by_process(uuid).get(process.pid)
@@ -105,9 +105,9 @@ def race(stage: Stage, report: Report) -> None:
     rows: list[Row] = []
     for count, limit_mib in RACERS[:1] if stage.quick else RACERS:
         try:
-            rows.append(raced(stage, count, limit_mib))
+            rows.append(race_once(stage, count, limit_mib))
         except Exception as error:  # noqa: BLE001 - the other race is run all the same
-            report.failed(f"{count} racing processes", error)
+            report.add_failure(f"{count} racing processes", error)
         stage.clear()
     report.table(
         "Processes of one claim that allocate and free at random as fast as they can; all stopped at random times, and "
@@ -116,7 +116,7 @@ def race(stage: Stage, report: Report) -> None:
     )
 
 
-def raced(stage: Stage, count: int, limit_mib: int) -> Row:
+def race_once(stage: Stage, count: int, limit_mib: int) -> Row:
     claim = stage.claim(100, memory=limit_mib * MIB)
     seconds = 1.0 if stage.quick else RACE_SECONDS
     before = stage.nvml.used(stage.gpu.uuid)
@@ -130,7 +130,7 @@ def raced(stage: Stage, count: int, limit_mib: int) -> Row:
     until = time.monotonic() + seconds - 0.2
     while time.monotonic() < until:
         time.sleep(chance.uniform(0.002, 0.03))
-        readings.append(stopped(stage, racers, before))
+        readings.append(read_stopped(stage, racers, before))
     rows = [racer.finish(30)[-1] for racer in racers]
     most = max(max(of_processes, 0) for of_processes, _ in readings)
     return {
@@ -147,8 +147,8 @@ def raced(stage: Stage, count: int, limit_mib: int) -> Row:
     }
 
 
-def stopped(stage: Stage, racers: list[Process], before: int) -> tuple[int, int]:
-    """NVML's sum over the processes, and what the GPU has in use more than before, while all of them are stopped.
+def read_stopped(stage: Stage, racers: list[Process], before: int) -> tuple[int, int]:
+    """Return NVML's sum over the processes, and the GPU's additional use, while all of them are stopped.
 
     A driver reads one process after the other: a block that moved meanwhile would count twice. The simulated one reads
     all at once, under a lock that a stopped process might hold: there nothing is stopped.
@@ -166,7 +166,7 @@ def stopped(stage: Stage, racers: list[Process], before: int) -> tuple[int, int]
 
 
 def is_stopped(pid: int) -> bool:
-    """Every thread of it; gone counts too."""
+    """Return True if every thread is stopped; a process that is gone counts too."""
     try:
         stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
         return all(stat.read_text().rpartition(")")[2].split()[0] in {"T", "Z", "X"} for stat in stats)
@@ -175,7 +175,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def views(stage: Stage, report: Report) -> None:
-    """What programs are told under the limit."""
+    """Return the sizes that programs see under the limit."""
     claim = stage.claim(100, memory=LIMIT_MIB * MIB)
     said = stage.start([BENCH, "views"], claim).finish(30)[-1]
     rows: list[Row] = [{"asked": name, "MiB": value / MIB} for name, value in said.items()]

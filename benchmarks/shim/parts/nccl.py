@@ -2,7 +2,7 @@
 
 import socket
 
-from benchmarks.shim.drive import IMPORT_SECONDS, WARM_SECONDS, imported
+from benchmarks.shim.drive import IMPORT_SECONDS, WARM_SECONDS, wait_for_imports
 from benchmarks.shim.pages import Claim
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
@@ -19,19 +19,19 @@ Row = dict[str, float | int | str | None]
 def measure(stage: Stage, report: Report) -> None:
     claim = stage.claim(100, gpus=RANKS, memory=MEMORY)
     bare, limited = ranks(stage, None), ranks(stage, claim)
-    imported([*bare, *limited])
-    right = [started(pair) for pair in (bare, limited)]
-    rows = [row("bare", reduced(bare, ROUNDS), right[0], None)]
+    wait_for_imports([*bare, *limited])
+    right = [start_ranks(pair) for pair in (bare, limited)]
+    rows = [row("bare", round_rates(bare, ROUNDS), right[0], None)]
     for limit in LIMITS:
         for gpu in stage.gpus[:RANKS]:
             claim.limit(gpu.uuid, limit, memory=MEMORY)
         before = [claim.usage(index)["gpu_time_ns"] for index in range(RANKS)]
-        bandwidths = reduced(limited, ROUNDS)
+        bandwidths = round_rates(limited, ROUNDS)
         after = [claim.usage(index)["gpu_time_ns"] for index in range(RANKS)]
         charged = [(end - begin) / 1e9 for begin, end in zip(before, after, strict=True)]
         report.raw(f"limit {limit}", {"GB/s": bandwidths, "charged, s": charged})
         rows.append(row(f"limit {limit} % on both GPUs", bandwidths, right[1], charged))
-    rows.append(row("bare again", reduced(bare, ROUNDS), right[0], None))
+    rows.append(row("bare again", round_rates(bare, ROUNDS), right[0], None))
     report.table(
         f"All-reduce of {TENSOR_MIB} MiB over {RANKS} GPUs, {ROUNDS} times {ITERATIONS}; bytes / time (of two "
         "ranks: the bus bandwidth). NCCL's kernels are charged but never held back: a rank that waits stops the other",
@@ -47,7 +47,7 @@ def ranks(stage: Stage, claim: Claim | None) -> list[Process]:
     return [stage.program(claim, "allreduce", "--rank", str(rank), *options, gpus=RANKS) for rank in range(RANKS)]
 
 
-def started(pair: list[Process]) -> bool:
+def start_ranks(pair: list[Process]) -> bool:
     for process in pair:
         process.say("warm")
     right = [bool(process.wait("summed", IMPORT_SECONDS)["right"]) for process in pair]
@@ -56,8 +56,8 @@ def started(pair: list[Process]) -> bool:
     return all(right)
 
 
-def reduced(pair: list[Process], rounds: int) -> list[float]:
-    """GB/s of each round."""
+def round_rates(pair: list[Process], rounds: int) -> list[float]:
+    """Return GB/s of each round."""
     found = []
     for _ in range(rounds):
         for process in pair:

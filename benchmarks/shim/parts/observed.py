@@ -1,11 +1,11 @@
-"""What it costs a program that the agent looks at its GPU: samples, processes, health."""
+"""Cost to a program of the agent's observation of its GPU: samples, processes, health."""
 
 import math
 import signal
 import statistics
 import sys
 
-from benchmarks.shim.drive import imported, run_for, warm_all
+from benchmarks.shim.drive import run_for, wait_for_imports, warm_all
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
 from benchmarks.shim.report import Report
@@ -21,7 +21,7 @@ def measure(stage: Stage, report: Report) -> None:
         "bare": stage.program(None, "gemm", "--size", "8192"),
         "limit 50 %": stage.program(stage.claim(50), "gemm", "--size", "8192"),
     }
-    imported(loops.values())
+    wait_for_imports(loops.values())
     warm_all(loops.values())
     nvml = ("--nvml", str(BUILD / "sim" / "libnvidia-ml.so.1")) if stage.simulated else ()
     observer = stage.start([sys.executable, "-m", "benchmarks.shim.programs.observer", *nvml])

@@ -1,19 +1,19 @@
-"""What the library costs whole programs while no limit is in force (GaiaGPU's first experiment; published 1.015 %)."""
+"""Cost of the library to whole programs while no limit is in force (GaiaGPU's first experiment; published 1.015 %)."""
 
 import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.shim.drive import Ran, imported, run_for, warm
+from benchmarks.shim.drive import Ran, run_for, wait_for_imports, warm
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
 from benchmarks.shim.report import Report
 from benchmarks.shim.sampling import Spread
 from benchmarks.shim.stage import Stage
 
-# Two processes a mode: where a process's memory happens to lie makes a difference of its own. Many short rounds: what
-# else the machine does changes from second to second by more than what is to be measured.
+# Two processes a mode: the placement of a process's memory makes a difference of its own. Many short rounds: the
+# machine's other load changes from second to second by more than the measured difference.
 PROCESSES, ROUNDS = 2, 20
 # All on the same few processors: some are faster than others for as long as their neighbours rest.
 PROCESSORS = 4
@@ -43,9 +43,9 @@ def measure(stage: Stage, report: Report) -> None:
         for name, more in CHURN.items()
     }
     everyone = [one for pairs in (*programs.values(), *churns.values()) for pair in pairs for one in pair]
-    for process in everyone:  # before PyTorch makes threads, which stay where their maker was
+    for process in everyone:  # before PyTorch makes threads, which inherit the setting
         os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[-PROCESSORS:])
-    imported(everyone)
+    wait_for_imports(everyone)
     ratios: dict[str, list[float]] = {}
     rows: list[Row] = []
     for name, pairs in programs.items():
@@ -65,14 +65,14 @@ def measure(stage: Stage, report: Report) -> None:
 
 
 def compare(stage: Stage, report: Report, name: str, pairs: Pairs) -> tuple[list[float], Row]:
-    """bare / claim of every round, and the table's row."""
+    """Return bare / claim of every round, and the table's row."""
     for pair in pairs:
         for process in pair:
             warm(process)
     rounds: list[tuple[Ran, Ran]] = []
     for number in range(4 if stage.quick else ROUNDS):
         for bare, claimed in pairs:
-            # Who is first changes, so that a GPU that grows warm does not favour one mode.
+            # The order alternates, so that a GPU that grows warm does not favour one mode.
             order = (bare, claimed) if number % 2 else (claimed, bare)
             found = {process.pid: run_for(process, stage.seconds) for process in order}
             rounds.append((found[bare.pid], found[claimed.pid]))
@@ -89,7 +89,7 @@ def compare(stage: Stage, report: Report, name: str, pairs: Pairs) -> tuple[list
         "claim/s": statistics.median(claimed.rate for _, claimed in rounds),
         "overhead, % (median)": f"{100 * (statistics.median(ratios) - 1):+.3f}",
         "mean ± its standard error": f"{over.mean:+.3f} ± {over.sd / math.sqrt(over.count):.3f}",
-        # Processors that are shared with others are taken away, but not counted meanwhile.
+        # The host may take shared processors away without counting that time as stolen.
         "processor time, %": f"{cpu.mean:+.3f} ± {cpu.sd / math.sqrt(cpu.count):.3f}",
         "rounds": over.count,
         "ratio": f"{1 / statistics.median(ratios):.4f}",

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.shim.drive import imported, profile_alone, run_alone, run_together, warm_all
+from benchmarks.shim.drive import profile_alone, run_alone, run_together, wait_for_imports, warm_all
 from benchmarks.shim.pages import Claim
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
@@ -34,19 +34,19 @@ def measure(stage: Stage, report: Report) -> None:
     try:
         allocators(stage, report)
     except Exception as error:  # noqa: BLE001 - the training is measured all the same
-        report.failed("allocators", error)
+        report.add_failure("allocators", error)
     stage.clear()
     claims = {name: stage.claim(100, memory=LIMIT_MIB * MIB) for name, _, _ in PROGRAMS}
     pairs = {name: (stage.program(None, *how), stage.program(claims[name], *how)) for name, how, _ in PROGRAMS}
-    imported([one for pair in pairs.values() for one in pair])
+    wait_for_imports([one for pair in pairs.values() for one in pair])
     rows: list[Row] = []
     for name, _, limits in PROGRAMS:
         try:
-            # One after the other: where compiling fails, the others have been measured.
+            # One after the other: if compiling fails, the others have been measured.
             warm_all(pairs[name])
             rows += Held(stage, report, name, *pairs[name], claims[name]).rows(limits)
         except Exception as error:  # noqa: BLE001 - the other programs are measured all the same
-            report.failed(name, error)
+            report.add_failure(name, error)
         for process in pairs[name]:
             process.terminate()
     report.table(
@@ -69,7 +69,7 @@ class Held:
     claim: Claim
 
     def rows(self, limits: Sequence[int]) -> list[Row]:
-        """One of the bare program, and one per limit."""
+        """Return one row for the bare program, and one per limit."""
         whole = run_alone(self.bare, BARE_SECONDS)
         busy = profile_alone(self.bare, PROFILE_SECONDS)
         losses = [row["loss"] for row in self.limited.rows() if row.get("event") == "loss"]
@@ -102,18 +102,18 @@ def used(stage: Stage, process: Process) -> int | None:
 
 
 def allocators(stage: Stage, report: Report) -> None:
-    """Each fills a claim of its own, all at the same time."""
+    """Fill a claim of its own with each allocator, all at the same time."""
     filling = []
     for name, setting, step in FILLS:
         claim = stage.claim(100, memory=LIMIT_MIB * MIB)
         more = {"PYTORCH_CUDA_ALLOC_CONF": setting, "PYTORCH_ALLOC_CONF": setting} if setting else {}
         most = str(3 * LIMIT_MIB)
         filling.append((name, step, claim, stage.fill(claim, more, "--step", str(step), "--most", most)))
-    rows = [filled(stage, report, f"{name}, {step}", claim, process) for name, step, claim, process in filling]
+    rows = [fill_claim(stage, report, f"{name}, {step}", claim, process) for name, step, claim, process in filling]
     report.table(f"PyTorch fills a claim of {LIMIT_MIB:,} MiB until refused; MiB. Then it frees all and goes on", rows)
 
 
-def filled(stage: Stage, report: Report, name: str, claim: Claim, process: Process) -> Row:
+def fill_claim(stage: Stage, report: Report, name: str, claim: Claim, process: Process) -> Row:
     full: Mapping[str, object] = process.wait("full", FILL_SECONDS)
     nvml = used(stage, process)
     page = claim.usage()

@@ -1,4 +1,4 @@
-"""One tenant at a limit: the share of GPU time that programs of known load get."""
+"""One tenant at a limit: shares of GPU time of programs with a known load."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LIMITS = (10, 25, 50, 75, 90)
 # In force within 100 ms; kernels of 10 ms at 10 % come every 100 ms.
 SETTLE_SECONDS = 0.5
 START_SECONDS = 20.0
-# Two intervals of the programs' rows: the one that a measurement's end falls into has been printed by then.
+# Two intervals of the programs' rows: the row at a measurement's end has been printed by then.
 ROW_SECONDS = 0.2
 Row = dict[str, float | int | str | None]
 # Name, gpuload's options, how many processes of it.
@@ -38,7 +38,7 @@ def measure(stage: Stage, report: Report) -> None:
         try:
             rows += load(stage, report, name, options, processes)
         except Exception as error:  # noqa: BLE001 - the other loads are measured all the same
-            report.failed(name, error)
+            report.add_failure(name, error)
         stage.clear()
     report.table(
         "Share of GPU time, %, one tenant, the limit moved while it runs; ± sd over windows of 0.5 s. Page: as charged "
@@ -50,16 +50,16 @@ def measure(stage: Stage, report: Report) -> None:
 
 
 def load(stage: Stage, report: Report, name: str, options: Sequence[str], processes: int) -> list[Row]:
-    """A row per limit."""
+    """Return a row per limit."""
     seconds = max(0.5, stage.seconds / 2)
-    bare = [alone(stage, options, processes, seconds)]
+    bare = [bare_rate(stage, options, processes, seconds)]
     claim = stage.claim(LIMITS[0])
     running = start(stage, claim, options, processes)
     kernel_us = float(options[options.index("--kernel-us") + 1])
     rows = [at_limit(stage, claim, running, limit, kernel_us) for limit in LIMITS]
     for process in running:
         process.terminate()
-    bare.append(alone(stage, options, processes, seconds))
+    bare.append(bare_rate(stage, options, processes, seconds))
     report.raw(name, {"bare kernels/s": bare, "limits": rows})
     whole = sum(bare) / len(bare)
     streams = int(options[options.index("--streams") + 1]) if "--streams" in options else 1
@@ -87,8 +87,8 @@ def start(stage: Stage, claim: Claim | None, options: Sequence[str], processes: 
     return running
 
 
-def alone(stage: Stage, options: Sequence[str], processes: int, seconds: float) -> float:
-    """Kernels a second without the shim."""
+def bare_rate(stage: Stage, options: Sequence[str], processes: int, seconds: float) -> float:
+    """Return kernels a second without the shim."""
     running = start(stage, None, options, processes)
     begin = time.monotonic()
     time.sleep(seconds)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from benchmarks.shim.drive import imported, profile_alone, run_alone, run_together, warm
+from benchmarks.shim.drive import profile_alone, run_alone, run_together, wait_for_imports, warm
 from benchmarks.shim.pages import Claim
 from benchmarks.shim.part import Part
 from benchmarks.shim.parts.share import LIMITS, SETTLE_SECONDS, summary
@@ -28,7 +28,7 @@ def measure(stage: Stage, report: Report) -> None:
     claims = {name: stage.claim(100) for name, _, _ in chosen}
     limited = {name: stage.program(claims[name], program, *how) for name, program, how in chosen}
     bare = {name: stage.program(None, program, *how) for name, program, how in chosen}
-    imported([*limited.values(), *bare.values()])
+    wait_for_imports([*limited.values(), *bare.values()])
     rows: list[Row] = []
     wanted: list[Row] = []
     unlimited: list[Row] = []
@@ -40,7 +40,7 @@ def measure(stage: Stage, report: Report) -> None:
             wanted += [each for each in found if int(str(each["limit"])) < float(str(free["GPU busy when bare, %"]))]
             unlimited.append(free)
         except Exception as error:  # noqa: BLE001 - the other workloads are measured all the same
-            report.failed(name, error)
+            report.add_failure(name, error)
         limited[name].terminate()
         bare[name].terminate()
     report.table(
@@ -57,7 +57,7 @@ def measure(stage: Stage, report: Report) -> None:
 def workload(
     stage: Stage, report: Report, name: str, programs: tuple[Process, Process], claim: Claim
 ) -> tuple[list[Row], Row]:
-    """The limited program and the bare one: a row per limit, and one without a limit."""
+    """Run the limited program and the bare one: a row per limit, and one without a limit."""
     limited, bare = programs
     for program in (bare, limited):
         warm(program)

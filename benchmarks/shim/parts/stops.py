@@ -1,4 +1,4 @@
-"""How long tenants wait when the arbiter or one of them is stopped or ended, in whoever's turn that happens."""
+"""Waiting times of tenants when the arbiter or one of them is stopped or ended, in each holder's turn."""
 
 import signal
 import time
@@ -27,7 +27,7 @@ Row = dict[str, float | int | str | None]
 
 @dataclass(frozen=True)
 class Window:
-    """Some time in which something was stopped, or just after; CLOCK_MONOTONIC seconds. ``wanted`` is the aim."""
+    """The time of a stop, or just after it; CLOCK_MONOTONIC seconds. ``wanted`` is the target share."""
 
     name: str
     begin: float
@@ -45,10 +45,10 @@ class Scene:
     arbiter: Process | None = None
 
     def prepare(self) -> None:
-        """Start what does not run; everything anew where the tenants do not have their shares."""
+        """Start missing processes; restart everything if the tenants do not have their shares."""
         self._start_missing()
         if self.claims and not self._steady():
-            # What an event before this one broke was told in its own row.
+            # An earlier event's failure has its own row.
             self.clear()
             self._start_missing()
 
@@ -71,7 +71,7 @@ class Scene:
         return all(abs(courses[name].share - request) < NEAR for name, request in REQUESTS.items())
 
     def clear(self) -> None:
-        """End everything; the next :meth:`prepare` begins from nothing."""
+        """End everything; the next :meth:`prepare` starts anew."""
         for process in (*self.tenants.values(), self.arbiter):
             if process is not None:
                 process.stop(signal.SIGCONT)
@@ -100,7 +100,7 @@ def measure(stage: Stage, report: Report) -> None:
             try:
                 rows += observe(scene, name, act, holder)
             except Exception as error:  # noqa: BLE001 - the others are measured all the same
-                report.failed(f"{name}, {holder}'s turn", error)
+                report.add_failure(f"{name}, {holder}'s turn", error)
                 scene.clear()
     scene.clear()
     report.table(

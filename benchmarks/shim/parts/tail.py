@@ -1,4 +1,4 @@
-"""How long a service's requests take beside a flood that takes what is left; and two decode servers, 40 and 60."""
+"""Latency of a service's requests beside a flood that takes the rest; and two decode servers, 40 and 60."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FLOODS: Mapping[str, tuple[str, ...]] = {
     "training": ("cnn", "--model", "large"),
     "GEMM 4096³": ("gemm", "--size", "4096"),
 }
-# Guaranteed to the service and to the flood by policy.
+# Guarantees of the service and of the flood, by policy.
 POLICIES: Mapping[str, tuple[dict[str, int | bool], dict[str, int | bool]]] = {
     "burst": ({"request": 50}, {"request": 50}),
     "preempt": ({"request": 50}, {"request": 0, "best_effort": True}),
@@ -60,8 +60,8 @@ class Scene:
 
 def measure(stage: Stage, report: Report) -> None:
     # `--only` names a flood by its first word.
-    floods = {name: command for name, command in FLOODS.items() if stage.wants(name.split(maxsplit=1)[0])}
-    servers = list(SHARES) if stage.wants("servers") else []
+    floods = {name: command for name, command in FLOODS.items() if stage.is_chosen(name.split(maxsplit=1)[0])}
+    servers = list(SHARES) if stage.is_chosen("servers") else []
     commands = ({"service": ("service",)} if floods else {}) | floods | dict.fromkeys(servers, ("paged",))
     scene = make_scene(stage, report, commands)
     if stage.arbiter() is None:
@@ -70,12 +70,12 @@ def measure(stage: Stage, report: Report) -> None:
         try:
             report_service(scene, list(floods))
         except Exception as error:  # noqa: BLE001 - the servers are measured all the same
-            report.failed("service", error)
+            report.add_failure("service", error)
     if servers:
         try:
             report_servers(scene)
         except Exception as error:  # noqa: BLE001 - what was measured is kept
-            report.failed("servers", error)
+            report.add_failure("servers", error)
 
 
 def make_scene(stage: Stage, report: Report, commands: Mapping[str, Sequence[str]]) -> Scene:
@@ -84,7 +84,7 @@ def make_scene(stage: Stage, report: Report, commands: Mapping[str, Sequence[str
     limited = {name: stage.program(claims[name], *command) for name, command in commands.items()}
     bare = {name: stage.program(None, *command) for name, command in commands.items()}
     for name, error in warm_each(limited | {f"{name}, bare": process for name, process in bare.items()}).items():
-        report.failed(name, error)
+        report.add_failure(name, error)
     return Scene(stage, report, claims, limited, bare)
 
 
@@ -97,7 +97,7 @@ def report_service(scene: Scene, floods: Sequence[str]) -> None:
         try:
             rows += run_beside(scene, flood, alone)
         except Exception as error:  # noqa: BLE001 - the other floods are measured all the same
-            scene.report.failed(flood, error)
+            scene.report.add_failure(flood, error)
     scene.report.table(
         "Requests of a decode service, Poisson arrivals, the same in every run; milliseconds from a request's arrival. "
         "Plain: no library. Burst: 50 % guaranteed to each. Preempt: 50 % to the service, the flood best-effort. "
@@ -123,7 +123,7 @@ def run_beside(scene: Scene, flood: str, alone: Latencies) -> list[Row]:
 
 
 def harvest(got: Mapping[str, Got] | None, spare: float) -> str:
-    """Format the flood's part of what the service leaves."""
+    """Format the share that the flood gets."""
     flood = next((one for name, one in (got or {}).items() if name != "service"), None)
     return f"{100 * flood.rate / spare:.1f}" if flood and spare > 0 else "–"
 
@@ -176,7 +176,7 @@ class Served:
 
 
 def report_servers(scene: Scene) -> None:
-    """Two servers that always have sequences to go on with."""
+    """Run two servers that always have sequences to continue."""
     names = list(SHARES)
     alone = {name: run_servers(scene, scene.bare, [name])[name] for name in names}
     under = {name: run_servers(scene, scene.limited, [name])[name] for name in names}

@@ -1,10 +1,10 @@
-"""Two and three tenants on one GPU: shares, total throughput, and how long a bursty one waits beside a busy one."""
+"""Two and three tenants on one GPU: shares, total throughput, and waits of a bursty one beside a busy one."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.shim.drive import Got, imported, run_alone, run_together, warm_all
+from benchmarks.shim.drive import Got, run_alone, run_together, wait_for_imports, warm_all
 from benchmarks.shim.pages import Claim
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
@@ -19,7 +19,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "graphs": ("decode",),
     "small kernels": ("gemm", "--size", "1024"),
 }
-# Which program each tenant runs.
+# The program of each tenant.
 WORKLOADS: Mapping[str, tuple[str, str, str]] = {
     "GEMM": ("GEMM", "GEMM", "GEMM"),
     "graphs": ("graphs", "graphs", "graphs"),
@@ -34,7 +34,7 @@ Processes = Mapping[tuple[str, str], Process]
 
 @dataclass(frozen=True)
 class Scene:
-    """Every tenant's programs of every kind, resident, limited and bare; and what each kind does alone and bare."""
+    """Resident programs of every tenant and kind, limited and bare; and the rates of each kind alone and bare."""
 
     stage: Stage
     report: Report
@@ -55,7 +55,7 @@ def measure(stage: Stage, report: Report) -> None:
     scene = Scene.of(stage, report)
     bursts = {"turns": stage.program(scene.claims["B"], "burst"), "plain": stage.program(None, "burst")}
     everyone = [*scene.limited.values(), *scene.bare.values(), *bursts.values()]
-    imported(everyone)
+    wait_for_imports(everyone)
     warm_all(everyone)
     scene.alone.update({kind: run_alone(scene.bare["A", kind], ALONE_SECONDS) for kind in PROGRAMS})
     report.raw("alone, iterations/s", scene.alone)
@@ -69,7 +69,7 @@ def measure(stage: Stage, report: Report) -> None:
             try:
                 rows.append(shared(scene, workload, shares, plain[workload, len(shares)]))
             except Exception as error:  # noqa: BLE001 - the others are measured all the same
-                report.failed(f"{workload} {shares}", error)
+                report.add_failure(f"{workload} {shares}", error)
     report.table(
         "Tenants that all want the GPU (policy burst, guaranteed shares as given). Got: GPU time by the page, %, ± sd "
         "over 0.5 s. Rate: each tenant's iterations against the same program alone and bare, %. Total: their sum; "
@@ -80,12 +80,12 @@ def measure(stage: Stage, report: Report) -> None:
 
 
 def kinds_of(workload: str, count: int) -> dict[str, str]:
-    """The kind of program that each of so many tenants runs."""
+    """Return the kind of program of each tenant."""
     return dict(zip(TENANTS, WORKLOADS[workload][:count], strict=False))
 
 
 def plain_slicing(scene: Scene, workload: str, count: int) -> dict[str, float]:
-    """Each tenant's rate in percent of alone, without the library."""
+    """Return each tenant's rate in percent of running alone, without the library."""
     kinds = kinds_of(workload, count)
     got = run_together({t: scene.bare[t, kind] for t, kind in kinds.items()}, {}, PLAIN_SECONDS, SETTLE_SECONDS)
     found = {t: 100 * got[t].rate / scene.alone[kind] for t, kind in kinds.items()}
@@ -117,7 +117,7 @@ def shared(scene: Scene, workload: str, shares: Sequence[int], plain: Mapping[st
 
 
 def bursty(scene: Scene, bursts: Mapping[str, Process]) -> None:
-    """A burst of about 60 ms every 200 ms, alone and beside a GEMM that never stops."""
+    """Run a burst of about 60 ms every 200 ms, alone and beside a GEMM that never stops."""
     for tenant in ("A", "B"):
         scene.claims[tenant].limit(scene.stage.gpu.uuid, 100, request=50, policy="burst")
     limited, bare = scene.limited["A", "GEMM"], scene.bare["A", "GEMM"]

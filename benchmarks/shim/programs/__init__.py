@@ -1,1 +1,1 @@
-"""The tenants: PyTorch programs that know nothing of limits. ``loop`` says how they are driven and what they print."""
+"""The tenants: PyTorch programs without knowledge of limits. ``loop`` drives them and prints their rows."""

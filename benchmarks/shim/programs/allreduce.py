@@ -27,7 +27,7 @@ def main() -> None:
         torch.cuda.synchronize()
         say({"event": "summed", "right": bool((tensor == options.ranks).all())})
 
-        # Every rank must do the same number, so it is driven by `count`, and not warmed up by the clock.
+        # Every rank must do the same number, so `count` drives it, and not the clock.
         return Work(lambda: distributed.all_reduce(tensor), warm_seconds=0.0)
 
     serve(options, prepare)

@@ -1,4 +1,4 @@
-"""A tenant with bursts: every so often a number of matrix products, then nothing. A row a burst: how long it took."""
+"""A tenant with bursts: a number of matrix products at intervals. One row a burst, with its duration."""
 
 import time
 
@@ -23,7 +23,7 @@ def main() -> None:
             nonlocal due
             time.sleep(max(0.0, due - time.monotonic()))
             begin = time.monotonic()
-            # A burst that took too long does not make the next ones come at once.
+            # A late burst does not make the next ones start at once.
             due = max(due, begin - options.period) + options.period
             for _ in range(options.products):
                 torch.matmul(a, b, out=c)

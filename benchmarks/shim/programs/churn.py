@@ -1,4 +1,4 @@
-"""Tensors of random sizes made, filled and dropped; now and then the cache is emptied, so that the driver is asked."""
+"""Tensors of random sizes made, filled and dropped; sometimes the cache is emptied, so that the driver allocates."""
 
 import random
 

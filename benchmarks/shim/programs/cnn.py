@@ -53,7 +53,7 @@ def small() -> tuple[nn.Module, Forward]:
 
 
 def large() -> tuple[nn.Module, Forward]:
-    """Bottleneck blocks with shortcuts."""
+    """Return bottleneck blocks with shortcuts."""
     stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     blocks: list[tuple[nn.Module, nn.Module]] = []
     before = 64

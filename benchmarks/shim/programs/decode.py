@@ -39,7 +39,7 @@ def prepare() -> Work:
 
 
 def layer() -> Callable[[torch.Tensor], torch.Tensor]:
-    """Attention over a full cache of keys and values, then the feed-forward part."""
+    """Return one layer: attention over a full cache of keys and values, then the feed-forward part."""
 
     def weight(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02

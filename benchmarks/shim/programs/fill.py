@@ -1,4 +1,4 @@
-"""PyTorch at its memory limit: fill it, say how that failed, hold until a line is read, free, and go on working.
+"""PyTorch at its memory limit: fill it, print how that failed, hold until a line is read, free, and continue.
 
 Prints {"event": "full", …} and, after the line, {"event": "freed", …}. Sizes in MiB.
 """
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def fill(size: int, most: int) -> tuple[list[torch.Tensor], str, str]:
-    """The blocks that could be had, and the error's type and first line."""
+    """Return the allocated blocks, and the error's type and first line."""
     blocks: list[torch.Tensor] = []
     try:
         while len(blocks) < min(most, MOST_BLOCKS):

@@ -1,7 +1,7 @@
 """Text generation with the library transformers: a small Llama of random weights, greedily, 64 tokens a call.
 
 An iteration is one token of each sequence. ``generate`` makes all tokens of a call before it returns, so it runs in a
-thread that is let go from token to token.
+thread that is resumed for each token.
 """
 
 import threading
@@ -47,14 +47,14 @@ class Tokens:
         threading.Thread(target=self._generate, daemon=True).start()
 
     def step(self) -> None:
-        """Let the thread go on until it has the next token's scores."""
+        """Resume the thread until it has the next token's scores."""
         self._go.release()
         self._reached.acquire()
         if self._error is not None:
             raise self._error
 
     def pause(self) -> None:
-        """Say that a token is there, and wait for the next step."""
+        """Signal that a token is ready, and wait for the next step."""
         self._reached.release()
         self._go.acquire()
 
@@ -75,7 +75,7 @@ class Tokens:
 
 
 class EachToken(LogitsProcessor):  # type: ignore[misc,unused-ignore]
-    """Is asked once a token and changes nothing."""
+    """A criterion that pauses at each token and never stops the generation."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens

@@ -24,7 +24,7 @@ def prepare(workers: int) -> Work:
     layers = [nn.Linear(PIXELS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)]
     model = nn.Sequential(*layers).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    # The GPU is in use before the fork: what a shim may get wrong in the child.
+    # The GPU is in use before the fork: a shim may fail in the child.
     model(torch.zeros(1, PIXELS, device="cuda"))
     loader = DataLoader(data, BATCH, num_workers=workers, multiprocessing_context="fork", pin_memory=True)
 

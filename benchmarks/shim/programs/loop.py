@@ -1,4 +1,4 @@
-"""How a PyTorch program is driven and what it prints.
+"""Loop of PyTorch programs: their commands and their output.
 
 Without ``--seconds`` it takes commands on its standard input, one a line, and answers with JSON lines:
 
@@ -9,7 +9,7 @@ Without ``--seconds`` it takes commands on its standard input, one a line, and a
     quit         end (so does the end of the input, and SIGTERM)
 
 A row is {"at": CLOCK_MONOTONIC seconds, "iterations": finished since the command began}. It knows nothing of limits.
-With BENCH_DEVICE=cpu in the environment the programs that only need PyTorch run without a GPU, to see that they do.
+With BENCH_DEVICE=cpu in the environment the programs that only need PyTorch run without a GPU, as a test of them.
 """
 
 import argparse
@@ -38,10 +38,10 @@ CLOCKS_APART_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Work:
-    """One program's iteration. A batch of them, about a millisecond, is launched between two looks at the clock.
+    """One program's iteration. A batch of them, about a millisecond, is launched between two readings of the clock.
 
-    ``sync``: the GPU is waited for after each batch. ``waits``: the step does that itself, in whatever way is its own.
-    ``begin`` is called before a run's first iteration; what ``finish`` returns after the last is told with ``ran``.
+    ``sync``: wait for the GPU after each batch. ``waits``: the step waits itself, in its own way. ``begin`` is called
+    before a run's first iteration; the result of ``finish`` after the last is printed with ``ran``.
     """
 
     step: Callable[[], object]
@@ -68,7 +68,7 @@ class Program:
             sys.exit(0)
 
     def obey(self, line: str) -> bool:
-        """Carry out one command; False where it is the last."""
+        """Carry out one command; return False if it is the last."""
         word, _, argument = line.strip().partition(" ")
         if word == "warm":
             self.warm()
@@ -91,7 +91,7 @@ class Program:
         say({"event": "ready", "reserved_bytes": torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0})
 
     def run(self, seconds: float, *, quiet: bool = False) -> dict[str, float]:
-        """Iterate; a row an interval unless ``quiet``. Returns ``seconds``, ``cpu_seconds`` and ``iterations``."""
+        """Iterate; print a row an interval unless ``quiet``. Return ``seconds``, ``cpu_seconds`` and ``iterations``."""
         assert self._work is not None, "the first command is warm"
         self._running = True
         marks: deque[tuple[int, torch.cuda.Event]] = deque()
@@ -119,7 +119,7 @@ class Program:
         return {"seconds": seconds_run, "cpu_seconds": spent, "iterations": launched, **self._work.finish()}
 
     def count(self, iterations: int) -> dict[str, float]:
-        """Iterate so many times, without a look at the clock. Returns ``seconds`` and ``iterations``."""
+        """Iterate so many times without reading the clock. Return ``seconds`` and ``iterations``."""
         assert self._work is not None, "the first command is warm"
         begin = time.monotonic()
         for _ in range(iterations):
@@ -155,7 +155,7 @@ class Program:
         first, last = min(start for start, _ in spans), max(end for _, end in spans)
         begin, end = first + int(PROFILE_LEAD_SECONDS * 1e9), last - int(PROFILE_TAIL_SECONDS * 1e9)
         if not 0 <= (begin - ahead) / 1e9 - began < ran["seconds"] + CLOCKS_APART_SECONDS:
-            # The profiler's clock is not the one that it was taken for: the first kernel came when the run began.
+            # The profiler uses another clock than assumed: align the first kernel with the start of the run.
             ahead = first - int(began * 1e9)
         busy = union(spans, begin, end)
         return {
@@ -166,13 +166,13 @@ class Program:
 
 
 def synchronize() -> None:
-    """Wait for the GPU, where PyTorch has one in use."""
+    """Wait for the GPU if PyTorch uses one."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def union(spans: Iterable[tuple[int, int]], begin: int, end: int) -> int:
-    """How much of [begin, end] the spans cover together."""
+    """Return the part of [begin, end] that the spans cover together."""
     busy, reached = 0, begin
     for start, stop in sorted(spans):
         start, stop = max(start, reached), min(stop, end)  # noqa: PLW2901 - clipped
@@ -182,7 +182,7 @@ def union(spans: Iterable[tuple[int, int]], begin: int, end: int) -> int:
 
 
 def _mark(marks: "deque[tuple[int, torch.cuda.Event]]", launched: int) -> int:
-    """Mark what was launched; where enough is queued, wait for the oldest mark and return what was launched by then."""
+    """Mark the launched work; if enough is queued, wait for the oldest mark and return the count at that mark."""
     event = torch.cuda.Event()
     event.record()
     marks.append((launched, event))
@@ -198,7 +198,7 @@ def say(row: dict[str, object]) -> None:
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """The options that every program has."""
+    """Return the parser of options that every program has."""
     made = argparse.ArgumentParser(description=f"{about}\n{__doc__}", formatter_class=argparse.RawTextHelpFormatter)
     made.add_argument("--seconds", type=float, help="warm up, run for so long, end; 0: until SIGTERM")
     made.add_argument("--interval", type=float, default=0.5, help="seconds between rows (0.5)")
@@ -206,7 +206,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def serve(options: argparse.Namespace, prepare: Callable[[], Work]) -> None:
-    """Take commands, or do what ``--seconds`` says."""
+    """Take commands, or run as ``--seconds`` says."""
     torch.manual_seed(1)
     program = Program(prepare, options.interval)
     if options.seconds is not None:

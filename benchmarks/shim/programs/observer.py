@@ -1,8 +1,8 @@
-"""What the agent asks of NVML, as often as it asks. To be stopped and continued, and ended, by signals.
+"""The agent's queries of NVML, at the agent's rate. Signals stop, continue and end it.
 
-Prints {"event": "observing"} once NVML is open, and for ``tell`` on its standard input how long each question took so
-far: {"event": "told", "sample": [milliseconds, …], "listed": […], "vitals": […]}. (NVML keeps an answer for a moment:
-asked again at once, it answers in microseconds.)
+Prints {"event": "observing"} once NVML is open, and for ``tell`` on its standard input the durations of each query so
+far: {"event": "told", "sample": [milliseconds, …], "listed": […], "vitals": […]}. (NVML caches an answer for a moment:
+a repeated query takes microseconds.)
 """
 
 import argparse
@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.machine import audit, checkup, sampling
-from agent.machine.gpus import Nvml
-from agent.machine.vitals import VitalSigns
+from agent.claims import audit
+from agent.host import checkup, sampling
+from agent.host.gpus import Nvml
+from agent.host.health_metrics import VitalSigns
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
         begun = time.perf_counter()
         ask()
         took[name].append(1e3 * (time.perf_counter() - begun))
-        # What was missed while stopped is not made up for.
+        # Queries missed while stopped are not made up for.
         due[name] = max(due[name] + seconds, time.monotonic())
 
 

@@ -17,7 +17,7 @@ from benchmarks.shim.programs.loop import DEVICE, Work, parser, serve
 LAYERS, WIDTH, HEADS, WORDS = 12, 2048, 16, 32000
 SEQUENCES, PAGE, PAGES_EACH = 32, 16, 32
 PROMPTS, LENGTHS = (64, 256), (16, 192)
-# That a free place is taken in a step: most places are in use.
+# The probability that a free place is taken in a step: most places are in use.
 ARRIVES = 0.25
 TYPE = torch.bfloat16
 
@@ -26,7 +26,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--layers", type=int, default=LAYERS, help=f"of the model ({LAYERS})")
     options = arguments.parse_args()
-    # No weight wants a gradient, so nothing need say that none is to be recorded.
+    # No weight needs a gradient, so no block needs `no_grad`.
     serve(options, lambda: Server(options.layers).work())
 
 
@@ -68,7 +68,7 @@ class Batch:
         self.mask = torch.ones(1, dtype=torch.bool, device=DEVICE)
 
     def load(self, tokens: Sequence[int], lengths: Sequence[int], table: Sequence[Sequence[int]]) -> None:
-        """Copy the processor's view to the GPU."""
+        """Copy the processor's data to the GPU."""
         self.tokens.copy_(torch.tensor(tokens), non_blocking=True)
         self.lengths.copy_(torch.tensor(lengths), non_blocking=True)
         self.table.copy_(torch.tensor(table), non_blocking=True)
@@ -109,7 +109,7 @@ class Server:
         self._next.copy_(functional.linear(functional.layer_norm(x, (WIDTH,)), self._words).argmax(-1))
 
     def _capture(self) -> Callable[[], None]:
-        """Return what launches a step: a CUDA graph's replay, where there is a GPU."""
+        """Return a function that launches a step: a CUDA graph's replay, if there is a GPU."""
         if DEVICE == "cpu":
             return self._forward
         side = torch.cuda.Stream()
@@ -125,7 +125,7 @@ class Server:
         return replay
 
     def _step(self) -> None:
-        """Let sequences in, make a token for each, end those that are complete."""
+        """Admit sequences, make a token for each, end those that are complete."""
         begun = time.monotonic()
         self._admit()
         table = [pages + [0] * (PAGES_EACH - len(pages)) for pages in self._pages]

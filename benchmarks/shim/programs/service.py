@@ -1,7 +1,7 @@
 """A service that decodes: requests come at random times (Poisson), each some steps of a transformer. A row a request.
 
-``latency_ms`` counts from when the request came, ``service_ms`` from when it was begun. Every run has the
-same arrivals.
+``latency_ms`` counts from the arrival of the request, ``service_ms`` from the start of its processing. Every run has
+the same arrivals.
 """
 
 import random
@@ -12,7 +12,7 @@ import torch
 from benchmarks.shim.programs import decode
 from benchmarks.shim.programs.loop import DEVICE, Work, parser, say, serve
 
-# A sleep ends late by some tens of microseconds: the last part of a wait is spent looking at the clock.
+# A sleep ends late by some tens of microseconds: the last part of a wait polls the clock.
 SPIN_SECONDS = 0.0003
 
 

@@ -44,7 +44,7 @@ def prepare(*, compiled: bool, item: bool = False) -> Work:
         told += 1
         if item:
             loss.item()
-        # The first and a later loss: it learns, so it computes.
+        # The first and a later loss: a falling loss shows that it computes.
         if told in {1, 50}:
             say({"event": "loss", "step": told, "loss": float(loss.detach())})
 

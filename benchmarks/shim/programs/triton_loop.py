@@ -14,7 +14,7 @@ def main() -> None:
 
 
 def iterate(x_ptr, length, block: tl.constexpr):  # type: ignore[no-untyped-def] # Triton takes annotations for its own
-    """Replace each x by what many rounds of x/2 + 1 make of it: some ten microseconds on a large GPU."""
+    """Replace each x by the result of many rounds of x/2 + 1: some ten microseconds on a large GPU."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < length
     x = tl.load(x_ptr + at, mask=inside)

@@ -1,1 +1,1 @@
-"""The commands that are more than a verb of a resource."""
+"""Commands that do more than a verb of a resource."""

@@ -13,48 +13,50 @@ from gpucloud_cli.api import Api
 from gpucloud_cli.declared import documents, plan, present
 from gpucloud_cli.declared.carrying_out import carry_out, report
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, POOL, TENANT, WITHIN_TENANTS
-from gpucloud_cli.doors import Asked, answers, asked, connects
 from gpucloud_cli.failures import Failure, Usage
+from gpucloud_cli.options import Invocation, connection_options, output_options, pass_invocation
 
 COLOURS = {"create": "green", "change": "yellow", "remove": "red"}
 HEAD = "# Made by `gpucloud export`; `gpucloud apply -f FILE` makes the server so again.\n"
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the commands to the tree."""
     root.add_command(apply)
     root.add_command(export)
 
 
 @click.command()
 @click.option("-f", "--file", "places", multiple=True, required=True, help="a YAML file, a directory, or - for stdin")
-@click.option("--dry-run", is_flag=True, help="only show the difference")
-@click.option("--prune", is_flag=True, help="also remove what the tenants' lists do not name")
-@click.option("--yes", is_flag=True, help="do not ask")
-@answers
-@asked
-def apply(asked: Asked, /, places: tuple[str, ...], dry_run: bool, prune: bool, yes: bool) -> None:
-    """Make tenants, all within them, and pools as the files say; shows the difference first.
+@click.option("--dry-run", is_flag=True, help="show the difference; change nothing")
+@click.option("--prune", is_flag=True, help="remove entries that the tenants' lists omit")
+@click.option("--yes", is_flag=True, help="apply without a question")
+@output_options
+@pass_invocation
+def apply(invocation: Invocation, /, places: tuple[str, ...], dry_run: bool, prune: bool, yes: bool) -> None:
+    """Apply files to tenants, everything within them, and pools; print the difference first.
 
-    Fields that a file leaves out stay as they are. A tenant's list (`quotas`, `members`, …) left out is left alone;
-    where it is there it is the whole truth, and --prune removes the rest. Tenants and pools are never removed.
+    Fields that a file omits stay as they are. If a tenant's list (`quotas`, `members`, …) is omitted it stays as it is;
+    if it is present it is complete, and --prune removes other entries. Tenants and pools are never removed.
+
+    Example: gpucloud apply -f platform.yaml --dry-run
     """
     declared = documents.read(places)
-    with asked.api() as api:
+    with invocation.api() as api:
         planned = plan.make(declared, _rows(api, declared), prune=prune)
         for who in planned.left_alone:
             output.say(f"not in the files, and left alone without --prune: {who}")
-        if not asked.json:
+        if not invocation.json:
             _show(planned.changes)
         if dry_run or not planned.changes:
-            if asked.json:
+            if invocation.json:
                 output.as_json([change.data for change in planned.changes])
             output.say(f"{_count(planned.changes)} to make" if planned.changes else "no changes")
             return
         if not yes:
             _ask(planned.changes)
         outcome = carry_out(api, planned.changes, say=output.say)
-    if asked.json:
+    if invocation.json:
         output.as_json(outcome.data)
     if outcome.failed is not None:
         raise report(outcome)
@@ -62,13 +64,16 @@ def apply(asked: Asked, /, places: tuple[str, ...], dry_run: bool, prune: bool, 
 
 
 @click.command()
-@click.option("--tenant", "tenants", multiple=True, help="only this tenant; may be repeated; without pools")
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="a file; stdout unless given")
-@connects
-@asked
-def export(asked: Asked, /, tenants: tuple[str, ...], out: Path | None) -> None:
-    """Write tenants, all within them, and pools as YAML that `apply` takes."""
-    with asked.api() as api:
+@click.option("--tenant", "tenants", multiple=True, help="export this tenant without pools; may be repeated")
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="a file; default: stdout")
+@connection_options
+@pass_invocation
+def export(invocation: Invocation, /, tenants: tuple[str, ...], out: Path | None) -> None:
+    """Export tenants, everything within them, and pools as YAML for `apply`.
+
+    Example: gpucloud export --tenant vision --out vision.yaml
+    """
+    with invocation.api() as api:
         slugs = tenants or present.tenants(api)
         made = [] if tenants else [_document("Pool", row.values) for row in _sorted(present.pools(api))]
         made += [_tenant(present.tenant(api, slug), slug) for slug in slugs]
@@ -83,7 +88,7 @@ def export(asked: Asked, /, tenants: tuple[str, ...], out: Path | None) -> None:
 
 
 def _rows(api: Api, declared: documents.Declared) -> list[present.Row]:
-    """What is there of what the files speak of."""
+    """Return the server's rows for the kinds in the files."""
     rows = present.pools(api) if any(who.kind is POOL for who in declared.items) else []
     for who in declared.items:
         if who.kind is TENANT:

@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from gpucloud_cli import output
-from gpucloud_cli.doors import Asked, answers, asked
 from gpucloud_cli.failures import Failure
+from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
@@ -14,7 +14,7 @@ NODE, GPU = BY_NAME["node"], BY_NAME["gpu"]
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the commands to the tree."""
     group = root.commands["node"]
     assert isinstance(group, click.Group)
     for command in (add, enrol, cordon, uncordon, drain, lift_fence, forget, drift, repair):
@@ -27,117 +27,147 @@ def join(root: click.Group) -> None:
 @click.command()
 @click.argument("name")
 @click.option("--pool", default="default", show_default=True, help="a pool's name")
-@answers
-@asked
-def add(asked: Asked, name: str, pool: str) -> None:
-    """Make a node; prints the command to copy to the machine, with its one-time enrolment token."""
-    with asked.api() as api:
-        _enrolment(asked, api.post("nodes/", {"name": name, "pool": pool}).body)
+@output_options
+@pass_invocation
+def add(invocation: Invocation, name: str, pool: str) -> None:
+    """Add a node; print the command for its machine, with the node's one-time enrolment token.
+
+    Example: gpucloud node add gpu-7 --pool default
+    """
+    with invocation.api() as api:
+        _enrolment(invocation, api.post("nodes/", {"name": name, "pool": pool}).body)
 
 
 @click.command()
 @click.argument("name")
-@answers
-@asked
-def enrol(asked: Asked, name: str) -> None:
-    """Make a new one-time token; the agent that enrols with it replaces the present one."""
-    with asked.api() as api:
-        _enrolment(asked, api.post(f"{path_of(NODE, None, name)}enrolment/", {}).body)
+@output_options
+@pass_invocation
+def enrol(invocation: Invocation, name: str) -> None:
+    """Enrol a node again: print a new one-time token; the agent that uses it replaces the current one.
+
+    Example: gpucloud node enrol gpu-7
+    """
+    with invocation.api() as api:
+        _enrolment(invocation, api.post(f"{path_of(NODE, None, name)}enrolment/", {}).body)
 
 
 @click.command()
 @click.argument("name")
-@answers
-@asked
-def cordon(asked: Asked, name: str) -> None:
-    """Let it take no new claims; those on it stay."""
-    _cordon(asked, name, cordoned=True)
+@output_options
+@pass_invocation
+def cordon(invocation: Invocation, name: str) -> None:
+    """Cordon a node: it takes no new claims, and running claims stay.
+
+    Example: gpucloud node cordon gpu-7
+    """
+    _cordon(invocation, name, cordoned=True)
 
 
 @click.command()
 @click.argument("name")
-@answers
-@asked
-def uncordon(asked: Asked, name: str) -> None:
-    """Let it take new claims again."""
-    _cordon(asked, name, cordoned=False)
+@output_options
+@pass_invocation
+def uncordon(invocation: Invocation, name: str) -> None:
+    """Uncordon a node: it takes new claims again.
+
+    Example: gpucloud node uncordon gpu-7
+    """
+    _cordon(invocation, name, cordoned=False)
 
 
 @click.command()
 @click.argument("name")
-@click.option("--grace-seconds", type=click.IntRange(0, 604_800), help="what claims have after they are told")
-@click.option("--dry-run", is_flag=True, help="say who would move and where to, and change nothing")
-@answers
-@asked
-def drain(asked: Asked, name: str, grace_seconds: int | None, dry_run: bool) -> None:
-    """Let it take no new claims, and send those on it back to the queue; `uncordon` ends that."""
-    with asked.api() as api:
+@click.option("--grace-seconds", type=click.IntRange(0, 604_800), help="the time that claims have to end")
+@click.option("--dry-run", is_flag=True, help="show which claims would move, and where to; change nothing")
+@output_options
+@pass_invocation
+def drain(invocation: Invocation, name: str, grace_seconds: int | None, dry_run: bool) -> None:
+    """Drain a node: it takes no new claims, and its claims return to the queue; `uncordon` ends that.
+
+    Example: gpucloud node drain gpu-7 --grace-seconds 600
+    """
+    with invocation.api() as api:
         path, body = f"{path_of(NODE, None, name)}drain/", {"grace_seconds": grace_seconds}
-        asked.show(api.post(path, body, dry_run=dry_run or None).body)
+        invocation.show(api.post(path, body, dry_run=dry_run or None).body)
 
 
 @click.command()
 @click.argument("name")
-@answers
-@asked
-def lift_fence(asked: Asked, name: str) -> None:
-    """Let it take new claims again after it was fenced for what ran on it."""
-    with asked.api() as api:
-        asked.show(api.post(f"{path_of(NODE, None, name)}lift-fence/", {}).body)
+@output_options
+@pass_invocation
+def lift_fence(invocation: Invocation, name: str) -> None:
+    """Lift a node's fence: it takes new claims again after a fence for unclaimed GPU processes.
+
+    Example: gpucloud node lift-fence gpu-7
+    """
+    with invocation.api() as api:
+        invocation.show(api.post(f"{path_of(NODE, None, name)}lift-fence/", {}).body)
 
 
 @click.command()
 @click.argument("uuid")
-@answers
-@asked
-def clear(asked: Asked, uuid: str) -> None:
-    """Say that it is cured of an XID error, after a reset."""
-    with asked.api() as api:
-        asked.show(api.post(f"{path_of(GPU, None, uuid)}clear/", {}).body)
+@output_options
+@pass_invocation
+def clear(invocation: Invocation, uuid: str) -> None:
+    """Clear a GPU's XID error after a reset.
+
+    Example: gpucloud gpu clear GPU-5f3b…
+    """
+    with invocation.api() as api:
+        invocation.show(api.post(f"{path_of(GPU, None, uuid)}clear/", {}).body)
 
 
 @click.command()
 @click.argument("name")
-@answers
-@asked
-def forget(asked: Asked, name: str) -> None:
-    """Release what a lost node carried, and shut its agent out."""
-    with asked.api() as api:
-        asked.show(api.post(f"{path_of(NODE, None, name)}forget/", {}).body)
+@output_options
+@pass_invocation
+def forget(invocation: Invocation, name: str) -> None:
+    """Forget a lost node: release its claims, and refuse its agent.
+
+    Example: gpucloud node forget gpu-7
+    """
+    with invocation.api() as api:
+        invocation.show(api.post(f"{path_of(NODE, None, name)}forget/", {}).body)
 
 
 @click.command()
 @click.argument("name")
-@answers
-@asked
-def drift(asked: Asked, name: str) -> None:
-    """Show what should be in force there, what is, and what somebody changed on the machine."""
-    with asked.api() as api:
-        asked.show(api.get(f"{path_of(NODE, None, name)}drift/").body)
+@output_options
+@pass_invocation
+def drift(invocation: Invocation, name: str) -> None:
+    """Show a node's drift: its desired state, its actual state, and manual changes on the machine.
+
+    Example: gpucloud node drift gpu-7
+    """
+    with invocation.api() as api:
+        invocation.show(api.get(f"{path_of(NODE, None, name)}drift/").body)
 
 
 @click.command()
 @click.argument("name")
-@answers
-@asked
-def repair(asked: Asked, name: str) -> None:
-    """Have the agent put right what somebody changed on the machine."""
-    with asked.api() as api:
-        asked.show(api.post(f"{path_of(NODE, None, name)}repair/", {}).body)
+@output_options
+@pass_invocation
+def repair(invocation: Invocation, name: str) -> None:
+    """Repair a node's drift: its agent undoes manual changes on the machine.
+
+    Example: gpucloud node repair gpu-7
+    """
+    with invocation.api() as api:
+        invocation.show(api.post(f"{path_of(NODE, None, name)}repair/", {}).body)
 
 
-def _cordon(asked: Asked, name: str, *, cordoned: bool) -> None:
-    with asked.api() as api:
-        asked.show(api.patch(path_of(NODE, None, name), {"cordoned": cordoned}).body)
+def _cordon(invocation: Invocation, name: str, *, cordoned: bool) -> None:
+    with invocation.api() as api:
+        invocation.show(api.patch(path_of(NODE, None, name), {"cordoned": cordoned}).body)
 
 
-def _enrolment(asked: Asked, node: dict[str, Any]) -> None:
+def _enrolment(invocation: Invocation, node: dict[str, Any]) -> None:
     if node["enrolment_token"] is None:
-        # The answer was lost and the second one is without secrets.
+        # The first response was lost and the second one has no secrets.
         raise Failure(
             f"Node {node['name']} is made, but its token was lost on the way: `gpucloud node enrol` makes another."
         )
-    if asked.json:
+    if invocation.json:
         output.as_json(node)
         return
     output.say(f"node {node['name']} awaits its agent; run this there as root, within 24 hours:")

@@ -1,4 +1,4 @@
-"""`pool rebalance|consolidate`, `proposal accept|dismiss`, and `queue list` over every pool."""
+"""`pool rebalance|consolidate`, `proposal accept|dismiss`, and `queue list` over all pools."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.api import PAGE, Api
-from gpucloud_cli.doors import Asked, answers, asked
+from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
@@ -20,11 +20,11 @@ WAITING = (
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the commands to the tree."""
     for group, commands in {
         "pool": (rebalance, consolidate),
         "proposal": (accept, dismiss),
-        "queue": (waiting,),
+        "queue": (list_queue,),
     }.items():
         found = root.commands[group]
         assert isinstance(found, click.Group)
@@ -34,75 +34,92 @@ def join(root: click.Group) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--dry-run", is_flag=True, help="say what would change and why; change nothing")
-@answers
-@asked
-def rebalance(asked: Asked, *, name: str, dry_run: bool) -> None:
-    """Run the rebalancer over a pool, now (operators)."""
-    with asked.api() as api:
+@click.option("--dry-run", is_flag=True, help="show what would change and why; change nothing")
+@output_options
+@pass_invocation
+def rebalance(invocation: Invocation, *, name: str, dry_run: bool) -> None:
+    """Rebalance a pool now (operators).
+
+    Example: gpucloud pool rebalance default --dry-run
+    """
+    with invocation.api() as api:
         found = api.post(f"{path_of(POOL, None, name)}rebalance/", {}, dry_run=dry_run or None).body
-    _explain(asked, found, found["changes"], CHANGES)
+    _explain(invocation, found, found["changes"], CHANGES)
 
 
 @click.command()
 @click.argument("name")
-@click.option("--most-moves", type=click.IntRange(1, 32), help="of one plan; 4 unless given")
-@click.option("--most-memory", "most_memory_mib", type=click.IntRange(1), help="MiB to copy in one plan")
-@click.option("--dry-run", is_flag=True, help="as it is anyway: nothing carries moves out yet")
-@answers
-@asked
-def consolidate(asked: Asked, /, name: str, dry_run: bool, **bounds: int | None) -> None:
-    """Say which moves of claims would free what in a pool (operators)."""
-    with asked.api() as api:
+@click.option("--most-moves", type=click.IntRange(1, 32), help="most moves of one plan; default: 4")
+@click.option("--most-memory", "most_memory_mib", type=click.IntRange(1), help="most MiB to copy in one plan")
+@click.option("--dry-run", is_flag=True, help="has no effect: moves are only listed")
+@output_options
+@pass_invocation
+def consolidate(invocation: Invocation, /, name: str, dry_run: bool, **bounds: int | None) -> None:
+    """List moves of claims that would free whole GPUs of a pool (operators).
+
+    Example: gpucloud pool consolidate default --most-moves 4
+    """
+    with invocation.api() as api:
         wanted = {name: value for name, value in bounds.items() if value is not None}
         found = api.get(f"{path_of(POOL, None, name)}consolidation/", **wanted).body
-    _explain(asked, found, [{**plan, "moves": len(plan["moves"])} for plan in found["plans"]], PLANS)
+    _explain(invocation, found, [{**plan, "moves": len(plan["moves"])} for plan in found["plans"]], PLANS)
 
 
-def _explain(asked: Asked, found: dict[str, Any], rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    """JSON whole; for people a table, or why it is empty."""
-    if asked.json:
-        asked.show(found)
+def _explain(
+    invocation: Invocation, found: dict[str, Any], rows: list[dict[str, Any]], columns: tuple[str, ...]
+) -> None:
+    """Print JSON as it is; for people a table, or the reason why it is empty."""
+    if invocation.json:
+        invocation.show(found)
     elif rows:
-        asked.show(rows, columns=columns)
+        invocation.show(rows, columns=columns)
     else:
         output.say(found["explanation"])
 
 
 @click.command()
 @click.argument("uid")
-@answers
-@asked
-def accept(asked: Asked, *, uid: str) -> None:
-    """Have it carried out."""
-    with asked.api() as api:
-        asked.show(api.post(f"{path_of(PROPOSAL, None, uid)}accept/", {}).body)
+@output_options
+@pass_invocation
+def accept(invocation: Invocation, *, uid: str) -> None:
+    """Accept a proposal: it is applied.
+
+    Example: gpucloud proposal accept 0198c1ab-…
+    """
+    with invocation.api() as api:
+        invocation.show(api.post(f"{path_of(PROPOSAL, None, uid)}accept/", {}).body)
 
 
 @click.command()
 @click.argument("uid")
-@click.option("--words", help="why not")
-@answers
-@asked
-def dismiss(asked: Asked, *, uid: str, words: str | None) -> None:
-    """Leave the claim as it is."""
-    with asked.api() as api:
+@click.option("--words", help="the reason")
+@output_options
+@pass_invocation
+def dismiss(invocation: Invocation, *, uid: str, words: str | None) -> None:
+    """Dismiss a proposal: the claim stays as it is.
+
+    Example: gpucloud proposal dismiss 0198c1ab-… --words "still training"
+    """
+    with invocation.api() as api:
         body = {} if words is None else {"words": words}
-        asked.show(api.post(f"{path_of(PROPOSAL, None, uid)}dismiss/", body).body)
+        invocation.show(api.post(f"{path_of(PROPOSAL, None, uid)}dismiss/", body).body)
 
 
 @click.command("list")
-@click.option("--pool", help="a pool's name; every pool's queue, one after the other, without it")
+@click.option("--pool", help="a pool's name; default: all pools, one after the other")
 @click.option("--tenant", help="a tenant's slug")
-@click.option("--all", "everything", is_flag=True, help=f"not only the first {PAGE} of each pool")
-@answers
-@asked
-def waiting(asked: Asked, *, pool: str | None, tenant: str | None, everything: bool) -> None:
-    """List what waits, when it will start and why it waits, next first."""
-    with asked.api() as api:
+@click.option("--all", "everything", is_flag=True, help=f"list all, not only the first {PAGE} of each pool")
+@output_options
+@pass_invocation
+def list_queue(invocation: Invocation, *, pool: str | None, tenant: str | None, everything: bool) -> None:
+    """List queued claims with their expected start and the reason why they wait, next first.
+
+    Example: gpucloud queue list --pool default
+    """
+    with invocation.api() as api:
         pools = [pool] if pool else [row["name"] for row in reversed(list(api.rows("pools/")))]
         rows = [row for name in pools for row in _of_pool(api, name, tenant, everything)]
-    asked.show(rows if asked.json else [_line(row) for row in rows], columns=WAITING)
+    invocation.show(rows if invocation.json else [_line(row) for row in rows], columns=WAITING)
 
 
 def _of_pool(api: Api, pool: str, tenant: str | None, everything: bool) -> list[dict[str, Any]]:
@@ -115,6 +132,6 @@ def _of_pool(api: Api, pool: str, tenant: str | None, everything: bool) -> list[
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for people: when, and the first reason."""
+    """Return a row for people: the expected start, and the first reason."""
     estimate, reasons = row.get("estimate") or {}, row["reasons"]
     return {**row, "starts": estimate.get("at"), "reason": reasons[0]["detail"] if reasons else None}

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import click
 
-from gpucloud_cli.doors import Asked, answers, asked, body, takes, tenant_of
+from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation, tenant_of
 from gpucloud_cli.resources import BY_NAME, CLAIM_FIELDS, RESERVED_FIELDS, Field
 from gpucloud_cli.verbs import path_of
 
@@ -18,13 +18,13 @@ BOOKED = tuple(
     for field in (
         *(field for field in CLAIM_FIELDS if field.name in SIZE),
         *RESERVED_FIELDS,
-        Field("weekly_until", help="again every week until this moment, all or none", flag="--weekly-until"),
+        Field("weekly_until", help="repeat every week until this time; all or none", flag="--weekly-until"),
     )
 )
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the commands to the tree."""
     group = root.commands["reservation"]
     assert isinstance(group, click.Group)
     for command in (create, release, calendar):
@@ -32,43 +32,52 @@ def join(root: click.Group) -> None:
 
 
 @click.command()
-@takes(BOOKED)
-@click.option("--dry-run", is_flag=True, help="say who is in the way and which windows are free; book nothing")
-@answers
-@asked
-def create(asked: Asked, /, dry_run: bool, **given: Any) -> None:
-    """Book a window; exit 3 where it is taken, with the earliest one that is free."""
+@field_options(BOOKED)
+@click.option("--dry-run", is_flag=True, help="show conflicts and free windows; book nothing")
+@output_options
+@pass_invocation
+def create(invocation: Invocation, /, dry_run: bool, **given: Any) -> None:
+    """Create a reservation; exit 3 if its window is taken, with the earliest free one.
+
+    Example: gpucloud reservation create --core 100 --memory 64GiB --start 2026-07-01T08:00Z --end 2026-07-01T18:00Z
+    """
     wanted = body(BOOKED, given)
-    with asked.api() as api:
+    with invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
-        asked.show(api.post(RESERVATION.path, wanted, dry_run=dry_run or None).body)
+        invocation.show(api.post(RESERVATION.path, wanted, dry_run=dry_run or None).body)
 
 
 @click.command()
 @click.argument("uid")
-@answers
-@asked
-def release(asked: Asked, *, uid: str) -> None:
-    """Give it back, before it begins or before it ends, with the claims in it; may be repeated."""
-    with asked.api() as api:
-        asked.show(api.post(f"{path_of(RESERVATION, None, uid)}release/", {}).body)
+@output_options
+@pass_invocation
+def release(invocation: Invocation, *, uid: str) -> None:
+    """Release a reservation, before it begins or before it ends, with the claims in it; may be repeated.
+
+    Example: gpucloud reservation release 0198c1ab-…
+    """
+    with invocation.api() as api:
+        invocation.show(api.post(f"{path_of(RESERVATION, None, uid)}release/", {}).body)
 
 
 @click.command()
 @click.argument("pool", default="default")
-@click.option("--from", "start", metavar="TEXT", help="a moment, ISO 8601; now unless given")
-@click.option("--to", "end", metavar="TEXT", help="a moment, ISO 8601; a week later unless given")
-@click.option("--node", help="only this node's GPUs")
-@answers
-@asked
-def calendar(asked: Asked, /, pool: str, start: str | None, end: str | None, node: str | None) -> None:
-    """What is taken of each GPU of a pool, and when."""
-    with asked.api() as api:
+@click.option("--from", "start", metavar="TEXT", help="a time, ISO 8601; default: now")
+@click.option("--to", "end", metavar="TEXT", help="a time, ISO 8601; default: a week later")
+@click.option("--node", help="show this node's GPUs only")
+@output_options
+@pass_invocation
+def calendar(invocation: Invocation, /, pool: str, start: str | None, end: str | None, node: str | None) -> None:
+    """Show the calendar of a pool: the reserved part of each GPU over time.
+
+    Example: gpucloud reservation calendar default --node gpu-7
+    """
+    with invocation.api() as api:
         found = api.get(f"pools/{quote(pool, safe='')}/calendar/", **{"from": start, "to": end, "node": node}).body
-    if asked.json:
-        asked.show(found)
+    if invocation.json:
+        invocation.show(found)
         return
     rows = [
         {"node": gpu["node"], "gpu": gpu["index"], **interval} for gpu in found["gpus"] for interval in gpu["intervals"]
     ]
-    asked.show(rows, columns=("node", "gpu", "from", "to", "core", "memory_mib"))
+    invocation.show(rows, columns=("node", "gpu", "from", "to", "core", "memory_mib"))

@@ -1,4 +1,4 @@
-"""`gpucloud run`: a claim for as long as a program runs, and not longer."""
+"""`gpucloud run`: a claim that lives as long as a program."""
 
 import contextlib
 import signal
@@ -12,80 +12,93 @@ from gpucloud_cli import claiming, output
 from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api, new_key
 from gpucloud_cli.child import Child, NotHere, Signals, command_line
-from gpucloud_cli.doors import Asked, asked, body, connects, takes, tenant_of
 from gpucloud_cli.failures import Failure, Interrupted, Problem, Unreachable
+from gpucloud_cli.options import Invocation, body, connection_options, field_options, pass_invocation, tenant_of
 from gpucloud_cli.resources import CLAIM_FIELDS, Field
 
-NAME = Field("name", help="for people; the command's name unless given")
-# A claim that fits is in force within a second; this is for a machine that is busy.
+NAME = Field("name", help="a display name; default: the command's name")
+# A claim that fits is in force within a second; this is for a busy machine.
 SHORT_WAIT_SECONDS = 30
-# The node's word that the program's share is free again.
+# Time for the node to confirm that the program's share is free again.
 CONFIRM_SECONDS = 10
-# Of one request at the end, beyond what it waits for: a server that hangs must not eat the whole patience.
+# Time of one request at the end, beyond its wait: a server that hangs must not use up the whole patience.
 ANSWER_SECONDS = 5.0
-# What comes after the command is the command's own.
+# Arguments after the command belong to the command.
 WORDS = {"allow_interspersed_args": False}
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the command to the tree."""
     root.add_command(run)
 
 
 @click.command(context_settings=WORDS, options_metavar="OPTIONS --")
-@takes((*CLAIM_FIELDS, NAME))
-@click.option("--wait", type=DURATION, help="for quota and GPUs; then exit 5. Unless given: 30s, and for GPUs only")
+@field_options((*CLAIM_FIELDS, NAME))
+@click.option("--wait", type=DURATION, help="wait this long for quota and GPUs, then exit 5; default: 30s, for GPUs")
 @click.option(
-    "--lease", type=DURATION, default="5m", show_default=True, help="the claim ends so long after we were killed"
+    "--lease",
+    type=DURATION,
+    default="5m",
+    show_default=True,
+    help="end of the claim after a kill of this client",
 )
-@click.option("--keep", is_flag=True, help="leave the claim at the end, and without a lease")
+@click.option("--keep", is_flag=True, help="keep the claim at the end, without a lease")
 @click.option(
-    "--release-timeout", type=DURATION, default="60s", show_default=True, help="try so long to release at the end"
+    "--release-timeout", type=DURATION, default="60s", show_default=True, help="retry the release for this long"
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@connects
-@asked
-def run(asked: Asked, /, command: tuple[str, ...], **given: Any) -> None:
-    """Claim, wait, run COMMAND under the claim's limits on this node, release at the end, whatever the end.
+@connection_options
+@pass_invocation
+def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> None:
+    """Run COMMAND on this node under a new claim, and release the claim at the end.
 
-    The exit code is the command's own (128 + n where signal n ended it); signals are passed on to it. A client that is
-    killed outright cannot release: then the claim's lease ends it.
+    The claim is released however the command ends. The exit code is the command's own (128 + n if signal n ended it);
+    signals are passed on to it. A client that is killed outright cannot release: then the claim's lease ends it.
+
+    Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
     """
     wanted = body((*CLAIM_FIELDS, NAME), given)
-    # A program's name need not be text, and `/` has none: then the claim is unnamed.
+    # A program's name may not be text, and `/` has none: then the claim is unnamed.
     if name := Path(command[0]).name.encode(errors="replace").decode()[:200].strip():
         wanted.setdefault("name", name)
     wanted.setdefault("when_over_quota", "refuse" if given["wait"] is None else "wait")
     if not given["keep"]:
         wanted["lease_seconds"] = given["lease"]
-    with Signals() as signals, asked.api() as api:
+    with Signals() as signals, invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
-        held = Held(asked, api, signals, keep=given["keep"], release_seconds=given["release_timeout"])
+        held = ClaimedRun(invocation, api, signals, keep=given["keep"], release_seconds=given["release_timeout"])
         seconds = SHORT_WAIT_SECONDS if given["wait"] is None else given["wait"]
         code = held.run(wanted, command, wait_seconds=seconds)
     raise click.exceptions.Exit(code)
 
 
-class Held:
-    """One claim, from asking to giving back."""
+class ClaimedRun:
+    """One claim, from its creation to its release."""
 
-    def __init__(self, asked: Asked, api: Api, signals: Signals, *, keep: bool, release_seconds: float) -> None:
-        self._asked, self._api, self._signals = asked, api, signals
-        # While it waits, patience is the wait's own, and Ctrl-C must not wait for a server that hangs.
-        self._looking = asked.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS)
+    def __init__(
+        self, invocation: Invocation, api: Api, signals: Signals, *, keep: bool, release_seconds: float
+    ) -> None:
+        self._invocation, self._api, self._signals = invocation, api, signals
+        # During the wait, retries use the wait's own patience, and Ctrl-C must not wait for a server that hangs.
+        self._looking = invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS)
         self._keep, self._release_seconds = keep, release_seconds
         self._lease: claiming.Lease | None = None
 
     def run(self, wanted: dict[str, Any], command: tuple[str, ...], *, wait_seconds: float) -> int:
-        """The program's exit code. Raises Failure where it was never started."""
-        claim = self._claimed(wanted)
+        """Return the program's exit code.
+
+        Raises Failure if it was never started.
+        """
+        claim = self._claim(wanted)
         kept = False
         try:
             if claim["lease_seconds"] is not None:
-                self._lease = claiming.Lease(self._asked.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS), claim)
+                self._lease = claiming.Lease(
+                    self._invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS), claim
+                )
                 self._lease.start()
             claim = claiming.await_active(self._looking, claim, seconds=wait_seconds, sleep=self._sleep)
-            child = self._started(claim, command)
+            child = self._start(claim, command)
             kept = self._keep
             code = child.wait()
             self._tell_if_ended_by_others(claim["uid"], code)
@@ -101,7 +114,7 @@ class Held:
             else:
                 self._release(claim["uid"])
 
-    def _claimed(self, wanted: dict[str, Any]) -> claiming.Claim:
+    def _claim(self, wanted: dict[str, Any]) -> claiming.Claim:
         key = new_key()
         try:
             claim: claiming.Claim = self._api.post("claims/", wanted, key=key).body
@@ -110,7 +123,7 @@ class Held:
             raise Unreachable(f"{lost}\nIf the claim was made all the same, {ends}.") from lost
         return claim
 
-    def _started(self, claim: claiming.Claim, command: tuple[str, ...]) -> Child:
+    def _start(self, claim: claiming.Claim, command: tuple[str, ...]) -> Child:
         place = self._api.get(f"{claiming.path_of(claim['uid'])}env/").body
         line, environment = command_line(place, command)
         self._refuse_if_interrupted()
@@ -122,7 +135,7 @@ class Held:
         return Child(line, environment, self._signals)
 
     def _tell_if_ended_by_others(self, uid: str, code: int) -> None:
-        """A program that a signal has ended may have lost its claim; who reads the log wants to know."""
+        """Print that the claim ended if a signal ended the program: readers of the log want to know."""
         if code not in (128 + signal.SIGTERM, 128 + signal.SIGKILL) or (self._lease and self._lease.lost):
             return
         with contextlib.suppress(Failure):
@@ -140,7 +153,7 @@ class Held:
             raise Interrupted(self._signals.caught[0])
 
     def _release(self, uid: str) -> None:
-        """Until the server has it, or patience ends, or somebody interrupts for the second time."""
+        """Release until the server has confirmed, patience ends, or a second interrupt comes."""
         deadline = time.monotonic() + self._release_seconds
         caught_before, told, pause = len(self._signals.caught), False, 0.5
         while True:
@@ -158,10 +171,10 @@ class Held:
             pause = min(2 * pause, 5.0)
 
     def _try_to_release(self, uid: str) -> str | None:
-        """Why it did not go, if another try may help; None once nothing is left to do."""
+        """Release once; return why it failed if a retry may help, None if nothing is left to do."""
         try:
-            with self._asked.api(patience_seconds=0, timeout_seconds=CONFIRM_SECONDS + ANSWER_SECONDS) as api:
-                state = claiming.released(api, uid, wait_seconds=CONFIRM_SECONDS)
+            with self._invocation.api(patience_seconds=0, timeout_seconds=CONFIRM_SECONDS + ANSWER_SECONDS) as api:
+                state = claiming.release(api, uid, wait_seconds=CONFIRM_SECONDS)
         except Problem as problem:
             output.say(f"claim {uid} was not released: {problem}\n{self._what_then(uid)}")
             return None

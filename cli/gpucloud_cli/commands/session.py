@@ -11,12 +11,12 @@ from click.shell_completion import get_completion_class
 
 from gpucloud_cli import access, output
 from gpucloud_cli.api import Api
-from gpucloud_cli.doors import Asked, answers, asked, patience
 from gpucloud_cli.failures import Failure, Usage
+from gpucloud_cli.options import Invocation, output_options, pass_invocation, patience
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the commands to the tree."""
     for command in (login, logout, whoami, api, completion):
         root.add_command(command)
 
@@ -24,10 +24,12 @@ def join(root: click.Group) -> None:
 @click.command()
 @click.argument("url", required=False)
 def login(url: str | None) -> None:
-    """Keep a server's address and a token in the config file (mode 0600).
+    """Log in: save a server's address and a token in the config file (mode 0600).
 
-    The token is asked for on a terminal, and read from stdin otherwise: it is never an option, for options stand in the
-    list of processes and in the shell's history.
+    The token is asked for on a terminal, and read from stdin otherwise: it is never an option, because options appear
+    in the list of processes and in the shell's history.
+
+    Example: gpucloud login https://gpucloud.example.org
     """
     path = access.config_path(os.environ)
     saved = access.read(path).get("url")
@@ -35,11 +37,11 @@ def login(url: str | None) -> None:
     address = url or os.environ.get("GPUCLOUD_URL") or saved
     if address is None and on_terminal:
         address = click.prompt("Server", err=True)
-    address = access.checked_url(address or "")
+    address = access.check_url(address or "")
     token = getpass.getpass("Token (gpc_…): ") if on_terminal else sys.stdin.readline()
     if not token.strip():
         raise Usage("No token was given: type it, or send it to stdin, as in `gpucloud login URL < token`.")
-    token = access.checked_token(token)
+    token = access.check_token(token)
     with Api(access.Access(address, token), patience_seconds=patience()) as server:
         me = server.get("me/").body
     access.write_private(path, json.dumps({"url": address, "token": token}) + "\n")
@@ -48,9 +50,11 @@ def login(url: str | None) -> None:
 
 @click.command()
 def logout() -> None:
-    """Remove the token from the config file; the address stays.
+    """Log out: remove the token from the config file; the address stays.
 
     The token itself stays valid: `gpucloud token revoke` ends it.
+
+    Example: gpucloud logout
     """
     path = access.config_path(os.environ)
     saved = access.read(path)
@@ -62,26 +66,32 @@ def logout() -> None:
 
 
 @click.command()
-@answers
-@asked
-def whoami(asked: Asked) -> None:
-    """Say who the token is, and what it may do."""
-    with asked.api() as server:
-        asked.show(server.get("me/").body)
+@output_options
+@pass_invocation
+def whoami(invocation: Invocation) -> None:
+    """Show the token's owner, roles and scopes.
+
+    Example: gpucloud whoami
+    """
+    with invocation.api() as server:
+        invocation.show(server.get("me/").body)
 
 
 @click.command("api")
 @click.argument("method", type=click.Choice(["GET", "POST", "PATCH", "DELETE"], case_sensitive=False))
 @click.argument("path")
-@click.option("--data", type=click.File("r"), metavar="FILE", help="the body, JSON; - for stdin")
-@click.option("--if-version", type=click.INT, help="If-Match: refuse (exit 3) unless it is still at this version")
-@answers
-@asked
-def api(asked: Asked, method: str, path: str, data: IO[str] | None, if_version: int | None) -> None:
-    """Call any route below /api/v1/, like `gpucloud api GET "rounds/?pool=default"`; the answer is JSON."""
+@click.option("--data", type=click.File("r"), metavar="FILE", help="a JSON body; - for stdin")
+@click.option("--if-version", type=click.INT, help="If-Match: fail (exit 3) unless it is still at this version")
+@output_options
+@pass_invocation
+def api(invocation: Invocation, method: str, path: str, data: IO[str] | None, if_version: int | None) -> None:
+    """Call any route below /api/v1/ and print its JSON.
+
+    Example: gpucloud api GET "rounds/?pool=default"
+    """
     body = _body(data)
     headers = {} if if_version is None else {"If-Match": f'"{if_version}"'}
-    with asked.api() as server:
+    with invocation.api() as server:
         if method == "POST":
             answer = server.post(path, {} if body is None else body)
         else:
@@ -93,7 +103,10 @@ def api(asked: Asked, method: str, path: str, data: IO[str] | None, if_version: 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what completes `gpucloud` in this shell: `source <(gpucloud completion bash)`."""
+    """Print the completion script of `gpucloud` for a shell.
+
+    Example: source <(gpucloud completion bash)
+    """
     found = get_completion_class(shell)
     if found is None:
         raise Failure(f"There is no completion for {shell}.")

@@ -8,8 +8,8 @@ import click
 
 from gpucloud_cli import access, output
 from gpucloud_cli.amounts import DURATION
-from gpucloud_cli.doors import Asked, answers, asked, connects
 from gpucloud_cli.failures import Failure
+from gpucloud_cli.options import Invocation, connection_options, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME, ROLES
 from gpucloud_cli.verbs import path_of
 
@@ -18,7 +18,7 @@ OUT = click.option("--out", type=click.Path(path_type=Path), help="write it to t
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the commands to the tree."""
     group = root.commands["token"]
     assert isinstance(group, click.Group)
     group.add_command(create)
@@ -28,16 +28,16 @@ def join(root: click.Group) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--tenant", help="a tenant's slug; without it the whole platform (operators)")
-@click.option("--role", type=ROLES, help="member unless given")
-@click.option("--scope", "scopes", multiple=True, help="like claims:write; may be repeated; all unless given")
-@click.option("--cidr", "cidrs", multiple=True, help="only from this network; may be repeated")
-@click.option("--expires", type=DURATION, help="valid for so long, like 90d")
+@click.option("--tenant", help="a tenant's slug; default: the whole platform (operators)")
+@click.option("--role", type=ROLES, help="the role; default: member")
+@click.option("--scope", "scopes", multiple=True, help="a scope, like claims:write; may be repeated; default: all")
+@click.option("--cidr", "cidrs", multiple=True, help="a network that may use it; may be repeated")
+@click.option("--expires", type=DURATION, help="validity, like 90d")
 @OUT
-@answers
-@asked
+@output_options
+@pass_invocation
 def create(
-    asked: Asked,
+    invocation: Invocation,
     *,
     name: str,
     tenant: str | None,
@@ -47,35 +47,41 @@ def create(
     expires: int | None,
     out: Path | None,
 ) -> None:
-    """Make a token; this is the only time that it is shown."""
+    """Create a token; it is shown this once.
+
+    Example: gpucloud token create ci --tenant vision --scope claims:write --expires 90d
+    """
     body = {"name": name, "tenant": tenant}
     more = {"role": role, "scopes": list(scopes), "cidrs": list(cidrs), "expires_at": _moment(expires)}
-    with asked.api() as api:
+    with invocation.api() as api:
         token = api.post("tokens/", body | {key: value for key, value in more.items() if value}).body
-    _show_once(asked, token, out)
+    _show_once(invocation, token, out)
 
 
 @click.command()
 @click.argument("key")
-@click.option("--overlap", type=DURATION, help="the old one works for so long; 1d unless given, 0 for not at all")
+@click.option("--overlap", type=DURATION, help="how long the old token stays valid; default: 1d; 0: end it at once")
 @OUT
-@answers
-@asked
-def rotate(asked: Asked, *, key: str, overlap: int | None, out: Path | None) -> None:
-    """Make a token like this one, and let this one end after the overlap."""
+@output_options
+@pass_invocation
+def rotate(invocation: Invocation, *, key: str, overlap: int | None, out: Path | None) -> None:
+    """Rotate a token: create a token like it, and end the old one after the overlap.
+
+    Example: gpucloud token rotate KEY --overlap 1d
+    """
     body = {} if overlap is None else {"overlap_seconds": overlap}
-    with asked.api() as api:
+    with invocation.api() as api:
         token = api.post(f"{path_of(TOKEN, None, key)}rotate/", body).body
-    _show_once(asked, token, out)
+    _show_once(invocation, token, out)
 
 
-def _show_once(asked: Asked, token: dict[str, Any], out: Path | None) -> None:
+def _show_once(invocation: Invocation, token: dict[str, Any], out: Path | None) -> None:
     if token["token"] is None:
         raise Failure(f"The token was made, but its text was lost on the way: `gpucloud token revoke {token['key']}`.")
     if out is not None:
         access.write_private(out, token.pop("token") + "\n")
         output.say(f"token {token['key']} is in {out}")
-    if asked.json:
+    if invocation.json:
         output.as_json(token)
     elif out is None:
         output.say(f"token {token['key']}, shown this once:")
@@ -84,11 +90,14 @@ def _show_once(asked: Asked, token: dict[str, Any], out: Path | None) -> None:
 
 @click.command()
 @click.argument("key")
-@connects
-@asked
-def revoke(asked: Asked, key: str) -> None:
-    """End a token, at once."""
-    with asked.api() as api:
+@connection_options
+@pass_invocation
+def revoke(invocation: Invocation, key: str) -> None:
+    """Revoke a token at once.
+
+    Example: gpucloud token revoke KEY
+    """
+    with invocation.api() as api:
         api.delete(path_of(TOKEN, None, key))
     output.say(f"token {key} is revoked")
 

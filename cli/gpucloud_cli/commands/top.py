@@ -1,4 +1,4 @@
-"""`gpucloud top`: who uses how much of what it has, as measured just now."""
+"""`gpucloud top`: measured use of live claims."""
 
 import sys
 import time
@@ -12,8 +12,8 @@ from rich.live import Live
 from gpucloud_cli import output
 from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api
-from gpucloud_cli.doors import Asked, answers, asked
 from gpucloud_cli.failures import Unreachable
+from gpucloud_cli.options import Invocation, output_options, pass_invocation
 
 STATES = ("active", "assigned", "queued", "pending", "failed")
 COLUMNS = ("tenant", "name", "state", "where", "core", "throttled", "memory", "age", "uid")
@@ -21,46 +21,49 @@ MOST_ROWS = 200
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the command to the tree."""
     root.add_command(top)
 
 
 @click.command()
-@click.option("--tenant", help="only this tenant's claims")
-@click.option("--once", is_flag=True, help="show it once and end, as without a terminal")
-@click.option("--interval", type=DURATION, default="2s", show_default=True, help="between two looks")
-@answers
-@asked
-def top(asked: Asked, tenant: str | None, once: bool, interval: int) -> None:
-    """Show live claims with their use against their limits; Ctrl-C ends it."""
-    with asked.api() as api:
-        if asked.json:
-            output.as_json(look(api, tenant))
+@click.option("--tenant", help="show this tenant's claims only")
+@click.option("--once", is_flag=True, help="print once and exit, as without a terminal")
+@click.option("--interval", type=DURATION, default="2s", show_default=True, help="time between two refreshes")
+@output_options
+@pass_invocation
+def top(invocation: Invocation, tenant: str | None, once: bool, interval: int) -> None:
+    """Show live claims with their use against their limits; Ctrl-C ends it.
+
+    Example: gpucloud top --tenant vision
+    """
+    with invocation.api() as api:
+        if invocation.json:
+            output.as_json(read_rows(api, tenant))
         elif once or not sys.stdout.isatty():
-            output.table(look(api, tenant), COLUMNS)
+            output.table(read_rows(api, tenant), COLUMNS)
         else:
             watch(api, tenant, interval)
 
 
 def watch(api: Api, tenant: str | None, interval: int) -> None:
-    """Until Ctrl-C; a server that is away is told and waited for."""
-    words, rows = "", look(api, tenant)
+    """Refresh until Ctrl-C; if the server is down, print that and wait."""
+    message, rows = "", read_rows(api, tenant)
     try:
         with Live(console=output.console(width=None), auto_refresh=False, screen=True) as live:
             while True:
-                live.update(Group(f"{api.url}  {time.strftime('%H:%M:%S')}  {words}", output.drawing(rows, COLUMNS)))
+                live.update(Group(f"{api.url}  {time.strftime('%H:%M:%S')}  {message}", output.drawing(rows, COLUMNS)))
                 live.refresh()
                 time.sleep(max(interval, 1))
                 try:
-                    words, rows = "", look(api, tenant)
+                    message, rows = "", read_rows(api, tenant)
                 except Unreachable as lost:
-                    words = str(lost)
+                    message = str(lost)
     except KeyboardInterrupt:
         pass
 
 
-def look(api: Api, tenant: str | None) -> list[dict[str, Any]]:
-    """A row for each live claim, the measured ones first."""
+def read_rows(api: Api, tenant: str | None) -> list[dict[str, Any]]:
+    """Return a row for each live claim, measured ones first."""
     claims = [claim for state in STATES for claim in api.rows("claims/", most=MOST_ROWS, state=state, tenant=tenant)]
     measured: dict[str, list[dict[str, Any]]] = {}
     for slug in sorted({claim["tenant"] for claim in claims}):
@@ -70,7 +73,7 @@ def look(api: Api, tenant: str | None) -> list[dict[str, Any]]:
 
 
 def row(claim: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is shown of a claim: sums over its GPUs; of the time in which it is held back, the most."""
+    """Return a claim's row: sums over its GPUs, and the largest share of time in which it was throttled."""
     ages = [one["age_seconds"] for one in series if one["age_seconds"] is not None]
     return {
         "tenant": claim["tenant"],

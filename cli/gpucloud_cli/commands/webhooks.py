@@ -1,4 +1,4 @@
-"""`webhook test|deliveries|redeliver|rotate`, and `delete` as another word for `remove`."""
+"""`webhook test|deliveries|redeliver|rotate`, and `delete` as a synonym of `remove`."""
 
 import time
 from typing import Any
@@ -8,20 +8,20 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.api import PAGE, Api
-from gpucloud_cli.doors import Asked, answers, asked
 from gpucloud_cli.failures import Failure
+from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 WEBHOOK = BY_NAME["webhook"]
 COLUMNS = ("uid", "kind", "state", "attempts", "status_code", "error", "created_at", "next_attempt_at")
-# Longer than one attempt may take.
+# Longer than the limit of one attempt.
 PATIENCE_SECONDS = 20.0
 LOOK_SECONDS = 0.3
 
 
 def join(root: click.Group) -> None:
-    """Take part in the command tree."""
+    """Add the commands to the tree."""
     group = root.commands["webhook"]
     assert isinstance(group, click.Group)
     for command in (test, deliveries, redeliver, rotate):
@@ -31,20 +31,23 @@ def join(root: click.Group) -> None:
 
 @click.command()
 @click.argument("uid")
-@answers
-@asked
-def test(asked: Asked, *, uid: str) -> None:
-    """Send a message that says that it is a test, and show what came of it (exit 1 where it failed)."""
-    with asked.api() as api:
+@output_options
+@pass_invocation
+def test(invocation: Invocation, *, uid: str) -> None:
+    """Test a webhook: send a test message and show the result (exit 1 if it failed).
+
+    Example: gpucloud webhook test 0198c1ab-…
+    """
+    with invocation.api() as api:
         made = api.post(f"{path_of(WEBHOOK, None, uid)}test/", {}).body
         row = _first_attempt(api, uid, made)
-    asked.show(row)
+    invocation.show(row)
     if row["state"] != "delivered":
         raise Failure(row["error"] or "It was not sent yet: is a worker running?")
 
 
 def _first_attempt(api: Api, uid: str, made: dict[str, Any]) -> dict[str, Any]:
-    """The delivery once it was tried, or as it is when patience is over."""
+    """Return the delivery after its first attempt, or its current state when patience ends."""
     end = time.monotonic() + PATIENCE_SECONDS
     row = made
     while row["state"] == "pending" and row["error"] is None and time.monotonic() < end:
@@ -56,39 +59,48 @@ def _first_attempt(api: Api, uid: str, made: dict[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @click.argument("uid")
-@click.option("--state", type=click.Choice(["pending", "delivered", "failed"]), help="only these")
-@click.option("--all", "everything", is_flag=True, help=f"not only the last {PAGE}")
-@answers
-@asked
-def deliveries(asked: Asked, *, uid: str, state: str | None, everything: bool) -> None:
-    """List what was sent to it, or is to be, newest first."""
+@click.option("--state", type=click.Choice(["pending", "delivered", "failed"]), help="list this state only")
+@click.option("--all", "everything", is_flag=True, help=f"list all, not only the last {PAGE}")
+@output_options
+@pass_invocation
+def deliveries(invocation: Invocation, *, uid: str, state: str | None, everything: bool) -> None:
+    """List a webhook's deliveries, pending ones included, newest first.
+
+    Example: gpucloud webhook deliveries 0198c1ab-… --state failed
+    """
     wanted = {} if state is None else {"state": state}
-    with asked.api() as api:
+    with invocation.api() as api:
         path = f"{path_of(WEBHOOK, None, uid)}deliveries/"
         rows = list(api.rows(path, most=None if everything else PAGE, **wanted))
-    asked.show(rows, columns=COLUMNS)
+    invocation.show(rows, columns=COLUMNS)
 
 
 @click.command()
 @click.argument("uid")
 @click.argument("delivery")
-@answers
-@asked
-def redeliver(asked: Asked, *, uid: str, delivery: str) -> None:
-    """Send one of its deliveries again, under the same id."""
-    with asked.api() as api:
+@output_options
+@pass_invocation
+def redeliver(invocation: Invocation, *, uid: str, delivery: str) -> None:
+    """Redeliver a message under the same id.
+
+    Example: gpucloud webhook redeliver 0198c1ab-… 0198c1ac-…
+    """
+    with invocation.api() as api:
         path = f"{path_of(WEBHOOK, None, uid)}deliveries/{quote(delivery, safe='')}/redeliver/"
-        asked.show(api.post(path, {}).body)
+        invocation.show(api.post(path, {}).body)
 
 
 @click.command()
 @click.argument("uid")
-@answers
-@asked
-def rotate(asked: Asked, *, uid: str) -> None:
-    """Make a new secret, shown this once; for a day messages are signed with the old one too."""
-    with asked.api() as api:
+@output_options
+@pass_invocation
+def rotate(invocation: Invocation, *, uid: str) -> None:
+    """Rotate a webhook's secret, shown this once; for a day messages are signed with the old one too.
+
+    Example: gpucloud webhook rotate 0198c1ab-…
+    """
+    with invocation.api() as api:
         made = api.post(f"{path_of(WEBHOOK, None, uid)}rotate/", {}).body
-    asked.show(made)
+    invocation.show(made)
     if made["secret"]:
         output.say("the secret is shown this once")

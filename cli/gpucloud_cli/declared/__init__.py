@@ -1,1 +1,1 @@
-"""Tenants, quotas, members and pools as YAML: what files say, what the server has, and the way to bring it there."""
+"""Tenants, quotas, members and pools as YAML: parsing, comparison with the server, and changes."""

@@ -1,7 +1,6 @@
-"""Doing what a plan says, one change after the other, and saying exactly how far it came.
+"""Execution of a plan: one change after the other, with an exact report.
 
-Every change is made at the version that the plan was made from: what somebody else changed meanwhile is not
-overwritten.
+Every change is made at the version that the plan was made from: changes by somebody else meanwhile are not overwritten.
 """
 
 from collections.abc import Callable
@@ -10,12 +9,12 @@ from typing import Any
 
 from gpucloud_cli.api import Api
 from gpucloud_cli.declared import present
-from gpucloud_cli.declared.plan import Change, told
+from gpucloud_cli.declared.plan import Change, value_text
 from gpucloud_cli.failures import Exit, Failure, Problem, Unreachable, exit_code
 
 
 class Stopped(Failure):
-    """Not everything was done."""
+    """A change of the plan failed."""
 
     def __init__(self, words: str, code: int) -> None:
         super().__init__(words)
@@ -24,11 +23,11 @@ class Stopped(Failure):
 
 @dataclass
 class Outcome:
-    """How far it came: in order, each change once."""
+    """Result of a plan: each change once, in order."""
 
     applied: list[Change] = field(default_factory=list)
     failed: Change | None = None
-    # Whether the failed one may have been done all the same: its answer was lost.
+    # True if the failed change may have taken effect: its response was lost.
     unsure: bool = False
     why: str = ""
     code: int = Exit.DONE
@@ -36,15 +35,15 @@ class Outcome:
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        """For programs."""
-        told = [change.data | {"outcome": "applied"} for change in self.applied]
+        """Return the outcome for programs."""
+        rows = [change.data | {"outcome": "applied"} for change in self.applied]
         if self.failed is not None:
-            told.append(self.failed.data | {"outcome": "unknown" if self.unsure else "failed", "why": self.why})
-        return told + [change.data | {"outcome": "not tried"} for change in self.not_tried]
+            rows.append(self.failed.data | {"outcome": "unknown" if self.unsure else "failed", "why": self.why})
+        return rows + [change.data | {"outcome": "not tried"} for change in self.not_tried]
 
 
 def carry_out(api: Api, changes: list[Change], *, say: Callable[[str], None]) -> Outcome:
-    """Until the first that fails."""
+    """Execute changes until the first failure."""
     outcome = Outcome()
     for position, change in enumerate(changes):
         try:
@@ -67,7 +66,7 @@ def _one(api: Api, change: Change) -> None:
     elif change.action == "create":
         api.post(change.path, change.after)
     elif change.etag is None:
-        # A member has no version: to give a role and to change it is one request.
+        # A member has no version: creating a role and changing it are the same request.
         collection = present.collection(change.who.kind, change.who.tenant)
         named = dict(zip(change.who.kind.named_by, change.who.names, strict=True))
         api.post(collection, named | change.after)
@@ -76,7 +75,7 @@ def _one(api: Api, change: Change) -> None:
 
 
 def _changed_meanwhile(api: Api, change: Change) -> str:
-    """What somebody else has made of it since the plan was made."""
+    """Return the changes that somebody else made since the plan."""
     try:
         row = present.row(change.who.kind, api.get(change.path).body, change.who.tenant)
     except Problem:
@@ -84,7 +83,7 @@ def _changed_meanwhile(api: Api, change: Change) -> str:
     except Failure:
         return f"{change.who} was changed by somebody else since it was read"
     facts = [
-        f"{name} was {told(name, value)} and is {told(name, row.values.get(name))}"
+        f"{name} was {value_text(name, value)} and is {value_text(name, row.values.get(name))}"
         for name, value in change.before.items()
         if row.values.get(name) != value
     ]
@@ -93,7 +92,7 @@ def _changed_meanwhile(api: Api, change: Change) -> str:
 
 
 def report(outcome: Outcome) -> Stopped:
-    """What to say of an outcome that is not whole."""
+    """Return the report of an incomplete outcome."""
     assert outcome.failed is not None
     perhaps = " (its answer was lost: it may have been done)" if outcome.unsure else ""
     lines = [

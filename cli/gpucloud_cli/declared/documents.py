@@ -1,6 +1,6 @@
-"""Reading the files: every mistake with its file and line, and all of them at once.
+"""Parser of the files: reports all mistakes at once, each with its file and line.
 
-Read by nodes, not by values: a value does not know where it stood.
+It reads YAML nodes, not values: a value does not have its line.
 """
 
 import sys
@@ -13,7 +13,7 @@ import yaml
 
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, WITHIN_TENANTS, Check, Identity, Kind, identity
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.resources import misplaced
+from gpucloud_cli.resources import misplaced_size
 
 MOST_MISTAKES = 20
 SUFFIXES = (".yaml", ".yml")
@@ -21,15 +21,18 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass
 class Declared:
-    """What the files say."""
+    """The content of the files."""
 
     items: dict[Identity, dict[str, Any]] = field(default_factory=dict)
-    # The lists that a tenant's document carries: what is missing from them is not wanted.
+    # Lists that a tenant's document contains: entries that they omit are not wanted.
     whole: set[tuple[str, Kind]] = field(default_factory=set)
 
 
 def read(places: Iterable[str]) -> Declared:
-    """Files, directories, or `-` for stdin. Raises Usage with every mistake in them."""
+    """Read files, directories, or `-` for stdin.
+
+    Raises Usage with every mistake in them.
+    """
     reader = Reader()
     for place in places:
         for path in _files(place):
@@ -54,7 +57,7 @@ def _files(place: str) -> list[Path]:
 
 
 class Reader:
-    """Collects what is declared, and what is wrong."""
+    """A collector of declared values and mistakes."""
 
     def __init__(self) -> None:
         self.declared = Declared()
@@ -63,7 +66,7 @@ class Reader:
         self._seen: dict[Identity, str] = {}
 
     def file(self, path: Path) -> None:
-        """Every document of one file."""
+        """Read every document of one file."""
         self._file = "stdin" if str(path) == "-" else str(path)
         try:
             content = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
@@ -77,36 +80,36 @@ class Reader:
         except (OSError, ValueError, yaml.YAMLError) as error:
             self.mistakes.append(f"{self._file}: {error}")
 
-    def _wrong(self, node: yaml.Node, words: str) -> None:
-        self.mistakes.append(f"{self._where(node)}: {words}")
+    def _report(self, node: yaml.Node, words: str) -> None:
+        self.mistakes.append(f"{self._location(node)}: {words}")
 
-    def _where(self, node: yaml.Node) -> str:
+    def _location(self, node: yaml.Node) -> str:
         return f"{self._file}:{node.start_mark.line + 1}"
 
     def _document(self, node: yaml.Node) -> None:
         if not isinstance(node, yaml.MappingNode):
-            self._wrong(node, "a document must have fields, like `name: value`")
+            self._report(node, "a document must have fields, like `name: value`")
             return
         entries = self._entries(node, "a document")
         version, kind_node = entries.pop("apiVersion", None), entries.pop("kind", None)
         if version is None or _plain(version) != API_VERSION:
-            self._wrong(version or node, f"apiVersion must be {API_VERSION}")
+            self._report(version or node, f"apiVersion must be {API_VERSION}")
             return
         kind = None if kind_node is None else DOCUMENTS.get(str(_plain(kind_node)))
         if kind is None:
-            self._wrong(kind_node or node, f"kind must be one of {', '.join(DOCUMENTS)}")
+            self._report(kind_node or node, f"kind must be one of {', '.join(DOCUMENTS)}")
             return
         inner = WITHIN_TENANTS if kind.name == "tenant" else ()
         lists = {one: entries.pop(one.listed or "", None) for one in inner}
         values = self._item(kind, node, entries, None, also=tuple(one.listed or "" for one in inner))
         for one, listed in lists.items():
             if listed is not None:
-                # A tenant that is wrong itself is named by its place, so that the mistakes within it are found too.
-                self._list(one, listed, self._where(node) if values is None else str(values["slug"]))
+                # An invalid tenant is named by its position, so that mistakes within it are found too.
+                self._list(one, listed, self._location(node) if values is None else str(values["slug"]))
 
     def _list(self, kind: Kind, node: yaml.Node, tenant: str) -> None:
         if not isinstance(node, yaml.SequenceNode):
-            self._wrong(node, f"{kind.listed} must be a list")
+            self._report(node, f"{kind.listed} must be a list")
             return
         self.declared.whole.add((tenant, kind))
         for inner in node.value:
@@ -115,27 +118,27 @@ class Reader:
     def _item(
         self, kind: Kind, node: yaml.Node, entries: dict[str, yaml.Node], tenant: str | None, also: tuple[str, ...] = ()
     ) -> dict[str, Any] | None:
-        """One thing's values, kept; None where they are wrong."""
+        """Return one object's values; None if they are invalid."""
         before = len(self.mistakes)
         values: dict[str, Any] = {}
         for name, inner in entries.items():
             check = kind.fields.get(name)
             if check is None:
                 known = ", ".join([*kind.fields, *also])
-                self._wrong(inner, f"{name} is no field of a {kind.name}; known are: {known}")
+                self._report(inner, f"{name} is no field of a {kind.name}; known are: {known}")
             else:
                 self._value(values, name, inner, check)
         for name in sorted(kind.required - entries.keys()):
-            self._wrong(node, f"{name} is missing from this {kind.name}")
-        if words := misplaced(values, values.get("resource", values.get("field"))):
-            self._wrong(node, words)
+            self._report(node, f"{name} is missing from this {kind.name}")
+        if words := misplaced_size(values, values.get("resource", values.get("field"))):
+            self._report(node, words)
         if len(self.mistakes) > before:
             return None
         who = identity(kind, values, tenant)
         if who in self._seen:
-            self._wrong(node, f"{who} stands already in {self._seen[who]}")
+            self._report(node, f"{who} stands already in {self._seen[who]}")
             return None
-        self._seen[who] = self._where(node)
+        self._seen[who] = self._location(node)
         self.declared.items[who] = values
         return values
 
@@ -143,23 +146,23 @@ class Reader:
         try:
             values[name] = check(_plain(node))
         except ValueError as error:
-            self._wrong(node, f"{name} {error}")
+            self._report(node, f"{name} {error}")
 
     def _entries(self, node: yaml.Node, what: str) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
-            self._wrong(node, f"{what} must have fields, like `name: value`")
+            self._report(node, f"{what} must have fields, like `name: value`")
             return {}
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:
             name = str(_plain(key))
             if name in entries:
-                self._wrong(key, f"{name} stands twice")
+                self._report(key, f"{name} stands twice")
             entries[name] = value
         return entries
 
 
 def _plain(node: yaml.Node) -> Any:
-    """A scalar's value; a list or mapping where none belongs is shown as what it is."""
+    """Return a scalar's value; for a misplaced list or mapping a description of it."""
     if not isinstance(node, yaml.ScalarNode):
         return "a list" if isinstance(node, yaml.SequenceNode) else {}
     return yaml.SafeLoader("").construct_object(node)

@@ -1,6 +1,6 @@
-"""What can be declared: each kind's fields, what they may be, and where it lies in the API.
+"""Kinds that can be declared: their fields, allowed values, and API paths.
 
-A file has documents of the kinds Tenant and Pool; a tenant's document may carry lists of what is within it.
+A file has documents of the kinds Tenant and Pool; a tenant's document may contain lists of objects within it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,48 +16,51 @@ Check = Callable[[Any], Any]
 
 
 def text(value: Any) -> str:
-    """Raises ValueError, as every check."""
+    """Check a text.
+
+    Raises ValueError, like every check.
+    """
     if not isinstance(value, str):
         raise ValueError(f"must be a text, and {value!r} is none (quote it)")  # noqa: TRY004 - every check raises the same
     return value
 
 
 def truth(value: Any) -> bool:
-    """True or false."""
+    """Check a boolean."""
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, and {value!r} is neither")  # noqa: TRY004 - as above
     return value
 
 
 def number(value: Any) -> int:
-    """A whole number."""
+    """Check a whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"must be a whole number, and {value!r} is none")  # noqa: TRY004
     return value
 
 
 def number_or_null(value: Any) -> int | None:
-    """A whole number or null."""
+    """Check a whole number or null."""
     return None if value is None else number(value)
 
 
 def amount(value: Any) -> int:
-    """A whole number, or a size like 64GiB in MiB."""
+    """Convert a whole number, or a size such as 64GiB to MiB."""
     return mib(value) if isinstance(value, str) else number(value)
 
 
 def limit(value: Any) -> int | None:
-    """An amount; null or `unlimited` for none."""
+    """Convert an amount; null or `unlimited` means no limit."""
     return None if value is None or value == "unlimited" else amount(value)
 
 
 def text_or_null(value: Any) -> str | None:
-    """A text or null."""
+    """Check a text or null."""
     return None if value is None else text(value)
 
 
 def one_of(choices: tuple[str, ...]) -> Check:
-    """One of these words."""
+    """Return a check for one of these words."""
 
     def check(value: Any) -> str:
         if value not in choices:
@@ -69,17 +72,17 @@ def one_of(choices: tuple[str, ...]) -> Check:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """One kind of thing; there is one of each."""
+    """A kind of object that files can declare."""
 
     name: str
     path: str
-    # The fields that name it within its tenant (or within the platform), and all its fields.
+    # Fields that identify it within its tenant (or the platform), and all its fields.
     named_by: tuple[str, ...]
     fields: Mapping[str, Check]
     required: frozenset[str]
-    # The API's name for one: its path ends with this field of the row.
+    # The API's name of one object: its path ends with this field of the row.
     key: str
-    # The list in a tenant's document in which it stands; None for documents of their own.
+    # The list of a tenant's document that contains it; None for documents of their own.
     listed: str | None = None
     versioned: bool = True
 
@@ -175,7 +178,7 @@ WITHIN_TENANTS = (QUOTA, MEMBER, LIMIT_RANGE, MEMBER_LIMIT)
 
 @dataclass(frozen=True)
 class Identity:
-    """Which one: of a tenant, where it is within one."""
+    """Identity of one object, with its tenant if it has one."""
 
     kind: Kind
     tenant: str | None
@@ -187,5 +190,5 @@ class Identity:
 
 
 def identity(kind: Kind, values: Mapping[str, Any], tenant: str | None) -> Identity:
-    """Whom these values are about; a quota without a pool is over all of them."""
+    """Return the identity in these values; a quota without a pool covers all pools."""
     return Identity(kind, tenant, tuple(values.get(name) for name in kind.named_by))

@@ -1,4 +1,4 @@
-"""The difference between what is declared and what is there, as changes in an order that works."""
+"""Difference between files and server, as changes in an order that works."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SIGNS: dict[Action, str] = {"create": "+", "change": "~", "remove": "-"}
 
 @dataclass(frozen=True)
 class Change:
-    """One request that brings the server nearer to the files."""
+    """One request that brings the server closer to the files."""
 
     action: Action
     who: Identity
@@ -25,42 +25,43 @@ class Change:
 
     @property
     def line(self) -> str:
-        """For people: old → new."""
+        """Return the change for people: old → new."""
         return f"{SIGNS[self.action]} {self.who}{'  ' if self._words else ''}{self._words}"
 
     @property
     def _words(self) -> str:
         if self.action == "change":
             return ", ".join(
-                f"{name}: {told(name, self.before[name])} → {told(name, self.after[name])}" for name in self.after
+                f"{name}: {value_text(name, self.before[name])} → {value_text(name, self.after[name])}"
+                for name in self.after
             )
         facts = self.after if self.action == "create" else self.before
         named = {"tenant", *self.who.kind.named_by}
-        return ", ".join(f"{name}: {told(name, value)}" for name, value in facts.items() if name not in named)
+        return ", ".join(f"{name}: {value_text(name, value)}" for name, value in facts.items() if name not in named)
 
     @property
     def data(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the change for programs."""
         return {"action": self.action, "what": str(self.who), "before": self.before, "after": self.after}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, and what is there without being declared."""
+    """Changes to make, and objects that exist without being declared."""
 
     changes: list[Change]
     left_alone: list[Identity]
 
 
-def told(name: str, value: Any) -> str:
-    """A field's value in a difference; a quota without a limit must not read as one of nothing."""
+def value_text(name: str, value: Any) -> str:
+    """Return a field's value in a difference; a quota without a limit must not look like a quota of nothing."""
     if value is None:
         return "unlimited" if name in ("hard", "borrowing_limit", "lending_limit") else "none"
     return str(value)
 
 
 def make(declared: Declared, rows: Iterable[Row], *, prune: bool) -> Plan:
-    """What is missing is made, what differs is changed; what is too much goes with `prune` only."""
+    """Plan creations and changes; with `prune` removals too."""
     there = {row.who: row for row in rows}
     changes = [_toward(who, values, there.get(who)) for who, values in declared.items.items()]
     surplus = [row for who, row in there.items() if who not in declared.items and _is_surplus(declared, who)]
@@ -84,15 +85,15 @@ def _toward(who: Identity, values: dict[str, Any], row: Row | None) -> Change | 
 
 
 def _is_surplus(declared: Declared, who: Identity) -> bool:
-    """Only a list that a tenant's document carries is the whole truth; tenants and pools are never taken away."""
+    """Return True for an object that its tenant's list omits; tenants and pools are never removed."""
     return who.tenant is not None and (who.tenant, who.kind) in declared.whole
 
 
 def _rank(change: Change) -> tuple[int, str]:
-    """Pools, tenants; then what frees before what takes, so that a quota can move from one tenant to another."""
+    """Return the order: pools, tenants; then decreases before increases, so that a quota can move between tenants."""
     kind = change.who.kind
     if change.action == "remove":
-        # A member's limit goes before the member.
+        # A member's limit is removed before the member.
         return (3 if kind is MEMBER else 2), str(change.who)
     if kind is QUOTA:
         return (4 if _lowers(change) else 5), str(change.who)

@@ -1,4 +1,4 @@
-"""What the server has, in the shape in which files declare it."""
+"""State of the server, in the shape in which files declare it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gpucloud_cli.failures import Problem
 
 @dataclass(frozen=True)
 class Row:
-    """One thing as the server has it."""
+    """One object on the server."""
 
     who: Identity
     values: Mapping[str, Any]
@@ -21,12 +21,12 @@ class Row:
 
 
 def collection(kind: Kind, tenant: str | None) -> str:
-    """Where one of this kind is made."""
+    """Return the path of a kind's collection."""
     return kind.path.format(tenant=quote(tenant or "", safe=""))
 
 
 def row(kind: Kind, answered: Mapping[str, Any], tenant: str | None) -> Row:
-    """The server's answer, without what nobody declares."""
+    """Convert the server's answer, without fields that files do not declare."""
     values = {name: answered[name] for name in kind.fields if name in answered}
     path = f"{collection(kind, tenant)}{quote(str(answered[kind.key]), safe='')}/"
     etag = f'"{answered["version"]}"' if kind.versioned else None
@@ -34,12 +34,12 @@ def row(kind: Kind, answered: Mapping[str, Any], tenant: str | None) -> Row:
 
 
 def pools(api: Api) -> list[Row]:
-    """All of them."""
+    """Return all pools."""
     return [row(POOL, answered, None) for answered in api.rows(POOL.path)]
 
 
 def tenant(api: Api, slug: str, kinds: Iterable[Kind] = WITHIN_TENANTS) -> list[Row]:
-    """A tenant and what of these kinds is within it; nothing where there is none."""
+    """Return a tenant and its objects of these kinds; nothing if there is no such tenant."""
     try:
         answered = api.get(f"{TENANT.path}{quote(slug, safe='')}/").body
     except Problem as problem:
@@ -50,11 +50,11 @@ def tenant(api: Api, slug: str, kinds: Iterable[Kind] = WITHIN_TENANTS) -> list[
 
 
 def within(api: Api, kind: Kind, slug: str) -> Iterable[Row]:
-    """What of a kind is in a tenant."""
+    """Return a tenant's objects of a kind."""
     where: dict[str, Any] = {} if "{tenant}" in kind.path else {"tenant": slug}
     return [row(kind, answered, slug) for answered in api.rows(collection(kind, slug), **where)]
 
 
 def tenants(api: Api) -> list[str]:
-    """The slugs of all that the token may see."""
+    """Return the slugs of all tenants that the token may see."""
     return sorted(answered["slug"] for answered in api.rows(TENANT.path))

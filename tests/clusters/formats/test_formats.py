@@ -43,11 +43,8 @@ TEXT = st.sampled_from(
 )
 KEYS = st.sampled_from(
     [
-        "tencent.com/predicate-gpu-idx-0",
         "tencent.com/vcuda-core-limit",
-        "hami.io/vgpu-devices-allocated",
-        "ALIYUN_COM_GPU_MEM_IDX",
-        "ALIYUN_COM_GPU_MEM_POD",
+        *(f"{prefix}0" if prefix.endswith("-") else prefix for form in FORMATS for prefix in form.DECISIONS),
         *[
             f"{prefix}{word}"
             for prefix in ("kubeshare/", "sharedgpu/")

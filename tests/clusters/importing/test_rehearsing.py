@@ -10,14 +10,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from apps.clusters.importing import rehearsing
+from apps.clusters.importing import following, rehearsing
 from apps.clusters.importing.plan import Snapshot, plan
 from apps.clusters.importing.taking import Report
 from apps.clusters.models import Cluster
-from apps.clusters.services import bindings, holding
+from apps.clusters.services import bindings
 from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.services.reserving.reservations import create_reservation
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, give, give_plenty
 from tests.clusters.formats.pods import asking, pod
 from tests.clusters.importing.populated import gpu_manager_pod, gpushare_pod, populated, running
@@ -77,7 +77,7 @@ def gpus_that_are_reserved_or_ail(cast: Cast, cluster: Cluster) -> Snapshot:
 def what_runs_without_a_claim(cast: Cast, cluster: Cluster) -> Snapshot:
     pods = crowd(3)
     for one in pods[:2]:
-        holding.follow(cluster=cluster, pod=one, labels={})
+        following.follow(cluster=cluster, pod=one, labels={})
     assert Gpu.objects.get(index=0).core_outside == 60
     return Snapshot(pods=pods)
 

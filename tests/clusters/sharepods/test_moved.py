@@ -9,17 +9,18 @@ import yaml
 from django.db import transaction
 from django.utils import timezone
 
+from apps.clusters.importing import following
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.kube.reflector import Seen
 from apps.clusters.models import Cluster, PodClaim, PodHold
-from apps.clusters.services import bindings, clusters, holding
+from apps.clusters.services import bindings, clusters
 from apps.clusters.sharepods.controller import SharePods
 from apps.clusters.sharepods.watching import WatchedSharePods
 from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.life import end_assignments
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims.lifecycle import end_assignments
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 
@@ -120,7 +121,7 @@ def test_the_pod_of_a_preempted_claim_ends_and_is_made_where_the_claim_is(
     assert kube.made == 1
     # Its end is not the claim's.
     kube.pods = []
-    holding.end(cluster=cluster, pod_uid="pod-1")
+    following.end(cluster=cluster, pod_uid="pod-1")
     look(cluster, kube)
     claim = Claim.objects.get()
     assert (claim.state, kube.gpu(), kube.ending()) == ("assigned", "1", False)
@@ -138,13 +139,13 @@ def test_a_pod_that_is_ending_does_not_take_the_claim_along(
     machine.obey()
     run_round(cast.pool)
     look(cluster, kube)
-    holding.follow(cluster=cluster, pod=kube.pods[0], labels={})
+    following.follow(cluster=cluster, pod=kube.pods[0], labels={})
     row = PodClaim.objects.get(pod_uid="pod-1")
     assert row.claim is None
     assert "elsewhere" in row.problem
     # It still uses its GPU.
     assert Gpu.objects.get(index=0).core_outside == 50
-    holding.end(cluster=cluster, pod_uid="pod-1")
+    following.end(cluster=cluster, pod_uid="pod-1")
     assert Claim.objects.get().state == "assigned"
     assert not PodHold.objects.exists()
 

@@ -16,8 +16,8 @@ from apps.clusters.sharepods.definition import definition
 from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims import life
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, assert_books_agree, give
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.kubeconfigs import kubeconfig
@@ -209,7 +209,7 @@ def test_whoever_watches_pods_finds_the_claim_of_a_sharepod_and_makes_no_second(
 
 def test_a_share_that_was_given_back_with_its_pod_is_asked_for_again(world: World) -> None:
     world.share("train")
-    life.release_claim(principal=SYSTEM, claim=Claim.objects.get(), why="its pod is over")
+    lifecycle.release_claim(principal=SYSTEM, claim=Claim.objects.get(), why="its pod is over")
     world.machine.obey()
     world.client.delete(f"{world.path('pods', 'train')}?gracePeriodSeconds=0")
     world.turn()

@@ -12,7 +12,7 @@ from apps.clusters.sharepods.watching import WatchedSharePods
 from apps.clusters.watches import Watches
 from apps.nodes.models import Node
 from apps.scheduling.models import Claim
-from apps.scheduling.services.placing.rounds import run_round
+from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.real import Namespace, know

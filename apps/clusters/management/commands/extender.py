@@ -21,7 +21,7 @@ from apps.clusters.kube.pods import PodSeen
 from apps.clusters.kube.reflector import NODES, PODS, Reflector
 from apps.clusters.models import Cluster, Placement
 from apps.clusters.services.clusters import kubeconfig_of
-from gpucloud import garbage
+from gpucloud.fastpath import gc_tuning
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _keep(clusters: Extenders) -> None:
         time.sleep(LOOK_SECONDS)
         now_ready = sum(one.mirror.ready for one in clusters.values())
         if now_ready != ready or time.monotonic() - settled_at >= SETTLE_SECONDS:
-            garbage.settle()
+            gc_tuning.freeze_startup_objects()
             ready, settled_at = now_ready, time.monotonic()
         try:
             clusters.look()

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from apps.clusters.extender import configuration
+from apps.clusters.services import scheduler_configuration
 from gpucloud.errors import GpucloudError
 
 
@@ -29,15 +29,17 @@ class Command(BaseCommand):
         if options["convert"] is not None:
             made = self._converted(options["convert"])
         else:
-            entry = configuration.extender(options["url"], by_name=options["by_name"], everything=options["everything"])
-            make = configuration.policy if options["policy"] else configuration.configuration
+            entry = scheduler_configuration.extender(
+                options["url"], by_name=options["by_name"], everything=options["everything"]
+            )
+            make = scheduler_configuration.policy if options["policy"] else scheduler_configuration.configuration
             named = {} if options["policy"] else {"scheduler_name": options["scheduler_name"]}
             made = make(entry, **named)
         self.stdout.write(yaml.safe_dump(made, sort_keys=False))
 
     def _converted(self, file: Path) -> dict[str, Any]:
         try:
-            made, left_out = configuration.convert(yaml.safe_load(file.read_text()) or {})
+            made, left_out = scheduler_configuration.convert(yaml.safe_load(file.read_text()) or {})
         except (OSError, yaml.YAMLError, AttributeError, GpucloudError) as error:
             raise CommandError(f"{file}: {error}") from error
         for name in left_out:

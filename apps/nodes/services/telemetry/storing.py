@@ -10,8 +10,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from agent import wire
-from apps.nodes.gateway import registry
 from apps.nodes.models import Gpu, Node
+from apps.nodes.providers import node_claims
 from apps.nodes.services.telemetry import packing
 from apps.nodes.services.telemetry.packing import Carried
 
@@ -115,7 +115,7 @@ def _learn_what_is_carried(batch: Sequence[Measured]) -> None:
     ask = {id(source): source for source, usage in batch if _knows_too_little(source, usage, now)}
     if not ask:
         return
-    found = registry.claims().carried(sorted({source.node_id for source in ask.values()}))
+    found = node_claims.get().carried(sorted({source.node_id for source in ask.values()}))
     for source in ask.values():
         source.carried, source.asked_at = found.get(source.node_id, {}), now
 

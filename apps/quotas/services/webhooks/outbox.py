@@ -16,7 +16,7 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError
 
 from apps.quotas.models import Tenant, Webhook, WebhookDelivery
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
 
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 DELIVER = "apps.quotas.tasks.deliver_webhooks"
 
 
-@kept
+@compiled_query
 def _listening(tenant: Any) -> QuerySet[Webhook, tuple[int, list[str]]]:
     return Webhook.objects.filter(Q(tenant=tenant) | Q(tenant=None), enabled=True).values_list("pk", "events")
 
 
-@kept
+@compiled_query
 def _own(tenant: Any) -> QuerySet[Webhook, tuple[int, list[str]]]:
     return Webhook.objects.filter(tenant=tenant, enabled=True).values_list("pk", "events")
 
 
-@kept
+@compiled_query
 def _platforms() -> QuerySet[Webhook, tuple[int, list[str]]]:
     return Webhook.objects.filter(tenant=None, enabled=True).values_list("pk", "events")
 

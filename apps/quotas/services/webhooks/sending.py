@@ -22,7 +22,7 @@ from apps.quotas.services import audit
 from apps.quotas.services.webhooks import posting, signing
 from apps.quotas.services.webhooks.posting import Answer
 from gpucloud import counters
-from gpucloud.locks import alone
+from gpucloud.locks import exclusive
 
 # After each attempt that fails; none after the last. The sum is three days, a long weekend of a receiver.
 WAITS = (5, 30, 300, 1800, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 20 * 3600)
@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.5
 
 def deliver() -> int:
     """One turn, until nothing is due; returns how many attempts it made. Two at once are one."""
-    with alone("webhooks") as free:
+    with exclusive("webhooks") as free:
         if not free:
             return 0
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as threads:

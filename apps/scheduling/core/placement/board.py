@@ -1,6 +1,6 @@
 """A fleet as arrays, node by node with room for the same number of GPUs each; and the mix as sums over it.
 
-The fast back ends work on these. Numbers stand for words: models, exclusion labels, machines with the same links.
+The C kernel works on these. Numbers stand for words: models, exclusion labels, machines with the same links.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -69,7 +69,7 @@ class Answers(NamedTuple):
 
 
 class Kernel(Protocol):
-    """What keeps the rows: in C or with numpy."""
+    """The keeper of the rows, in C."""
 
     board: Board
 

@@ -21,19 +21,19 @@ from django.utils import timezone
 
 from apps.quotas.models import Pool
 from apps.scheduling.core.placement import native
-from apps.scheduling.core.placement.backends import chosen
+from apps.scheduling.core.placement.backends import resolve
 from apps.scheduling.models import Round
-from apps.scheduling.services.placing.failures import SESSION_LOST, Aside
-from apps.scheduling.services.placing.notices import Session
-from apps.scheduling.services.placing.picture import Picture
-from apps.scheduling.services.placing.rounds import rounds
+from apps.scheduling.services.cycles.notices import Session
+from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.rounds import rounds
+from apps.scheduling.services.failures import SESSION_LOST, Aside
 from gpucloud import counters
 
 logger = logging.getLogger(__name__)
 
 BACK_ENDS = {
     "c": "the C kernel",
-    "numpy": f"numpy, more slowly: the C kernel is not built, or of other sources (make -C {native.SOURCES})",
+    "python": f"plain Python, slowly: the C kernel is not built, or of other sources (make -C {native.SOURCES})",
 }
 
 # How long a stop signal may go unnoticed.
@@ -81,7 +81,7 @@ class Command(BaseCommand):
         """Serve until SIGTERM or SIGINT; outlive restarts of the database."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        logger.info("scheduler started; placement by %s", BACK_ENDS[chosen("auto")])
+        logger.info("scheduler started; placement by %s", BACK_ENDS[resolve("auto")])
         self.aside = Aside(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         while not self.stopping:
             try:

@@ -1,1 +1,1 @@
-"""What was used and what it cost: metering, budgets, reports, measurements, and whether the books agree."""
+"""Usage and cost: reports, roll-ups, utilization, and the comparison of ledger and claims."""

@@ -15,7 +15,7 @@ from django.utils import timezone
 from apps.quotas.models import Tenant
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.accounting.metering import Metered, PriceBook, between, gpu_hours, metered, microseconds
+from apps.scheduling.services.charging.metering import Metered, PriceBook, between, gpu_hours, metered, microseconds
 from gpucloud.errors import Invalid
 
 # A year and its leap day; the ledger of more is for a warehouse.

@@ -7,7 +7,7 @@ from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.services import member_limits
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, exceeded
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.charging import states
 
 # What is used of each quota and of each share, and what members held who were looked up.
 Kept = tuple[

@@ -1,1 +1,1 @@
-"""The life of a claim: made, measured by its states, changed while it runs, released, forgotten with its node."""
+"""The life of a claim: creation, observed state, live changes, release."""

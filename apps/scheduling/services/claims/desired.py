@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def _rows_of(node_ids: list[int]) -> Iterable[Any]:
     return rows.values_list(*COLUMNS)
 
 
-@kept
+@compiled_query
 def _rows_of_one(node_id: Any) -> QuerySet[Assignment, Any]:
     rows = Assignment.objects.filter(gpu__node=node_id).exclude(state=AssignmentState.RELEASED).order_by("pk")
     return rows.values_list(*COLUMNS)

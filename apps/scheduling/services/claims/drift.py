@@ -13,7 +13,7 @@ from agent import wire
 from apps.nodes.models import Node
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.scheduling.services.claims.life import raise_frames
+from apps.scheduling.services.claims.lifecycle import raise_frames
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 

@@ -7,8 +7,8 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.desired import claim_secret
-from apps.scheduling.services.claims.life import WrongState
-from apps.scheduling.services.claims.ways import agent_command, ways_in
+from apps.scheduling.services.claims.launch_methods import agent_command, ways_in
+from apps.scheduling.services.claims.lifecycle import WrongState
 
 
 def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:

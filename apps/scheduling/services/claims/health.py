@@ -16,7 +16,7 @@ from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState
-from apps.scheduling.services.claims.life import raise_frames
+from apps.scheduling.services.claims.lifecycle import raise_frames
 from gpucloud.api import etags
 
 

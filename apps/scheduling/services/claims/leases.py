@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM, Principal
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.services.claims.life import WrongState, locked, release_claim
-from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.claims.lifecycle import WrongState, locked, release_claim
+from apps.scheduling.services.failures import each
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, PreconditionFailed
 

@@ -13,11 +13,11 @@ from agent import wire
 from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.services.claims import states
+from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.drift import take_drifts
-from apps.scheduling.services.claims.life import locked
+from apps.scheduling.services.claims.lifecycle import locked
 from gpucloud import counters
-from gpucloud.statements import kept
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 MIB = 1 << 20
 
@@ -49,7 +49,7 @@ class _Known(NamedTuple):
     reason: str | None
 
 
-@kept
+@compiled_query
 def _live_on(node_id: Any) -> QuerySet[Assignment, Any]:
     rows = Assignment.objects.filter(gpu__node=node_id).exclude(state=AssignmentState.RELEASED).order_by("pk")
     return rows.values_list(*_Known._fields)

@@ -4,8 +4,6 @@ Growing charges quota and GPUs in this transaction or changes nothing. Shrinking
 the agent has confirmed it (`observation`): until then somebody else's memory would not be there yet.
 """
 
-from typing import Any
-
 from django.db import transaction
 from django.utils import timezone
 
@@ -14,9 +12,9 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services.accounting.budgets import refuse_spent
-from apps.scheduling.services.claims import loans, states
-from apps.scheduling.services.claims.life import (
+from apps.scheduling.services.charging import borrowing, states
+from apps.scheduling.services.charging.budgets import refuse_spent
+from apps.scheduling.services.claims.lifecycle import (
     WrongState,
     limits,
     locked,
@@ -24,7 +22,8 @@ from apps.scheduling.services.claims.life import (
     refuse_impossible,
     refuse_low_limit,
 )
-from apps.scheduling.services.reserving.reserved import Guard
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.fleet.reserved import Guard
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -40,14 +39,16 @@ class NoRoom(Conflict):
 
 
 @transaction.atomic
-def resize_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None, **values: Any) -> Claim:
-    """Change what is given of the limits and of UNCHARGED. Raises WrongState, NoRoom, QuotaExceeded, …"""
+def resize_claim(
+    *, principal: Principal, claim: Claim, changes: ClaimChanges, versions: etags.Versions = None
+) -> Claim:
+    """Change a live claim. Raises WrongState, NoRoom, QuotaExceeded, LimitBelowRequest, OutOfRange, BudgetExceeded."""
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
     if not claim.waiting and claim.state not in PLACED:
         raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
     before = {name: getattr(claim, name) for name in (*limits(claim), *UNCHARGED)}
-    after = _wanted(claim, before, values)
+    after = _wanted(claim, before, changes.given())
     if after == before:
         return claim
     # What stays as it was may be outside of a range that was set later.
@@ -78,7 +79,6 @@ def resize_claim(*, principal: Principal, claim: Claim, versions: etags.Versions
 
 
 def _wanted(claim: Claim, before: dict[str, int], values: dict[str, int]) -> dict[str, int]:
-    assert values.keys() <= before.keys(), values
     wanted = {**before, **values}
     if "core_limit" not in values and claim.core_limit == claim.core_request:
         # A limit that was the request follows it; one that was set stays.
@@ -103,7 +103,7 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
     if owns:
-        loans.give_back(claim)
+        borrowing.give_back(claim)
     _resize_loans(claim, resized=resized)
     for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
         grows = core or memory_mib
@@ -130,8 +130,8 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
 
 def _resize_loans(claim: Claim, *, resized: bool) -> None:
     if claim.lent_core and (resized or not claim.rebalance):
-        loans.lend(claim, 0)
-    if claim.borrowed_core and resized and not loans.borrow_other(claim, claim.core_request):
+        borrowing.lend(claim, 0)
+    if claim.borrowed_core and resized and not borrowing.borrow_other(claim, claim.core_request):
         raise NoRoom(
             f"The claim runs on core that others lend, and of that {claim.core_request} percent are not there.",
             core_request=claim.core_request,

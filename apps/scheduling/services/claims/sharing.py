@@ -9,7 +9,7 @@ from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, overcommit
 from apps.quotas.services.tenants import require_lending, require_parts
-from apps.scheduling.services.claims.life import raise_frames
+from apps.scheduling.services.claims.lifecycle import raise_frames
 from gpucloud.api import etags
 
 # What the agents must know of.

@@ -1,1 +1,1 @@
-"""Changing what runs by what was measured: observed use, proposals, what moving claims would free."""
+"""Changes to running claims by measured use: proposals, lent guarantees, consolidation."""

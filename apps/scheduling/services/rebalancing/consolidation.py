@@ -15,9 +15,9 @@ from apps.scheduling.core import calendar
 from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.services.claims.life import request_of
-from apps.scheduling.services.placing.fleet import read_fleet, read_nodes
-from apps.scheduling.services.reserving.reserved import microseconds, read_reserved
+from apps.scheduling.services.claims.lifecycle import request_of
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
+from apps.scheduling.services.fleet.reserved import microseconds, read_reserved
 
 MIB = 1 << 20
 # A sample comes every second: of what was not measured for so long, all that it may use is taken as used.

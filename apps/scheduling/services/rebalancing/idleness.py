@@ -24,13 +24,13 @@ from apps.quotas.services import audit
 from apps.scheduling.core.idleness import Peak, Rule, Seen, Step, decide
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
-from apps.scheduling.services.claims import loans, states
-from apps.scheduling.services.claims.life import locked, release_claim
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.charging import borrowing, states
+from apps.scheduling.services.claims.lifecycle import locked, release_claim
+from apps.scheduling.services.failures import each
+from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
-from gpucloud.locks import alone
+from gpucloud.locks import exclusive
 
 # So often within its shortest window a pool is looked at, and no more often than this: what is read grows with both.
 LOOKS, LEAST_BETWEEN = 30, timedelta(seconds=5)
@@ -39,7 +39,7 @@ IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
 
 def drive() -> int:
     """A look at every pool whose time has come; returns how many claims changed. Two at once are one."""
-    with alone("idleness") as free:
+    with exclusive("idleness") as free:
         if not free:
             return 0
         now = timezone.now()
@@ -112,7 +112,7 @@ def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> Seen:
         unused=found.get("unused", {}).get(claim.pk, ()),
         opted_out=not claim.rebalance,
         reserved=claim.reservation_id is not None,
-        lends=loans.lends(claim.pool) and not claim.borrowed_core,
+        lends=borrowing.lends(claim.pool) and not claim.borrowed_core,
         release_at=None if release_at is None else int(release_at.timestamp()),
     )
 

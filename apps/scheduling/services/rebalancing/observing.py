@@ -7,7 +7,7 @@ from django.db import connection
 
 from apps.quotas.models import Pool
 from apps.scheduling.core.rebalancing.values import Bounds, Hours, Observation
-from apps.scheduling.services.claims import loans
+from apps.scheduling.services.charging import borrowing
 
 MIB = 1 << 20
 # Samples come once a second: an older one does not say what a claim does now.
@@ -78,7 +78,7 @@ def observe(pool: Pool, *, now: datetime) -> list[Observation]:
     }
     with connection.cursor() as cursor:
         cursor.execute(MEASURED, asked)
-        return [_observation(row, lends=loans.lends(pool)) for row in cursor.fetchall()]
+        return [_observation(row, lends=borrowing.lends(pool)) for row in cursor.fetchall()]
 
 
 def _observation(row: tuple[Any, ...], *, lends: bool) -> Observation:

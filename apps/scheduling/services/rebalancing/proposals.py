@@ -22,15 +22,16 @@ from apps.scheduling.core import rebalancing as core
 from apps.scheduling.core.rebalancing.values import Change, Observation
 from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
-from apps.scheduling.services.claims import loans
-from apps.scheduling.services.claims.life import WrongState, locked
+from apps.scheduling.services.charging import borrowing
+from apps.scheduling.services.claims.lifecycle import WrongState, locked
 from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.lending import guarantees
-from apps.scheduling.services.placing.failures import each
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.failures import each
+from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of, observe
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, GpucloudError
-from gpucloud.locks import alone
+from gpucloud.locks import exclusive
 
 REBALANCER = Principal(name="rebalancer", is_operator=True)
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
@@ -76,7 +77,7 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
     now = now or timezone.now()
     if dry_run:
         return _plan(pool, now)
-    with alone(lock_name(pool)) as free:
+    with exclusive(lock_name(pool)) as free:
         if not free:
             return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
         # In a savepoint: an error of the database would else keep the lock from being let go.
@@ -92,7 +93,7 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
 def end_loans() -> int:
     """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
     lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
-    over = [claim for claim in lent if not (_lends_still(claim.pool) and loans.lends(claim.pool))]
+    over = [claim for claim in lent if not (_lends_still(claim.pool) and borrowing.lends(claim.pool))]
     return each(over, _end_loan)
 
 
@@ -126,7 +127,7 @@ def _close(seen: Proposal) -> bool:
 
 
 def lock_name(pool: Pool) -> str:
-    """Of what a run of the pool is alone at."""
+    """Return the name of the lock that a run of the pool holds."""
     return f"rebalancer:{pool.name}"
 
 
@@ -235,7 +236,7 @@ def act(proposal: Proposal, *, principal: Principal) -> None:
         guarantees.lend(principal=principal, claim=claim, core=proposal.after["lent_core"], why=proposal.explanation)
         return
     asked = claim.asked_core_limit or claim.core_limit
-    changed = resize_claim(principal=principal, claim=claim, **proposal.after)
+    changed = resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**proposal.after))
     facts: dict[str, Any] = {"rebalanced_at": timezone.now()}
     if proposal.kind == ProposalKind.LIMIT:
         facts["asked_core_limit"] = None if changed.core_limit == asked else asked

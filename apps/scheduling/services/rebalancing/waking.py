@@ -13,8 +13,8 @@ from agent import wire
 from apps.scheduling.core.rebalancing.values import is_awake
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
-from apps.scheduling.services.claims.life import locked
-from apps.scheduling.services.lending import guarantees
+from apps.scheduling.services.claims.lifecycle import locked
+from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
 from gpucloud.errors import GpucloudError

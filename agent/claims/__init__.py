@@ -1,0 +1,1 @@
+"""The runtime of claims on this node: directories, limits pages, processes, usage, audit."""

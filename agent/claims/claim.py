@@ -1,0 +1,279 @@
+"""One claim on this node: its directory, its two pages, its processes.
+
+The directory is the memory: what a killed agent had put in force stands in the limits page, and the next one adopts it
+from there. Nothing here truncates or replaces a page that exists.
+"""
+
+import functools
+import shutil
+import stat
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from agent import wire
+from agent.claims.abi import PageError, PagesLibrary
+from agent.claims.groups import Groups
+from agent.claims.members import Members
+from agent.claims.pages import LimitSlot, LimitsPage
+from agent.claims.registry import Registry
+from agent.claims.turns import allotted_percent
+from agent.claims.usage import Accounted, Attached, Totals, UsagePage
+from agent.host import processes
+from agent.host.processes import Process
+
+log = structlog.get_logger()
+
+# Tenants read the limits page; only the agent writes it.
+LIMITS_MODE = 0o644
+
+
+@functools.lru_cache(maxsize=256)
+def gpu_key(gpu_uuid: str) -> UUID:
+    """The device's bytes, from NVML's name for it ("GPU-…" or "MIG-…")."""
+    return UUID(gpu_uuid.partition("-")[2])
+
+
+class Holding:
+    """One claim's share of this node. Raises PageError where its pages cannot be made."""
+
+    def __init__(
+        self, *, library: PagesLibrary, claims: Path, claim_uid: str, registry: Registry, groups: Groups
+    ) -> None:
+        self.claim_uid = claim_uid
+        self.directory = claims / claim_uid
+        self._registry = registry
+        self._library = library
+        try:
+            self.directory.mkdir(mode=0o755, exist_ok=True)
+            self.directory.chmod(0o755)
+            self._limits = LimitsPage(library, self.directory, claim_uid)
+            self._usage = UsagePage(library, self.directory)
+        except OSError as error:
+            raise PageError(f"cannot make {self.directory}: {error.strerror}") from error
+        self._groups = groups
+        self.members = Members(claim_uid, self._usage, registry, groups)
+        # As on the page, by assignment.
+        self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
+        self.totals: dict[UUID, Totals] = {}
+        # What each process with a slot of its own says that it holds of each GPU, at the last refresh.
+        self.accounted: dict[tuple[Process, UUID], Accounted] = {}
+        # The largest limit in force since the page was last read, by assignment: what may be in use where it cannot be
+        # read. What an earlier agent may have lowered is not known: more than the limit that it left.
+        self._most = {uid: slot.memory_bytes + 1 for uid, slot in self.slots.items()}
+        # When the release of the whole claim began, by the monotonic clock; None while it is wanted.
+        self.ending_since: float | None = None
+        # When its processes were last looked for on the whole machine, by the same clock.
+        self.kin_known_at: float | None = None
+        self.damaged = False
+        # The pages that no longer stand under their names, at the last refresh: a program that starts would find none.
+        self.lost: list[str] = []
+        # Whether the usage page has no place for another process.
+        self.full = False
+
+    def slots_changed(self) -> list[UUID]:
+        """GPUs of which the limits page does not say what was written; also those that nobody wrote there."""
+        said = {slot.gpu: slot for slot in self._limits.slots()}
+        wrong = [slot.gpu for slot in self.slots.values() if said.pop(slot.gpu, None) != slot]
+        # A released assignment leaves its slot closed.
+        return [*wrong, *(gpu for gpu, slot in said.items() if slot.is_open)]
+
+    def rewrite_limits(self) -> None:
+        """Write the limits page again, in place: processes that map it follow at once. Raises PageError, OSError."""
+        (self.directory / "limits").chmod(LIMITS_MODE)
+        for gpu in set(self.slots_changed()) - {slot.gpu for slot in self.slots.values()}:
+            self._limits.close_gpu(gpu, 0)
+        for slot in self.slots.values():
+            self._limits.set(slot)
+            if not slot.is_open:
+                self._limits.close_gpu(slot.gpu, slot.generation)
+
+    def limits_fault(self) -> str | None:
+        """Put the limits page back where somebody cut or overwrote it; return what still is wrong with it."""
+        if not self._limits.make_whole():
+            return f"The limits page of claim {self.claim_uid} is damaged and cannot be put back."
+        if self.is_open_to_others:
+            return f"The limits page of claim {self.claim_uid} was given other permissions."
+        return None
+
+    def usage_fault(self) -> str | None:
+        """Return what keeps programs from starting on the usage page at this moment; None if nothing does."""
+        if not self._usage.is_whole:
+            return f"The usage page of claim {self.claim_uid} is damaged: it was cut or written over."
+        if self._usage.is_closed:
+            return f"The usage page of claim {self.claim_uid} was closed to the user whom it belongs to."
+        return None
+
+    def repair_usage(self) -> None:
+        """Make the usage page usable again in its place. Raises OSError; PageError while a process has it mapped."""
+        if not self._usage.is_whole:
+            if self.members.using_page():
+                raise PageError(f"programs run on the damaged usage page of claim {self.claim_uid}")
+            self._usage.make_anew()
+            log.info("usage-page-made-anew", claim=self.claim_uid)
+        if self._usage.is_closed:
+            self._usage.open_to_owner()
+        self.refresh()
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether the limits page has other permissions than it was given."""
+        try:
+            return stat.S_IMODE((self.directory / "limits").stat().st_mode) != LIMITS_MODE
+        except OSError:
+            # It is gone, which `lost` says.
+            return False
+
+    def put(self, wanted: wire.Assignment) -> bool:
+        """Put the assignment's limits on the page; False if they were there already. Raises PageError."""
+        slot = LimitSlot(
+            assignment_uid=wanted.uid,
+            gpu=gpu_key(wanted.gpu_uuid),
+            is_open=True,
+            generation=wanted.generation,
+            memory_bytes=wanted.memory_bytes,
+            core_request=wanted.core_request,
+            core_limit=wanted.core_limit,
+            sharing=wanted.sharing or wire.Sharing(),
+        )
+        if self.slots.get(wanted.uid) == slot:
+            return False
+        # Before the write: the limit that it takes back counts until a reading.
+        self._most[wanted.uid] = max(self._most.get(wanted.uid, 0), wanted.memory_bytes)
+        self._limits.set(slot)
+        self.slots[wanted.uid] = slot
+        return True
+
+    def close(self, assignment_uid: str, generation: int | None) -> bool:
+        """Refuse allocations and launches from now on; False if that was so already. Raises PageError."""
+        slot = self.slots[assignment_uid]
+        if not slot.is_open:
+            return False
+        told = slot.generation if generation is None else generation
+        self._limits.close_gpu(slot.gpu, told)
+        self.slots[assignment_uid] = slot._replace(is_open=False, generation=told)
+        return True
+
+    def occupant(self, gpu: UUID) -> str | None:
+        """The assignment that has this GPU's slot."""
+        return next((uid for uid, slot in self.slots.items() if slot.gpu == gpu), None)
+
+    def forget(self, assignment_uid: str) -> None:
+        """The assignment is released; its closed slot waits for the next one on the same GPU."""
+        del self.slots[assignment_uid]
+        del self._most[assignment_uid]
+
+    def refresh(self) -> None:
+        """Read the usage page, and have cleared what dead processes left in it."""
+        self._groups.tidy()
+        self.find_lost()
+        # First what was asked for before: where that is done, this reading is without the dead.
+        self._usage.reap([])
+        self.damaged = not self._usage.read()
+        self.full = False
+        if self.damaged:
+            # The tenant cut its own page: its last numbers stand, its registered processes are still known.
+            self.accounted = {}
+            return
+        rows = self._usage.processes()
+        self.full = len(rows) >= self._library.max_processes
+        dead = self.members.refresh(rows)
+        if dead:
+            self._usage.reap(dead)
+        self.accounted = {
+            (process, gpu): memory
+            for gpu in (slot.gpu for slot in self.slots.values())
+            for row, memory in self._memory(gpu).items()
+            if (process := self.members.attached(row)) is not None
+        }
+        self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
+        self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
+
+    def alone_percent(self, assignment_uid: str) -> int:
+        """Percent of its GPU that the assignment may use while nobody else wants it."""
+        return self._limits.alone_percent(self.slots[assignment_uid])
+
+    def allotted_percent(self, assignment_uid: str) -> float | None:
+        """Percent of its GPU that the arbiter allots to the assignment at present; None where there is no arbiter."""
+        index = self._limits.index(self.slots[assignment_uid].gpu)
+        if index is None:
+            return None
+        alone = self.alone_percent(assignment_uid)
+        return allotted_percent(self._library, self.directory, index, alone_percent=alone)
+
+    @property
+    def reaping(self) -> bool:
+        """Whether what dead processes left is being cleared just now."""
+        return self._usage.reaping
+
+    def memory_bytes(self, assignment_uid: str) -> int:
+        """Device memory in use under the assignment at the last refresh; the most that may be, if the page is damaged.
+
+        A tenant must not get its memory counted as free by cutting its page.
+        """
+        read = self.totals.get(self.slots[assignment_uid].gpu, Totals()).memory_bytes
+        return max(read, self._most[assignment_uid]) if self.damaged else read
+
+    def heartbeat(self) -> None:
+        """Say on the page that the agent lives."""
+        self._limits.heartbeat()
+
+    def register(self, process: Process) -> None:
+        """The process starts under this claim."""
+        # First what a restarted agent must know; then the group, so that its children are in it from the start.
+        self._registry.add(self.claim_uid, process)
+        self._groups.enter(process)
+
+    def find_lost(self) -> list[str]:
+        """The same, of this moment."""
+        pages = (("the limits page", self._limits.is_lost), ("the usage page", self._usage.is_lost))
+        self.lost = [name for name, is_lost in pages if is_lost]
+        return self.lost
+
+    @property
+    def owner_uid(self) -> int:
+        """Whose processes may write the usage page."""
+        return self._usage.owner_uid
+
+    def may_hold(self, process: Process) -> bool:
+        """Whether the process's own word that it is the claim's counts: its user's programs may be."""
+        uid = processes.user(process)
+        return uid is not None and self._usage.may_write(uid)
+
+    def give(self, uid: int, gid: int) -> None:
+        """Make the usage page this user's. Raises OSError where the agent may not."""
+        self._usage.give(uid, gid)
+
+    def share(self) -> None:
+        """Let every user write the usage page, who can see it. Raises OSError where the agent may not."""
+        self._usage.share()
+
+    def end(self, *, now: float, grace_seconds: float) -> list[Process]:
+        """Ask the claim's processes to end, then make them; returns whom SIGKILL reached now."""
+        if self.ending_since is None:
+            self.ending_since = now
+        if now - self.ending_since < grace_seconds:
+            self.members.ask_to_end()
+            return []
+        return self.members.kill()
+
+    def remove(self) -> None:
+        """The claim has ended here: let go of the pages and take the directory away."""
+        self._registry.drop(self.claim_uid)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The same where the claim goes on, on new pages."""
+        self._limits.unmap()
+        self._usage.close()
+        self._groups.tidy()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _memory(self, gpu: UUID) -> dict[Attached, Accounted]:
+        index = self._limits.index(gpu)
+        return {} if index is None else self._usage.memory(index)
+
+    def _read_totals(self, gpu: UUID) -> Totals:
+        index = self._limits.index(gpu)
+        return Totals() if index is None else self._usage.totals(index)

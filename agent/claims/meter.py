@@ -1,0 +1,100 @@
+"""How much each assignment used since it was last asked: differences of counters that only grow."""
+
+from typing import NamedTuple
+from uuid import UUID
+
+from agent import wire
+from agent.claims.claim import Holding
+from agent.claims.pages import LimitSlot
+from agent.claims.usage import Totals
+
+# What the wire takes; a share past it is a forged counter, not a measurement.
+MOST_PERCENT = 1000.0
+MOST_MS = 1e9
+
+
+class _Reading(NamedTuple):
+    at: float
+    totals: Totals
+
+
+class Meter:
+    """The last reading of each assignment."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, _Reading] = {}
+
+    def read(self, holdings: dict[str, Holding], *, now: float) -> list[wire.AssignmentUsage]:
+        """What each assignment did since the last call, by the holdings' last refresh.
+
+        `now` is the monotonic clock's. An assignment that is seen for the first time has done nothing yet: what its
+        counters say may be older than this agent.
+        """
+        fresh: dict[str, _Reading] = {}
+        spans = []
+        for holding in holdings.values():
+            for slot in holding.slots.values():
+                reading = _Reading(now, holding.totals.get(slot.gpu, Totals()))
+                fresh[slot.assignment_uid] = reading
+                before = self._last.get(slot.assignment_uid, reading)
+                spans.append(_Span(slot, holding.alone_percent(slot.assignment_uid), before, reading))
+        self._last = fresh
+        parts = _divide(spans)
+        return [_usage(span, parts.get(span.slot.gpu, 1.0)) for span in spans]
+
+
+class _Span(NamedTuple):
+    """One assignment between two readings."""
+
+    slot: LimitSlot
+    alone_percent: int
+    before: _Reading
+    after: _Reading
+
+    @property
+    def wall_ns(self) -> float:
+        return (self.after.at - self.before.at) * 1e9
+
+    @property
+    def gpu_time_ns(self) -> int:
+        return max(self.after.totals.gpu_time_ns - self.before.totals.gpu_time_ns, 0)
+
+
+def _divide(spans: list[_Span]) -> dict[UUID, float]:
+    """Return the factor of each GPU whose claims together say more than the time that has passed.
+
+    Without turns (policy native, an arbiter that has ended) the driver slices the GPU among them, and the measured
+    times of each contain slices of the others. No claim is counted with more than the whole time, so a forged counter
+    takes at most half of an honest one's.
+    """
+    sums: dict[UUID, float] = {}
+    sharing: dict[UUID, int] = {}
+    for span in spans:
+        sums[span.slot.gpu] = sums.get(span.slot.gpu, 0.0) + min(span.gpu_time_ns, span.wall_ns)
+        sharing[span.slot.gpu] = sharing.get(span.slot.gpu, 0) + (span.gpu_time_ns > 0)
+    walls: dict[UUID, float] = {}
+    for span in spans:
+        walls[span.slot.gpu] = max(walls.get(span.slot.gpu, 0.0), span.wall_ns)
+    return {gpu: walls[gpu] / total for gpu, total in sums.items() if sharing[gpu] > 1 and total > walls[gpu] > 0}
+
+
+def _usage(span: _Span, part: float) -> wire.AssignmentUsage:
+    slot, before, after, wall_ns = span.slot, span.before, span.after, span.wall_ns
+    gpu_time_ns = span.gpu_time_ns if part == 1.0 else min(span.gpu_time_ns, wall_ns) * part
+    return wire.AssignmentUsage(
+        uid=slot.assignment_uid,
+        core_percent=_percent(gpu_time_ns, wall_ns, MOST_PERCENT),
+        core_limit_percent=span.alone_percent,
+        # Summed over waiting threads by libvcuda; as a share of the time it ends at 100.
+        throttled_percent=_percent(after.totals.throttled_ns - before.totals.throttled_ns, wall_ns, 100.0),
+        memory_bytes=after.totals.memory_bytes,
+        memory_limit_bytes=slot.memory_bytes,
+        processes=after.totals.processes,
+        gpu_time_ms=round(min(gpu_time_ns / 1e6, MOST_MS), 3),
+    )
+
+
+def _percent(part_ns: float, whole_ns: float, most: float) -> float:
+    if whole_ns <= 0:
+        return 0.0
+    return round(min(max(100.0 * part_ns / whole_ns, 0.0), most), 2)

@@ -1,0 +1,254 @@
+"""The usage page of one claim, through libvcuda's own helper library.
+
+It belongs to the tenant, who may shorten the file at any time, so it is never mapped here: it is read by pread into a
+buffer, and a dead process's slot in it is cleared by a child (`reaper.py`).
+"""
+
+import ctypes
+import os
+import stat
+import subprocess
+import sys
+import time
+from ctypes import c_void_p
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from agent.claims.abi import PageError, PagesLibrary, RawProcess, RawTotals
+from agent.claims.pages import LARGEST, inode_of
+
+log = structlog.get_logger()
+
+ACCOUNTING_KERNEL = 1
+OWNER_MODE = 0o600
+_NONE_LIVE = 2**64 - 1
+_REAPER = Path(__file__).with_name("reaper.py")
+# It takes tens of milliseconds; a tenant can hold up the opening of its own file for most of a minute.
+REAPER_SECONDS = 10.0
+# A page that its tenant keeps damaging must not cost a child at every look.
+REAPER_RETRY_SECONDS = 1.0
+
+
+class Totals(NamedTuple):
+    """What a claim's processes do on one GPU, by their own account: numbers from an untrusted page, made plausible."""
+
+    # Including what contexts cost.
+    memory_bytes: int = 0
+    gpu_time_ns: int = 0
+    throttled_ns: int = 0
+    processes: int = 0
+    # The least generation that a living process has acted on; None where none lives.
+    observed_generation: int | None = None
+
+
+class Accounted(NamedTuple):
+    """What one process says that it holds of one GPU."""
+
+    # Including what its contexts cost.
+    memory_bytes: int
+    # Whether it knows from the kernel what the driver takes; else from what the program asks for.
+    to_the_byte: bool
+
+
+class Attached(NamedTuple):
+    """A process that stands in a usage page, by its own word."""
+
+    pid: int
+    # Inode of the pid namespace in which `pid` counts.
+    namespace: int
+    start_ticks: int
+
+
+class UsagePage:
+    """The usage page of one claim; made where it is missing, adopted where it stands. Raises PageError."""
+
+    def __init__(self, library: PagesLibrary, directory: Path) -> None:
+        self._library = library
+        self.path = directory / "usage"
+        self._dead: set[Attached] = set()
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._reaped: frozenset[Attached] = frozenset()
+        self._reaper_since = 0.0
+        self._reap_not_before = 0.0
+        try:
+            # A page that its tenant has damaged is taken as it is: its claim must still be ended one day.
+            self._file = self._open()
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                os.close(self._file)
+                raise PageError(f"{self.path} is not a plain file")
+        except FileNotFoundError:
+            # What is made here is nobody else's yet: it may be mapped.
+            page = c_void_p()
+            result = library.calls.vcuda_usage_create(os.fsencode(self.path), ctypes.byref(page))
+            if result < 0:
+                raise PageError(f"cannot make {self.path}: {os.strerror(-result)}") from None
+            library.calls.vcuda_usage_unmap(page)
+            self._file = self._open()
+
+    def read(self) -> bool:
+        """Take a copy for `totals` and `processes`; the next `read` of any claim replaces it. False: damaged."""
+        library = self._library
+        view = memoryview(library.buffer)
+        if not self.is_whole:
+            return False
+        if os.preadv(self._file, [view[: library.processes_at]], 0) != library.processes_at:
+            return False
+        used_at = library.slots_used_at
+        used = min(int.from_bytes(view[used_at : used_at + 4], "little"), library.max_processes)
+        end = library.processes_at + used * library.process_bytes
+        return (
+            os.preadv(self._file, [view[library.processes_at : end]], library.processes_at)
+            == end - library.processes_at
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the file has the size and the header of a usage page."""
+        if os.fstat(self._file).st_size != self._library.usage_bytes:
+            return False
+        return all(os.pread(self._file, len(value), at) == value for at, value in self._library.usage_header)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the user whom the page belongs to may not read and write it."""
+        return os.fstat(self._file).st_mode & OWNER_MODE != OWNER_MODE
+
+    def open_to_owner(self) -> None:
+        """Let the user whom the page belongs to read and write it again. Raises OSError where the agent may not."""
+        os.fchmod(self._file, OWNER_MODE)
+
+    def make_anew(self) -> None:
+        """Write an empty page into the same file, which containers may have mounted. Raises OSError.
+
+        To be called while no process has the page mapped: what they counted is gone.
+        """
+        content = bytearray(self._library.usage_bytes)
+        os.ftruncate(self._file, 0)
+        # Written, not only made as long: a page of holes ends a program by SIGBUS when the tmpfs is full.
+        os.pwrite(self._file, content, 0)
+        # The magic last: half a page is none.
+        for at, value in reversed(self._library.usage_header):
+            os.pwrite(self._file, value, at)
+
+    def totals(self, index: int) -> Totals:
+        """What the last `read` says of the GPU in this slot."""
+        raw = RawTotals()
+        self._library.calls.vcuda_usage_totals(self._library.buffer, index, ctypes.byref(raw))
+        observed = int(raw.observed_generation)
+        return Totals(
+            memory_bytes=min(raw.memory_bytes + raw.context_bytes, LARGEST),
+            gpu_time_ns=raw.gpu_time_ns,
+            throttled_ns=raw.throttled_ns,
+            processes=raw.processes,
+            observed_generation=None if observed == _NONE_LIVE else observed,
+        )
+
+    def processes(self) -> list[Attached]:
+        """Who stands in the page by the last `read`."""
+        rows = (RawProcess * self._library.max_processes)()
+        count = self._library.calls.vcuda_usage_processes(self._library.buffer, rows, self._library.max_processes)
+        return [Attached(row.pid, row.pidns, row.start_time) for row in rows[: max(count, 0)]]
+
+    def memory(self, index: int) -> dict[Attached, Accounted]:
+        """What each process says by the last `read` that it holds of the GPU in this slot."""
+        library = self._library
+        view = memoryview(library.buffer)
+        rows = (RawProcess * library.max_processes)()
+        count = library.calls.vcuda_usage_processes(library.buffer, rows, library.max_processes)
+        found = {}
+        for row in rows[: max(count, 0)]:
+            at = library.processes_at + row.slot * library.process_bytes + library.process_gpu_at
+            at += index * library.gpu_usage_bytes
+            total = sum(int.from_bytes(view[at + field : at + field + 8], "little") for field in library.memory_at)
+            accounting_at = at + library.accounting_at
+            accounting = int.from_bytes(view[accounting_at : accounting_at + 4], "little")
+            attached = Attached(row.pid, row.pidns, row.start_time)
+            found[attached] = Accounted(min(total, LARGEST), accounting == ACCOUNTING_KERNEL)
+        return found
+
+    def reap(self, dead: list[Attached]) -> None:
+        """Have the slots of these dead processes cleared, so that their memory counts as free; a later `read` sees it.
+
+        To be called, with an empty list too, at every look at the page: what was asked for before is gone on with.
+        """
+        # As many as a page has room for: a forged page must not make this grow.
+        self._dead.update(dead[: max(0, self._library.max_processes - len(self._dead))])
+        now = time.monotonic()
+        if self._reaper is not None and not self._reaper_ended(self._reaper, now):
+            return
+        if self._dead and now >= self._reap_not_before:
+            self._start_reaper(now)
+
+    @property
+    def reaping(self) -> bool:
+        """Whether slots are being cleared just now."""
+        return self._reaper is not None
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def _start_reaper(self, now: float) -> None:
+        self._reaped = frozenset(self._dead)
+        numbers = [str(n) for one in self._reaped for n in (one.namespace, one.pid, one.start_ticks)]
+        # Neither site-packages nor the agent's variables: it starts faster, and they are of no use to it.
+        command = [sys.executable, "-I", "-S", str(_REAPER), str(self._library.path), str(self.path), *numbers]
+        try:
+            self._reaper = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        except OSError as error:
+            log.warning("reaper-not-started", page=str(self.path), reason=str(error))
+            self._reap_not_before = now + REAPER_RETRY_SECONDS
+        self._reaper_since = now
+
+    def _reaper_ended(self, reaper: "subprocess.Popen[bytes]", now: float) -> bool:
+        code = reaper.poll()
+        if code is None:
+            if now - self._reaper_since > REAPER_SECONDS:
+                reaper.kill()
+            return False
+        self._reaper = None
+        if code == 0:
+            self._dead -= self._reaped
+        else:
+            # SIGBUS: the tenant cut its page meanwhile. What died stays counted until a try goes well.
+            log.warning("usage-page-damaged", page=str(self.path), code=code)
+            self._reap_not_before = now + REAPER_RETRY_SECONDS
+        return True
+
+    @property
+    def owner_uid(self) -> int:
+        """Whose processes may write the page."""
+        return os.fstat(self._file).st_uid
+
+    def may_write(self, uid: int) -> bool:
+        """Whether this user's processes may write the page."""
+        facts = os.fstat(self._file)
+        return uid in (0, facts.st_uid) or bool(facts.st_mode & stat.S_IWOTH)
+
+    def give(self, uid: int, gid: int) -> None:
+        """Make the page this user's. Raises OSError where the agent may not."""
+        os.fchown(self._file, uid, gid)
+        os.fchmod(self._file, OWNER_MODE)
+
+    def share(self) -> None:
+        """Let every user write the page who can see it. Raises OSError where the agent may not."""
+        os.fchmod(self._file, 0o666)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the name leads to another file, or to none."""
+        return inode_of(self.path) != self.inode
+
+    @property
+    def inode(self) -> int:
+        """The file's number, by which a process that maps it is known."""
+        return os.fstat(self._file).st_ino
+
+    def close(self) -> None:
+        """Let go of the page; it stays as it is."""
+        if self._reaper is not None:
+            self._reaper.kill()
+            self._reaper.wait()
+            self._reaper = None
+        os.close(self._file)

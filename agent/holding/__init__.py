@@ -1,1 +1,0 @@
-"""The claims that this node holds: their directories, pages and processes."""

@@ -1,0 +1,1 @@
+"""The host: GPUs, processes, control groups, the arbiter, health."""

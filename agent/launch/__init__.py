@@ -1,0 +1,1 @@
+"""How a program starts under a claim: authorization, environment, CDI specs, the exec command."""

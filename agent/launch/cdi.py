@@ -1,0 +1,90 @@
+"""What a container runtime adds to a container of a claim, as a CDI spec (container-device-interface, SPEC.md).
+
+A path means the same inside and outside: libvcuda's pages, the library, and the variables that name them need no
+translation, and the agent knows a container's programs by the same words as any others.
+
+Written for version 0.5.0, the first in which a device's name may begin with a digit; runtimes since 2022 read it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent import wire
+from agent.local_wire import Environment
+from agent.settings import Library
+
+VERSION = "0.5.0"
+# "vendor-class_name", as the specification asks of files for one container's devices.
+FILE_PREFIX = "gpucloud.io-vgpu_"
+# Every process of the container preloads what stands there, also one whose environment was cleared. LD_PRELOAD would
+# take the place of the image's own.
+PRELOAD_FILE = "ld.so.preload"
+# A process that lost GPUCLOUD_CLAIM_DIR gets no GPU, instead of one without limits.
+REQUIRE_FILE = "require-limits"
+CONTAINER_FILES = {PRELOAD_FILE: "/etc/ld.so.preload", REQUIRE_FILE: "/etc/gpucloud/require-limits"}
+# The last of `ro` and `rw` counts for every runtime. `docker run --read-only` appends `ro` to mounts that do not name
+# it already; a usage page that cannot be written means no GPU.
+READ_ONLY = ("bind", "nosuid", "nodev", "ro")
+WRITABLE = (*READ_ONLY, "rw")
+CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+
+
+def file_name(claim_uid: str) -> str:
+    """Of the claim's spec; unlike what is being written, it ends as runtimes expect."""
+    return f"{FILE_PREFIX}{claim_uid}.json"
+
+
+def device_nodes(minors: Sequence[int]) -> list[str]:
+    """The driver's devices that a program on these GPUs opens, as far as this machine has them."""
+    if not minors:
+        return []
+    paths = [f"/dev/nvidia{minor}" for minor in sorted(minors)]
+    return [path for path in (*paths, *CONTROL_DEVICES) if Path(path).is_char_device()]
+
+
+def spec(
+    environment: Environment,
+    *,
+    directory: Path,
+    files: Path,
+    library: Library,
+    devices: Sequence[str],
+    names: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The claim's device, by its uid and these names: its pages, the library, its variables, its GPUs' devices."""
+    told = environment.set | environment.prepend
+    edits: dict[str, Any] = {
+        "env": [f"{name}={value}" for name, value in told.items()],
+        "mounts": [
+            # `turns` comes when the arbiter has seen the claim: the directory, not its files.
+            _mount(directory),
+            _mount(directory / "usage", writable=True),
+            _mount(library.path),
+            *(_mount(files / name, inside) for name, inside in CONTAINER_FILES.items()),
+        ],
+    }
+    if library.simulated_driver is not None and library.simulated_node is not None:
+        edits["mounts"] += [_mount(library.simulated_driver), _mount(library.simulated_node, writable=True)]
+    if devices:
+        edits["deviceNodes"] = [{"path": path, "permissions": "rw"} for path in devices]
+    made = [{"name": name, "containerEdits": edits} for name in (environment.claim, *names)]
+    return {"cdiVersion": VERSION, "kind": wire.CDI_KIND, "devices": made}
+
+
+def mounted_claim(spec: object, claims: Path) -> str | None:
+    """The claim of this agent that the spec leads to; None where it is another's or no spec of ours."""
+    try:
+        mounts = spec["devices"][0]["containerEdits"]["mounts"]  # type: ignore[index]
+        path = Path(mounts[0]["hostPath"])
+    except (TypeError, KeyError, IndexError):
+        return None
+    return path.name if path.parent == claims else None
+
+
+def _mount(path: Path, inside: str | None = None, *, writable: bool = False) -> dict[str, Any]:
+    return {
+        "hostPath": str(path),
+        "containerPath": inside or str(path),
+        "options": list(WRITABLE if writable else READ_ONLY),
+    }

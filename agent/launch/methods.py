@@ -1,0 +1,188 @@
+"""The files by which programs come in without asking the agent: each claim's environment file and CDI spec.
+
+They are made to match the claims again and again, like everything here: what somebody deleted comes back, what a killed
+agent left is taken away. A claim that is being released has none, so that nothing new starts under it.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from agent import statefile
+from agent.claims.claim import Holding
+from agent.launch import cdi, environment
+from agent.node import Node
+from agent.rundir import RunDir
+from agent.settings import Library
+
+log = structlog.get_logger()
+
+# Everyone may read how a claim is entered; what it takes is to be the one whom the usage page belongs to.
+MODE = 0o644
+
+
+class _Written(NamedTuple):
+    """A file as it was written; another number is another file."""
+
+    content: bytes
+    inode: int
+
+
+class _Made(NamedTuple):
+    """One claim's files, and what they were made of."""
+
+    gpus: tuple[str, ...]
+    minors: tuple[int, ...]
+    name: str | None
+    files: dict[Path, bytes]
+
+
+class Ways:
+    """The files of one node's claims. `report` is told in words of what could not be written, once."""
+
+    def __init__(
+        self, *, library: Library, run_dir: RunDir, cdi_dir: Path | None, report: Callable[[str], None]
+    ) -> None:
+        self._library = library
+        self._run_dir = run_dir
+        self._cdi_dir = cdi_dir
+        self._report = report
+        self._made: dict[str, _Made] = {}
+        self._written: dict[Path, _Written] = {}
+        # Why files are not as they should be, in words.
+        self.problem: str | None = None
+        # By what name a container runtime knows the claim's device beside its uid.
+        self._names: dict[str, str] = {}
+        self._swept = False
+
+    def name(self, claim_uid: str, name: str) -> None:
+        """The claim's device bears this name from the next `keep` on, and no other claim's does."""
+        self._names = {uid: other for uid, other in self._names.items() if other != name} | {claim_uid: name}
+
+    def keep(self, node: Node, minors: Mapping[str, int]) -> None:
+        """Make the files match the node's claims. `minors`: the driver's number of each GPU. Raises nothing."""
+        problems: list[str] = []
+        names = environment.gpu_names(node)
+        wanted: dict[Path, bytes] = {}
+        made: dict[str, _Made] = {}
+        self._names = {uid: name for uid, name in self._names.items() if uid in node.holdings}
+        for uid, holding in node.holdings.items():
+            gpus = environment.gpus(holding, names)
+            if holding.ending_since is not None or not gpus or holding.lost:
+                continue
+            try:
+                made[uid] = self._made_for(holding, gpus, names, minors)
+                wanted |= made[uid].files
+            except environment.NotPlain as error:
+                problems.append(f"{error}.")
+        self._made = made
+        if wanted and not self._library.path.is_file():
+            # ld.so would only warn, and the program would run without limits.
+            problems.append(f"The library that holds programs to their limits is not at {self._library.path}.")
+            wanted = {}
+        elif wanted:
+            wanted |= self._shared()
+        problems += self._match(wanted, node.holdings)
+        problem = problems[0] if problems else None
+        if problem is not None and problem != self.problem:
+            log.warning("ways-not-written", reason=problem)
+            self._report(f"Containers and units cannot be started under claims: {problem}")
+        self.problem = problem
+
+    def _match(self, wanted: Mapping[Path, bytes], claims: Iterable[str]) -> list[str]:
+        """Write and take away; what went wrong."""
+        problems = []
+        try:
+            self._sweep(set(claims))
+        except OSError as error:
+            problems.append(f"{error}.")
+        for path in set(self._written) - set(wanted):
+            try:
+                path.unlink(missing_ok=True)
+                del self._written[path]
+            except OSError as error:
+                problems.append(f"{error}.")
+        for path, content in wanted.items():
+            try:
+                self._put(path, content)
+            except OSError as error:
+                problems.append(f"{error}.")
+        return problems
+
+    def _put(self, path: Path, content: bytes) -> None:
+        written = self._written.get(path)
+        if written is not None and written.content == content and _inode(path) == written.inode:
+            return
+        if path.parent in (self._cdi_dir, self._run_dir.container):
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # What the agent before wrote stays: somebody may have it mounted.
+        if not _stands(path, content):
+            statefile.replace(path, content, mode=MODE)
+        self._written[path] = _Written(content, _inode(path))
+
+    def _made_for(
+        self, holding: Holding, gpus: list[str], names: Mapping[str, str], minors: Mapping[str, int]
+    ) -> _Made:
+        numbers = tuple(minors[gpu] for gpu in gpus if gpu in minors)
+        known = self._made.get(holding.claim_uid)
+        name = self._names.get(holding.claim_uid)
+        if known is not None and known[:3] == (tuple(gpus), numbers, name):
+            return known
+        told = environment.variables(holding, self._library, names)
+        files = {holding.directory / "env": environment.file_text(told).encode()}
+        if self._cdi_dir is not None:
+            made = cdi.spec(
+                told,
+                directory=holding.directory,
+                files=self._run_dir.container,
+                library=self._library,
+                devices=cdi.device_nodes(numbers),
+                names=[name] if name is not None else [],
+            )
+            files[self._cdi_dir / cdi.file_name(holding.claim_uid)] = msgspec.json.encode(made) + b"\n"
+        return _Made(tuple(gpus), numbers, name, files)
+
+    def _shared(self) -> dict[Path, bytes]:
+        preload = f"{self._library.path}\n".encode()
+        return {self._run_dir.container / cdi.PRELOAD_FILE: preload, self._run_dir.container / cdi.REQUIRE_FILE: b""}
+
+    def _sweep(self, claims: set[str]) -> None:
+        """Take away, once, what an agent that was killed left of claims that it no longer holds."""
+        if self._swept or self._cdi_dir is None:
+            return
+        for path in self._cdi_dir.glob(f"{cdi.FILE_PREFIX}*.json"):
+            try:
+                claim = cdi.mounted_claim(msgspec.json.decode(path.read_bytes()), self._run_dir.claims)
+            except (OSError, msgspec.DecodeError, UnicodeError):
+                continue
+            if claim is not None and claim not in claims:
+                path.unlink(missing_ok=True)
+        self._swept = True
+
+
+def _stands(path: Path, content: bytes) -> bool:
+    """Whether the file is there as this agent would write it: its content, its owner, and nobody else's to write."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(descriptor)
+        plain = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == MODE and found.st_nlink == 1
+        if not plain or found.st_uid != os.geteuid() or found.st_size != len(content):
+            return False
+        return os.pread(descriptor, len(content) + 1, 0) == content
+    finally:
+        os.close(descriptor)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,44 @@
+"""What `agent status` shows, read off the node."""
+
+from agent import wire
+from agent.claims.audit import Audit
+from agent.local_wire import AuditMode, AuditStatus, Found, Held
+from agent.node import Node
+
+
+def held(node: Node) -> list[Held]:
+    """Every assignment that the agent knows, as it stands now, by claim."""
+    wanted = {one.uid: one for one in node.desired.assignments} if node.desired else {}
+    rows = [_row(node, one, wanted.get(one.uid)) for one in node.observed().assignments]
+    return sorted(rows, key=lambda row: (row.claim, row.assignment))
+
+
+def audited(audit: Audit, mode: AuditMode | wire.AuditPolicy) -> AuditStatus:
+    """What the audit has found and still sees."""
+    return AuditStatus(
+        mode=mode,
+        findings=[Found(code=one.code, detail=one.detail, process=one.facts) for one in audit.findings],
+        unseen=audit.unseen,
+    )
+
+
+def _row(node: Node, observation: wire.Observation, wanted: wire.Assignment | None) -> Held:
+    holding = next((one for one in node.holdings.values() if observation.uid in one.slots), None)
+    slot = holding.slots[observation.uid] if holding else None
+    gpu = wanted.gpu_uuid if wanted else f"GPU-{slot.gpu}" if slot else ""
+    return Held(
+        claim=wanted.claim_uid if wanted else holding.claim_uid if holding else "",
+        assignment=observation.uid,
+        tenant=wanted.tenant if wanted else "",
+        gpu=gpu,
+        state=observation.state,
+        reason=observation.reason,
+        generation=observation.generation,
+        core_request=slot.core_request if slot else 0,
+        core_limit=slot.core_limit if slot else 0,
+        sharing=slot.sharing if slot else wire.Sharing(),
+        allotted_percent=holding.allotted_percent(observation.uid) if holding else None,
+        memory_bytes=observation.memory_bytes,
+        memory_limit_bytes=slot.memory_bytes if slot else 0,
+        processes=[process.pid for process in holding.members.living()] if holding else [],
+    )

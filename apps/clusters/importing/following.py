@@ -1,0 +1,160 @@
+"""Pods that run, in the ledger: every bound pod with GPUs becomes claims, and gives them back when it is over.
+
+A pod is charged after Kubernetes has bound it, so here it can only be written down, not refused. What cannot be written
+(its namespace is nobody's, the quota has no room, the node is not ours) stands beside the pod in words, and is tried
+again; the pod runs on, and what it uses is free to nobody (`services.outside`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from apps.clusters.core import gpu_admission
+from apps.clusters.formats import pods
+from apps.clusters.formats.asks import LEAST_CORE, Share
+from apps.clusters.importing.containers import gpu_of
+from apps.clusters.importing.plan import PodWanted, Snapshot, plan
+from apps.clusters.importing.taking import hold
+from apps.clusters.models import Cluster, PodClaim
+from apps.clusters.services import bindings, outside, placing
+from apps.scheduling.services.claims import lifecycle
+from gpucloud.errors import GpucloudError
+
+Pod = Mapping[str, Any]
+
+
+def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
+    """Bring the ledger in step with one live pod, whose namespace has these labels. Repeatable."""
+    if not pods.node_of(pod):
+        return
+    found = plan(Snapshot(pods=[pod]))
+    for wanted in found.pods:
+        _end_former(cluster, wanted)
+        try:
+            _hold(cluster, wanted, labels)
+        except GpucloudError as error:
+            _note(cluster, pod, error.detail, wanted.shares)
+            outside.keep(cluster=cluster, pod_uid=wanted.uid, parts=_parts(cluster, wanted))
+        except IntegrityError:
+            # An importer was quicker; the next look finds its claims.
+            _note(cluster, pod, "It was being written down at the same moment.")
+    if not found.pods and found.left:
+        _note(cluster, pod, found.left[0].why)
+
+
+def _end_former(cluster: Cluster, wanted: PodWanted) -> None:
+    """A name is one pod's at a time: one that had it before is gone, also where nobody has told of its end yet."""
+    former = PodClaim.objects.live().filter(cluster=cluster, namespace=wanted.namespace, pod=wanted.name)
+    uids = former.exclude(pod_uid=wanted.uid).order_by("pod_uid").values_list("pod_uid", flat=True).distinct()
+    for uid in list(uids):
+        end(cluster=cluster, pod_uid=uid, why="another pod has its name by now")
+
+
+def _hold(cluster: Cluster, wanted: PodWanted, labels: Mapping[str, str]) -> None:
+    rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=wanted.uid)
+    if rows.exists() and not rows.filter(claim=None).exists():
+        outside.drop(cluster=cluster, pod_uid=wanted.uid)
+        return
+    bound = list(cluster.bindings.select_related("tenant"))
+    tenant = bindings.tenant_of(bound, wanted.namespace, dict(labels))
+    if tenant is None:
+        raise Unbound(f"Namespace {wanted.namespace} is bound to no tenant: bind it.", namespace=wanted.namespace)
+    hold(wanted, tenant=tenant, principal=cluster.principal, cluster=cluster)
+
+
+def _parts(cluster: Cluster, wanted: PodWanted) -> outside.Parts:
+    """What the pod uses of our GPUs; of machines and GPUs that are not ours nothing is known."""
+    parts: dict[int, tuple[int, int]] = {}
+    for share in wanted.shares:
+        try:
+            gpu = gpu_of(share, placing.node_of(cluster.pool, wanted.node))
+        except placing.NotAsItRuns:
+            continue
+        core, memory_mib = parts.get(gpu.pk, (0, 0))
+        more_mib = gpu.memory_mib if share.memory_mib is None else share.memory_mib
+        parts[gpu.pk] = core + max(share.core_request, LEAST_CORE), memory_mib + more_mib
+    return parts
+
+
+class Unbound(GpucloudError):
+    """Nobody pays for the pod's namespace."""
+
+    code = "namespace-unbound"
+    title = "The namespace is bound to no tenant"
+
+
+def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) -> None:
+    """Keep beside each container that asks for GPUs why it has no claim; what has one keeps it."""
+    meta = pod.get("metadata") or {}
+    for place, container in enumerate(pods.containers(pod)):
+        limits = pods.resources(container, "limits")
+        if not any(name.startswith(("tencent.com/", "nvidia.com/gpu", "aliyun.com/gpu")) for name in limits):
+            continue
+        mine = [share for share in shares if share.container == container.get("name")]
+        values = {
+            "namespace": str(meta.get("namespace"))[:63],
+            "pod": str(meta.get("name"))[:253],
+            "container_index": place,
+            "node_name": pods.node_of(pod)[:253],
+            "core": sum(share.core_request for share in mine),
+            "memory_mib": sum(share.memory_mib or 0 for share in mine),
+            "gpu_indexes": _written(pod, place),
+        }
+        key = {"cluster": cluster, "pod_uid": str(meta.get("uid")), "container": str(container.get("name"))}
+        row, made = PodClaim.objects.get_or_create(**key, defaults={**values, "problem": why[:2000]})
+        if not made and row.claim_id is None and row.problem != why[:2000]:
+            row.change(problem=why[:2000])
+
+
+def _written(pod: Pod, place: int) -> list[int]:
+    """GPUs that its annotation names, as far as they can be some: anybody may have written it."""
+    named = gpu_admission.indexes(pods.annotations(pod), place)
+    return [index for index in named if 0 <= index <= pods.MOST][: gpu_admission.MOST_GPUS]
+
+
+def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod is over") -> int:
+    """Give back what the pod held; returns how many containers. Repeatable."""
+    ended = 0
+    for key in (
+        PodClaim.objects.live().filter(cluster=cluster, pod_uid=pod_uid).order_by("pk").values_list("pk", flat=True)
+    ):
+        ended += _end(key, cluster, why)
+    outside.drop(cluster=cluster, pod_uid=pod_uid)
+    return ended
+
+
+@transaction.atomic
+def _end(key: int, cluster: Cluster, why: str) -> int:
+    # Claims before all else: the order of locks.
+    row = PodClaim.objects.select_related("claim").get(pk=key)
+    if row.claim is not None:
+        lifecycle.release_claim(principal=cluster.principal, claim=row.claim, why=why)
+    row = PodClaim.objects.select_for_update(of=("self",)).get(pk=key)
+    if row.ended_at is not None:
+        return 0
+    row.change(ended_at=timezone.now())
+    return 1
+
+
+def end_others(*, cluster: Cluster, live: Iterable[str], is_there: Callable[[PodClaim], bool]) -> int:
+    """Give back what pods held that are no longer there: they ended while nobody watched.
+
+    A list is old by the time that it is acted on, and pods were written down meanwhile, not by its reader alone. So of
+    each that is not among `live` it is asked whether it `is_there`. Raises what that raises.
+    """
+    rows = PodClaim.objects.live().filter(cluster=cluster).exclude(pod_uid__in=list(live)).order_by("pk")
+    gone = (row for row in {row.pod_uid: row for row in rows}.values() if not is_there(row))
+    why = "its pod was gone when the cluster was looked at"
+    return sum(end(cluster=cluster, pod_uid=row.pod_uid, why=why) for row in gone)
+
+
+def forget_promises(*, cluster: Cluster, pods_there: Iterable[Pod]) -> None:
+    """Free what was promised to pods that are gone, or that never heard of it. Repeatable."""
+    live = [
+        str(pod["metadata"]["uid"])
+        for pod in pods_there
+        if pods.node_of(pod) or pods.annotations(pod).get(gpu_admission.NODE)
+    ]
+    outside.drop_others(cluster=cluster, live=live)

@@ -1,0 +1,1 @@
+"""Pages of access: tokens, agents, the audit log."""

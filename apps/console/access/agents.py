@@ -1,0 +1,110 @@
+"""Tokens and agents: which programs act for the platform, which agents are in force, and the line that makes a node."""
+
+from typing import Any
+
+from django import forms
+from django.core.paginator import Paginator
+from django.core.validators import RegexValidator
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from apps.console.access import tokens
+from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.forms import ServiceForm
+from apps.console.shell.page_access import page, wants_fragment
+from apps.nodes.api.views import enrolment_command
+from apps.nodes.models import Node
+from apps.nodes.services import bundle, nodes
+from apps.quotas.models import Pool, Token
+from apps.quotas.models.pool import DEFAULT
+from apps.quotas.models.tenant import SLUG
+from apps.quotas.principals import Principal
+from gpucloud.errors import GpucloudError
+
+PER_PAGE = 50
+AGENTS = [
+    "node", "pool", "state", "agent_version", "driver_version", "hostname", "last_seen_at", "enrolled_at",
+    "enrolment_expires_at",
+]  # fmt: skip
+
+
+class NodeForm(ServiceForm):
+    """A machine that is to join."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=63,
+        help_text=_("As it will be called here: a–z, 0–9 and hyphens."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "gpu1"}),
+        validators=[RegexValidator(SLUG)],
+    )
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        label=_("Pool"),
+        to_field_name="name",
+        initial=DEFAULT,
+        empty_label=None,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+
+
+@require_GET
+@page
+def access(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """Every token that still works, every agent. Operators only."""
+    principal.require_operator()
+    rows = Token.objects.visible_to(principal).alive().with_makers().order_by("tenant__slug", "name", "pk")
+    agents = Node.objects.select_related("pool")
+    if file := asked_as_file(request):
+        if request.GET.get("table") == "agents":
+            return as_file(file, "agents", AGENTS, map(_facts, agents.iterator()))
+        return as_file(file, "tokens", tokens.COLUMNS, map(tokens.facts, rows.iterator()))
+    shown = {
+        "part": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
+        "agents": Paginator(agents, PER_PAGE).get_page(request.GET.get("agents")),
+        "version": _version(),
+        "now": timezone.now(),
+    }
+    return render(request, "access/_rows.html" if wants_fragment(request) else "access/access.html", shown)
+
+
+def _version() -> str | None:
+    """Of the agent that this server gives out."""
+    made = bundle.bundle()
+    return made and made.version
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    return {name: getattr(node, name, None) for name in AGENTS} | {"node": node.name, "pool": node.pool.name}
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_node(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Make a node; the answer shows the line for its machine, this once."""
+    principal.require_operator()
+    form = NodeForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            node, token = nodes.create_node(principal=principal, **form.cleaned_data)
+            return _command(request, node, token)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "access/new_node.html", {"form": form}, status=422 if form.is_bound else 200)
+
+
+@require_POST
+@page
+def renew(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """A new line for a machine; the agent that uses it replaces the present one."""
+    principal.require_operator()
+    node, token = nodes.renew_enrolment(principal=principal, node=get_object_or_404(Node, name=name))
+    return _command(request, node, token)
+
+
+def _command(request: HttpRequest, node: Node, token: str) -> HttpResponse:
+    shown = {"node": node, "command": enrolment_command(request, token), "until": node.enrolment_expires_at}
+    return render(request, "access/command.html", shown, status=201)

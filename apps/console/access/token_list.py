@@ -1,0 +1,71 @@
+"""All tokens that one may change, those that have ended among them; and one with what it may do."""
+
+from typing import Any, Final
+
+from django import forms
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET
+
+from apps.console.access import tokens
+from apps.console.shell.export import Row, as_file, asked_as_file
+from apps.console.shell.owner_filter import WhoseForm
+from apps.console.shell.page_access import page, wants_fragment
+from apps.quotas.models import Role, Token
+from apps.quotas.principals import Principal
+from gpucloud.web.keyset import keyset_page
+
+COLUMNS = [*tokens.COLUMNS, "standing"]
+STATES: Final = [("", _("All")), ("alive", _("Those that work")), ("ended", _("Those that have ended"))]
+
+
+class FilterForm(WhoseForm):
+    """What the list is narrowed by; it lives in the URL."""
+
+    state = forms.ChoiceField(
+        label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
+    )
+
+
+@require_GET
+@page
+def token_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """Newest first, by whose and by whether they still work."""
+    if not principal.may_administer:
+        raise PermissionDenied(gettext("A tenant’s admin sees its tokens."))
+    form = FilterForm(request.GET, principal=principal)
+    form.is_valid()
+    seen = Token.objects.visible_to(principal)
+    rows = form.narrowed(seen).with_makers().order_by("-pk")
+    alive = seen.alive().values("pk")
+    state = form.cleaned_data.get("state")
+    rows = {"alive": rows.filter(pk__in=alive), "ended": rows.exclude(pk__in=alive)}.get(state or "", rows)
+    if file := asked_as_file(request):
+        return as_file(file, "tokens", COLUMNS, map(_facts, rows.iterator()))
+    shown = {
+        "form": form,
+        "part": keyset_page(rows, request.GET),
+        "wanted": form.wanted,
+        "filtered": form.has_changed(),
+    }
+    return render(request, "tokens/_rows.html" if wants_fragment(request) else "tokens/list.html", shown)
+
+
+def _facts(token: Any) -> Row:
+    return tokens.facts(token) | {"standing": token.standing}
+
+
+@require_GET
+@page
+def token_detail(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
+    """One token; to who may, with its end and its successor."""
+    token = tokens.find(principal, key)
+    may = principal.is_operator or token.tenant_id in principal.with_role(Role.ADMIN)
+    groups = [
+        (title, [(scope, word) for scope, word in rights if scope in token.scopes]) for title, rights in tokens.RIGHTS
+    ]
+    shown = {"token": token, "groups": groups, "may_administer": may, "asks": tokens.RotationForm()}
+    return render(request, "tokens/token.html", shown)

@@ -1,0 +1,215 @@
+"""Tokens for programs: making one, whose text is shown once, putting another in its place, and revoking one."""
+
+from datetime import timedelta
+from typing import Any, Final
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.console.shell.checkbox_groups import boxes, grouped
+from apps.console.shell.forms import ServiceForm, flat, in_words, seen
+from apps.console.shell.owner_filter import administered
+from apps.console.shell.page_access import page
+from apps.quotas.api.serializers import TokenSerializer
+from apps.quotas.models import Role, Tenant, Token, User
+from apps.quotas.principals import SCOPES, Principal
+from apps.quotas.services import tokens
+from apps.quotas.services.tokens import TokenEnded
+from gpucloud.errors import GpucloudError, PreconditionFailed
+
+COLUMNS = [
+    "key", "name", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at", "revoked_at",
+]  # fmt: skip
+DAYS: Final = [
+    ("7", _("in a week")),
+    ("30", _("in 30 days")),
+    ("90", _("in 90 days")),
+    ("365", _("in a year")),
+    ("", _("not by itself")),
+]
+READS: Final = tuple(scope for scope in SCOPES if scope.endswith(":read"))
+MAY: Final = [("all", _("Read and change")), ("read", _("Only read")), ("choose", _("What is chosen below"))]
+# What a scope is about, by the first word of its name.
+AREAS: Final = {
+    "tenants": _("Tenants and members"),
+    "quotas": _("Quotas, requests, budgets, prices"),
+    "nodes": _("Nodes, GPUs, pools, clusters"),
+    "claims": _("Claims, queue, reservations, proposals"),
+    "utilization": _("What was measured"),
+    "tokens": _("Tokens"),
+    "audit": _("Audit log"),
+    "webhooks": _("Webhooks"),
+}
+RIGHTS: Final = [
+    (title, [(scope, AREAS[scope.partition(":")[0]]) for scope in SCOPES if scope.endswith(end)])
+    for title, end in ((_("Read"), ":read"), (_("Change"), ":write"))
+]
+# Seconds, as the API takes them.
+OVERLAPS: Final = [
+    ("86400", _("for a day")),
+    ("3600", _("for an hour")),
+    ("604800", _("for a week")),
+    ("0", _("not any more")),
+]
+
+
+class TokenForm(ServiceForm):
+    """A new token."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=200,
+        help_text=_("What will use it."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "ci"}),
+    )
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        label=_("Tenant"),
+        to_field_name="slug",
+        required=False,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    role = forms.ChoiceField(
+        label=_("Role"),
+        choices=Role.choices,
+        initial=Role.MEMBER,
+        help_text=_("In the tenant; a token of the whole platform is an operator’s."),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    may = forms.ChoiceField(label=_("It may"), choices=MAY, widget=forms.Select(attrs={"class": "form-select"}))
+    days = forms.ChoiceField(
+        label=_("It ends"), choices=DAYS, required=False, widget=forms.Select(attrs={"class": "form-select"})
+    )
+    cidrs = forms.CharField(
+        label=_("Only from"),
+        required=False,
+        max_length=1000,
+        help_text=_("Networks, with spaces between: 10.0.0.0/8. Empty: from everywhere."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
+    )
+
+    scopes = boxes(_("Single rights"), RIGHTS, required=False)
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = administered(principal)
+        field.required = not principal.is_operator
+        field.empty_label = gettext("The whole platform") if principal.is_operator else None
+
+    @property
+    def usual(self) -> list[forms.BoundField]:
+        """The fields but the boxes."""
+        return [field for field in self if field.name != "scopes"]
+
+    @property
+    def groups(self) -> Any:
+        """Of the boxes."""
+        return grouped(self["scopes"])
+
+    def clean(self) -> dict[str, Any]:
+        """Who wants to choose has to."""
+        values = super().clean() or {}
+        if values.get("may") == "choose" and not values.get("scopes") and "scopes" not in self.errors:
+            self.add_error("scopes", _("Choose one at least."))
+        return values
+
+    def clean_cidrs(self) -> list[str]:
+        """The API's own rule about networks."""
+        said = TokenSerializer(data={"name": "any", "cidrs": self.cleaned_data["cidrs"].split()})
+        if not said.is_valid():
+            raise forms.ValidationError(" ".join(flat(said.errors)))
+        networks: list[str] = said.validated_data["cidrs"]
+        return networks
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service."""
+        values = self.cleaned_data
+        end = timezone.now() + timedelta(days=int(values["days"])) if values["days"] else None
+        scopes = {"all": SCOPES, "read": READS, "choose": values["scopes"]}[values["may"]]
+        return {name: values[name] for name in ("name", "tenant", "role", "cidrs")} | {
+            "scopes": scopes,
+            "expires_at": end,
+        }
+
+
+class RotationForm(forms.Form):
+    """How a token is followed by another."""
+
+    overlap = forms.ChoiceField(
+        label=_("The old one still works"), choices=OVERLAPS, widget=forms.Select(attrs={"class": "form-select"})
+    )
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_token(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Make a token. This page is the only place where its text ever is."""
+    form = TokenForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
+    if not principal.is_operator and not principal.with_role(Role.ADMIN):
+        raise Http404("Tokens are made by a tenant's admins.")
+    shown: dict[str, Any] = {"form": form}
+    if request.method == "POST" and form.is_valid():
+        try:
+            token, text = tokens.create(principal=principal, user=_maker(principal), **form.asked)
+            return render(request, "access/token.html", {"token": token, "text": text}, status=201)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "access/new_token.html", shown, status=422 if form.is_bound else 200)
+
+
+def _maker(principal: Principal) -> User | None:
+    return User.objects.filter(pk=principal.user_id or 0).first()
+
+
+@require_POST
+@page
+def rotate(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
+    """Another token like this one, which this answer alone shows; this one ends after the overlap."""
+    old, form = find(principal, key), RotationForm(request.POST)
+    # Nobody sends anything else but by hand.
+    seconds = int(form.cleaned_data["overlap"]) if form.is_valid() else int(OVERLAPS[0][0])
+    try:
+        token, text = tokens.rotate(
+            principal=principal, token=old, overlap_seconds=seconds, user=_maker(principal), versions=seen(request)
+        )
+    except PreconditionFailed:
+        messages.error(request, gettext("Somebody changed it while you had this page open; this is how it is now."))
+        return redirect("token", key=key)
+    except TokenEnded as error:
+        messages.error(request, in_words(error))
+        return redirect("token", key=key)
+    old.refresh_from_db()
+    return render(request, "access/token.html", {"token": token, "text": text, "old": old}, status=201)
+
+
+@require_POST
+@page
+def revoke(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
+    """End a token at once."""
+    token = find(principal, key)
+    tokens.revoke(principal=principal, token=token)
+    said = gettext("Token {0} is revoked: what still uses it is refused from now on.")
+    messages.success(request, said.format(token.name))
+    return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("access")
+
+
+def find(principal: Principal, key: str) -> Any:
+    """The token, and whether its maker has left. Raises Http404 where it is not there, or not the caller's to see."""
+    token = Token.objects.visible_to(principal).with_makers().filter(key=key).first()
+    if token is None:
+        raise Http404("There is no such token that you may see.")
+    return token
+
+
+def facts(token: Token) -> dict[str, Any]:
+    """The token in a file, without what is kept of its secret."""
+    return {name: getattr(token, name) for name in COLUMNS} | {"tenant": token.tenant and token.tenant.slug}

@@ -1,0 +1,1 @@
+"""Pages of claims: list, detail, creation, live changes, sharing."""

@@ -1,0 +1,180 @@
+"""Claims: the list, one claim, a new one."""
+
+import uuid
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from django.db.models import Prefetch, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods
+
+from apps.console.claims.snippets import snippets
+from apps.console.queue.rounds import placed_by
+from apps.console.shell.export import Row, as_file, asked_as_file, facts_of
+from apps.console.shell.forms import ClaimForm, FilterForm, ResizeForm
+from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_use
+from apps.console.shell.page_access import page, wants_fragment
+from apps.console.tenants.limits import yours
+from apps.quotas.models import AuditEvent
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.claims.lifecycle import create_claim, limits
+from apps.scheduling.services.claims.spec import ClaimSpec
+from apps.scheduling.services.cycles.queue import place_of
+from gpucloud.errors import GpucloudError
+from gpucloud.web.keyset import keyset_page
+
+COLUMNS = [
+    "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
+    "gpus", "reasons", "created_by", "created_at",
+]  # fmt: skip
+
+
+@require_GET
+@page
+def claim_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """Claims, newest first, narrowed by what the URL says."""
+    form = FilterForm(request.GET, principal=principal)
+    form.is_valid()  # a filter that means nothing narrows nothing: all but released, as the form then says
+    wanted = form.cleaned_data
+    rows = Claim.objects.visible_to(principal)
+    rows = rows.filter(state=wanted["state"]) if wanted.get("state") else rows.live()
+    rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
+    if file := asked_as_file(request):
+        whole = _with_places(rows).order_by("-pk").iterator(chunk_size=1000)
+        return as_file(file, "claims", COLUMNS, map(_facts, whole))
+    part = keyset_page(rows.only("pk"), request.GET)
+    shown_rows = rows.filter(pk__in=[row.pk for row in part.rows])
+    shown = {"claims": with_use(shown_rows), "part": part, "form": form, "filtered": form.has_changed()}
+    template = "claims/_rows.html" if wants_fragment(request) else "claims/list.html"
+    return render(request, template, shown)
+
+
+def _with_places(rows: QuerySet[Claim]) -> QuerySet[Claim]:
+    placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
+    return rows.select_related("tenant", "pool").prefetch_related(placed)
+
+
+def _facts(claim: Claim) -> Row:
+    gpus = [f"{item.gpu.node.name}/{item.gpu.index}" for item in claim.present_assignments]
+    return facts_of(claim, COLUMNS, tenant=claim.tenant.slug, pool=claim.pool.name, gpus=gpus)
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Ask for pieces of GPUs."""
+    form = ClaimForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
+    if request.method == "POST" and form.is_valid():
+        try:
+            return redirect("claim", uid=create_claim(principal=principal, spec=ClaimSpec(**form.asked)).uid)
+        except GpucloudError as error:
+            form.refuse(error)
+    chosen = form.chosen_tenant
+    shown = {"form": form, "tenant": chosen, "yours": chosen and yours(principal, chosen)}
+    return render(request, "claims/new.html", shown, status=422 if form.is_bound else 200)
+
+
+@require_GET
+@page
+def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """One claim, or its living part."""
+    claim = find(principal, uid)
+    shown = claim_shown(claim, principal)
+    if wants_fragment(request):
+        new_charts = request.GET.get("charts") not in (None, shown["charted"])
+        return render(request, "claims/_again.html", {**shown, "new_charts": new_charts})
+    server = f"{request.scheme}://{request.get_host()}"
+    more = {
+        "chart": chart_of_claim(claim),
+        "form": resize_form(claim),
+        "room": room(claim),
+        "snippets": snippets(claim, server=server),
+    }
+    return render(request, "claims/claim.html", {**shown, **more})
+
+
+@require_GET
+@page
+def claim_series(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> JsonResponse:
+    """What the claim's charts show, again."""
+    return JsonResponse(chart_of_claim(find(principal, uid)))
+
+
+def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:
+    """Those with these keys that one may see, with their GPUs; two queries."""
+    return list(_with_places(Claim.objects.visible_to(principal)).filter(pk__in=keys))
+
+
+def find(principal: Principal, uid: uuid.UUID) -> Claim:
+    """The claim with its GPUs. Raises Http404 where it is not there, or a foreign tenant's."""
+    claim = _with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
+    if claim is None:
+        raise Http404("There is no such claim that you may see.")
+    return claim
+
+
+def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
+    """What the living part of a claim's page shows."""
+    assignments = list(claim.assignments.all())
+    live = [item for item in assignments if item.state != "released"]
+    use = use_of_assignments(live)
+    return {
+        "claim": claim,
+        "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
+        "charted": ",".join(str(item.uid) for item in (live or assignments)),
+        "timeline": timeline(claim),
+        "observed_generation": min((item.observed_generation for item in live), default=0),
+        "change": last_change(last_resizes([claim]).get(str(claim.uid)), live),
+        "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
+        "place": place_of(claim),
+        "round": placed_by(claim) if principal.is_operator else None,
+        "resizable": claim.waiting or claim.state in PLACED,
+    }
+
+
+def timeline(claim: Claim) -> list[dict[str, Any]]:
+    """The claim's states, oldest first: name, time, seconds after the one before."""
+    times = [datetime.fromisoformat(at) for _, at in claim.timeline]
+    gaps = [None, *((later - earlier).total_seconds() for earlier, later in pairwise(times))]
+    names = [name for name, _ in claim.timeline]
+    return [{"name": name, "at": at, "after": gap} for name, at, gap in zip(names, times, gaps, strict=False)]
+
+
+def last_resizes(claims: Iterable[Claim]) -> dict[str, AuditEvent]:
+    """Of each the last, by its uid; one query."""
+    uids = [str(claim.uid) for claim in claims]
+    rows = AuditEvent.objects.filter(object_type="claim", object_id__in=uids, action="claim.resize")
+    return {event.object_id: event for event in rows.order_by("object_id", "-pk").distinct("object_id")}
+
+
+def last_change(event: AuditEvent | None, live: list[Assignment]) -> dict[str, Any] | None:
+    """The last resize: what, when, and how long until it was in force everywhere (None: not yet, or elsewhere)."""
+    if event is None:
+        return None
+    times = [item.in_force_at for item in live if item.in_force_at and item.observed_generation >= item.generation]
+    in_force = bool(live) and len(times) == len(live)
+    # On GPUs that it came to later, the time since then says nothing of the change.
+    there = all(item.created_at <= event.at for item in live)
+    seconds = (max(times) - event.at).total_seconds() if in_force and there else None
+    return {"what": difference(event), "at": event.at, "in_force": in_force, "seconds": seconds}
+
+
+def resize_form(claim: Claim) -> ResizeForm:
+    """The form as it stands before anything is typed."""
+    return ResizeForm(initial=limits(claim))
+
+
+def room(claim: Claim) -> dict[str, int] | None:
+    """How far the claim can grow where it is: the least that all its GPUs have free, on top of what it holds."""
+    live = [item for item in claim.assignments.all() if item.state != "released"]
+    if not live:
+        return None
+    return {
+        "core": min(item.held_core + item.gpu.core_free for item in live),
+        "memory_mib": min(item.held_memory_mib + item.gpu.memory_free_mib for item in live),
+    }

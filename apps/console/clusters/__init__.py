@@ -1,0 +1,1 @@
+"""Pages of Kubernetes clusters: connection, namespaces, import, scheduler configuration."""

@@ -1,0 +1,223 @@
+"""Forms of the pages of clusters, made from the API's own fields: bounds and words are said once."""
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from django import forms
+from django.core.exceptions import ValidationError
+from django.core.validators import RegexValidator
+from django.utils.translation import gettext_lazy as _
+
+from apps.clusters.api.clusters import ACCOUNT, ClusterSerializer
+from apps.clusters.api.configurations import ADDRESS, TLS_FILES, SchedulerQuestion, WebhookQuestion
+from apps.clusters.api.namespaces import LABEL_NAME
+from apps.clusters.formats import gpushare
+from apps.clusters.models import Cluster, Placement
+from apps.console.shell.fields import choice, switch, words
+from apps.console.shell.forms import ServiceForm
+from apps.quotas.models import Pool, Tenant
+from apps.quotas.models.tenant import SLUG
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
+SETTABLE = ("enabled", "placement", "sync_quotas", "strict", "agent_account")
+TEXT = {"class": "form-control", "autocomplete": "off"}
+# A password field would be kept and offered by browsers; what is typed here is never shown again.
+KUBECONFIG = {"class": "form-control code", "rows": 8, "autocomplete": "off", "spellcheck": "false"}
+
+
+def text(
+    label: "StrPromise", help_text: "str | StrPromise", *, example: str = "", pattern: str = "", **more: Any
+) -> forms.CharField:
+    """A line that may be empty."""
+    widget = forms.TextInput(attrs={**TEXT, "placeholder": example})
+    checks = [RegexValidator(pattern)] if pattern else []
+    more = {"required": False, "max_length": 500, **more}
+    return forms.CharField(label=label, help_text=help_text, widget=widget, validators=checks, **more)
+
+
+def kubeconfig(help_text: "str | StrPromise") -> forms.CharField:
+    """Credentials, as kubectl prints them."""
+    area = forms.Textarea(attrs=KUBECONFIG)
+    return forms.CharField(label=_("Kubeconfig"), required=False, max_length=100_000, help_text=help_text, widget=area)
+
+
+def payer() -> "forms.ModelChoiceField[Tenant]":
+    """The tenant that pays."""
+    return forms.ModelChoiceField(
+        Tenant.objects.order_by("slug"),
+        to_field_name="slug",
+        label=_("Tenant"),
+        help_text=_("It pays for their pods from now on."),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+
+
+class SettingsForm(ServiceForm):
+    """How a cluster's pods are placed and its quotas kept."""
+
+    placement = choice(
+        _("Placement"), [(name, name) for name in Placement.values], words(ClusterSerializer, "placement")
+    )
+    sync_quotas = switch(_("Write quotas"), words(ClusterSerializer, "sync_quotas"))
+    strict = switch(_("Strict"), words(ClusterSerializer, "strict"))
+    agent_account = text(
+        _("Agents’ account"),
+        words(ClusterSerializer, "agent_account"),
+        pattern=ACCOUNT,
+        max_length=127,
+        example="gpucloud-agents/gpucloud-agent",
+    )
+
+
+class NewClusterForm(SettingsForm):
+    """A cluster that is not connected yet."""
+
+    name = text(_("Name"), words(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod")
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        to_field_name="name",
+        label=_("Pool"),
+        help_text=words(ClusterSerializer, "pool"),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    in_cluster = switch(_("From within"), words(ClusterSerializer, "in_cluster"))
+    kubeconfig = kubeconfig(words(ClusterSerializer, "kubeconfig"))
+    field_order = ("name", "pool", "kubeconfig", "in_cluster")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """For the service."""
+        return self.cleaned_data | {"kubeconfig": self.cleaned_data["kubeconfig"] or None}
+
+
+class ClusterForm(SettingsForm):
+    """What can be changed of one."""
+
+    enabled = switch(_("Watched"), words(ClusterSerializer, "enabled"))
+    kubeconfig = kubeconfig(_("Only to replace the credentials; empty: they stay."))
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    field_order = (*SETTABLE, "kubeconfig")
+
+    def __init__(self, data: Any = None, *, cluster: Cluster) -> None:
+        super().__init__(data, initial={name: getattr(cluster, name) for name in (*SETTABLE, "version")})
+        self.cluster = cluster
+        if cluster.in_cluster:
+            del self.fields["kubeconfig"]
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """For the service: what differs from the cluster as it is."""
+        values = {name: self.cleaned_data[name] for name in SETTABLE}
+        changed = {name: value for name, value in values.items() if getattr(self.cluster, name) != value}
+        given = self.cleaned_data.get("kubeconfig")
+        return changed | ({"kubeconfig": given} if given else {})
+
+
+class BindingForm(ServiceForm):
+    """Which tenant pays for which namespaces."""
+
+    namespace = text(_("Namespace"), _("One by its name."), pattern=LABEL_NAME, max_length=63, example="research")
+    labels = text(
+        _("Or all with labels"), _("Such as team=vision, stage=prod. A name wins, then the oldest."), max_length=2000
+    )
+    tenant = payer()
+
+    def clean_labels(self) -> dict[str, str] | None:
+        """As a selector; None: no labels are given."""
+        said = [part.strip() for part in self.cleaned_data["labels"].split(",") if part.strip()]
+        parts = dict(part.split("=", 1) for part in said if "=" in part)
+        if len(parts) < len(said) or not all(name.strip() for name in parts):
+            raise ValidationError(_("Each label is NAME=VALUE, and each name stands once."))
+        return {name.strip(): value.strip() for name, value in parts.items()} or None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """For the service."""
+        given = self.cleaned_data
+        return {"namespace": given["namespace"] or None, "selector": given["labels"], "tenant": given["tenant"]}
+
+
+class RebindForm(ServiceForm):
+    """Which tenant pays for them instead."""
+
+    tenant = payer()
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+
+
+class ImportForm(ServiceForm):
+    """How to read what is there."""
+
+    gpushare_unit_mib = forms.TypedChoiceField(
+        label=_("One aliyun.com/gpu-mem is"),
+        coerce=int,
+        choices=[(gpushare.GIB, "1 GiB"), (1, "1 MiB")],
+        help_text=_("gpushare’s device plugin decides; without gpushare it does not matter."),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+
+
+class SchedulerForm(forms.Form):
+    """How kube-scheduler is to ask; it lives in the URL."""
+
+    form = choice(
+        _("For"),
+        [("configuration", _("Kubernetes 1.23 and later")), ("policy", _("Kubernetes before 1.23"))],
+        required=False,
+    )
+    url = text(_("Extender at"), words(SchedulerQuestion, "url"), pattern=ADDRESS, example="https://gpucloud:3456")
+    cluster = forms.ModelChoiceField(
+        Cluster.objects.order_by("name"),
+        to_field_name="name",
+        required=False,
+        label=_("Cluster"),
+        empty_label=_("The only one"),
+        help_text=words(SchedulerQuestion, "cluster"),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    scheduler_name = text(_("Scheduler’s name"), words(SchedulerQuestion, "scheduler_name"), pattern=LABEL_NAME)
+    by_name = switch(_("Nodes by name"), words(SchedulerQuestion, "by_name"))
+    everything = switch(_("Everything"), words(SchedulerQuestion, "everything"))
+    ca_file = text(
+        _("Authority’s file"), words(SchedulerQuestion, "ca_file"), example="/etc/kubernetes/gpucloud/ca.crt"
+    )
+    cert_file = text(_("Certificate’s file"), words(SchedulerQuestion, "cert_file"))
+    key_file = text(_("Key’s file"), words(SchedulerQuestion, "key_file"))
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service."""
+        values = dict(self.cleaned_data)
+        files = {theirs: values.pop(ours) for ours, theirs in TLS_FILES.items()}
+        at, form = values.pop("url"), values.pop("form") or "configuration"
+        return {**values, "form": form, "at": at, "tls": {name: file for name, file in files.items() if file}}
+
+
+class WebhookForm(forms.Form):
+    """How API servers reach the webhooks; it lives in the URL."""
+
+    service = text(_("Service"), words(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
+    webhook_url = text(_("Or address"), words(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
+    before_1_28 = switch(_("Before 1.28"), words(WebhookQuestion, "before_1_28"))
+
+
+class ConvertForm(ServiceForm):
+    """A configuration to be converted."""
+
+    document = forms.CharField(
+        label=_("Policy or KubeSchedulerConfiguration"),
+        max_length=100_000,
+        help_text=_("YAML or JSON; the answer is the other form of it."),
+        widget=forms.Textarea(attrs=KUBECONFIG),
+    )
+
+    def clean_document(self) -> dict[str, Any]:
+        """As the file has it."""
+        try:
+            document = yaml.safe_load(self.cleaned_data["document"])
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise ValidationError(_("It is not YAML that can be read.")) from error
+        if not isinstance(document, dict):
+            raise ValidationError(_("It is no configuration: it has no kind."))
+        return document

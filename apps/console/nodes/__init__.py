@@ -1,0 +1,1 @@
+"""Pages of nodes and GPUs: measurements, settings, drains, repairs."""

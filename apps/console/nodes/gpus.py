@@ -1,0 +1,100 @@
+"""One GPU: whose pieces lie on it, what each uses against its limit, and moving a limit. Operators only."""
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from apps.console.claims.claims import find_all, last_change, last_resizes, room
+from apps.console.shell.bars import bars_of
+from apps.console.shell.forms import ResizeForm
+from apps.console.shell.measurements import chart_of_shares, use_of_assignments, use_of_gpus
+from apps.console.shell.page_access import page, wants_fragment
+from apps.nodes.models import Gpu
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.services.claims.lifecycle import limits
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
+from gpucloud.errors import GpucloudError
+
+
+@require_GET
+@page
+def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpResponse:
+    """The page, or its living part."""
+    gpu = _find(principal, uuid)
+    live = _shares(gpu)
+    bars = bars_of(gpu, assignments=live, use=use_of_gpus([gpu]), shares=use_of_assignments(live))
+    if wants_fragment(request):
+        return render(request, "gpus/_live.html", {"row": bars})
+    rows = _rows(principal, live)
+    return render(request, "gpus/gpu.html", {"row": bars, "rows": rows, "chart": chart_of_shares(live)})
+
+
+@require_GET
+@page
+def gpu_series(request: HttpRequest, principal: Principal, uuid: str) -> JsonResponse:
+    """What the page's charts show, again."""
+    return JsonResponse(chart_of_shares(_shares(_find(principal, uuid))))
+
+
+@require_POST
+@page
+def reallocate(request: HttpRequest, principal: Principal, uuid: str, claim: uuid.UUID) -> HttpResponse:
+    """New limits for the claim whose piece this is; they hold on all its GPUs. A refusal changes nothing."""
+    gpu = _find(principal, uuid)
+    item = get_object_or_404(_shares(gpu), claim__uid=claim)
+    form = _form(item, request.POST)
+    if form.is_valid():
+        try:
+            resize_claim(principal=principal, claim=item.claim, changes=ClaimChanges(**form.changed))
+        except GpucloudError as error:
+            form.refuse(error)
+    if not wants_fragment(request) and form.is_valid():
+        return redirect("gpu", uuid=uuid)
+    refused = not form.is_valid()
+    item = get_object_or_404(_shares(gpu), claim__uid=claim)
+    one = _rows(principal, [item])[0]
+    shown = {"one": one | {"form": form} if refused else one, "gpu": gpu, "answered": True}
+    template = "gpus/_share.html" if wants_fragment(request) else "gpus/share.html"
+    return render(request, template, shown, status=422 if refused else 200)
+
+
+def _find(principal: Principal, uuid: str) -> Gpu:
+    principal.require_operator()
+    return get_object_or_404(Gpu.objects.select_related("node__pool").prefetch_related("conditions"), uuid=uuid)
+
+
+def _shares(gpu: Gpu) -> Any:
+    live = Assignment.objects.filter(gpu=gpu).exclude(state=AssignmentState.RELEASED)
+    return live.select_related("claim__tenant", "claim__pool", "gpu__node").order_by("pk")
+
+
+def _rows(principal: Principal, items: Iterable[Assignment]) -> list[dict[str, Any]]:
+    """What is shown of each; as many queries for fifty as for one."""
+    claims = {claim.pk: claim for claim in find_all(principal, [item.claim_id for item in items])}
+    resizes = last_resizes(claims.values())
+    rows = []
+    for item in items:
+        claim = claims[item.claim_id]
+        live = [one for one in claim.assignments.all() if one.state != AssignmentState.RELEASED]
+        rows.append(
+            {
+                "item": item,
+                "claim": claim,
+                "form": _form(item),
+                "room": room(claim),
+                "others": len(live) - 1,
+                "change": last_change(resizes.get(str(claim.uid)), live),
+            }
+        )
+    return rows
+
+
+def _form(item: Assignment, data: Any = None) -> ResizeForm:
+    # Several forms are on the page: each field has a name of its own for its label.
+    return ResizeForm(data, initial=limits(item.claim), auto_id=f"{item.claim.uid}-%s")

@@ -1,0 +1,134 @@
+"""Nodes: the list, one node with its GPUs, cordon and uncordon. Operators only."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Count, Q, Sum
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_GET, require_POST
+
+from apps.console.nodes.drain import heartbeat
+from apps.console.shell.bars import bars_of
+from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.forms import in_words
+from apps.console.shell.fragment_cache import shared
+from apps.console.shell.measurements import chart_of_gpus, use_of_assignments, use_of_gpus
+from apps.console.shell.page_access import page, wants_fragment
+from apps.nodes.models import Node
+from apps.nodes.models.gpu import WHOLE
+from apps.nodes.services.conditions import of_node
+from apps.nodes.services.nodes import change_node
+from apps.quotas.models import AuditEvent
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
+
+REPORTS = 8
+COLUMNS = [
+    "node", "pool", "state", "gpu_count", "core_leased", "core_total", "memory_leased", "memory_total", "agent_version",
+    "last_seen_at",
+]  # fmt: skip
+
+
+@require_GET
+@page
+@shared
+def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Every node with what is promised of it."""
+    principal.require_operator()
+    present = Q(gpus__present=True)
+    nodes = (
+        Node.objects.defer("labels", "drifts", "checks")
+        .prefetch_related("pool")
+        .annotate(
+            gpu_count=Count("gpus", filter=present),
+            core_total=Count("gpus", filter=present) * WHOLE,
+            core_leased=Sum("gpus__core_used", filter=present, default=0),
+            memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
+            memory_total=Sum("gpus__memory_mib", filter=present, default=0),
+        )
+    )
+    if file := asked_as_file(request):
+        return as_file(file, "nodes", COLUMNS, map(_facts, nodes))
+    template = "nodes/_rows.html" if wants_fragment(request) else "nodes/list.html"
+    return render(request, template, {"nodes": nodes})
+
+
+def _facts(node: Any) -> dict[str, Any]:
+    return {name: getattr(node, name) for name in COLUMNS if name not in ("node", "pool")} | {
+        "node": node.name,
+        "pool": node.pool.name,
+    }
+
+
+@require_GET
+@page
+def node_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """One node, or its living part."""
+    principal.require_operator()
+    node = get_object_or_404(Node.objects.select_related("pool"), name=name)
+    if wants_fragment(request):
+        return render(request, "nodes/_live.html", _shown(node))
+    return render(request, "nodes/node.html", {**_shown(node), "chart": chart_of_gpus(node.gpus.all())})
+
+
+@require_GET
+@page
+def node_series(request: HttpRequest, principal: Principal, name: str) -> JsonResponse:
+    """What the node's charts show, again."""
+    principal.require_operator()
+    node = get_object_or_404(Node, name=name)
+    return JsonResponse(chart_of_gpus(node.gpus.all()))
+
+
+@require_POST
+@page
+def cordon(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """Take no new claims, or take them again."""
+    principal.require_operator()
+    node = get_object_or_404(Node, name=name)
+    cordoned = request.POST.get("cordoned") == "yes"
+    change_node(principal=principal, node=node, cordoned=cordoned)
+    text = _("Node {0} takes no new claims; those on it stay.") if cordoned else _("Node {0} takes new claims again.")
+    messages.success(request, text.format(node.name))
+    return redirect("node", name=node.name)
+
+
+@require_POST
+@page
+def repair(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """Have put right what somebody changed on the machine."""
+    principal.require_operator()
+    node = get_object_or_404(Node, name=name)
+    try:
+        repair_node(principal=principal, node=node)
+    except NothingToRepair as error:
+        messages.info(request, in_words(error))
+    else:
+        messages.success(request, _("The agent of {0} puts right what was changed.").format(node.name))
+    return redirect("node", name=node.name)
+
+
+def _shown(node: Node) -> dict[str, Any]:
+    gpus = list(node.gpus.prefetch_related("conditions"))
+    live = list(
+        Assignment.objects.filter(gpu__node=node)
+        .exclude(state=AssignmentState.RELEASED)
+        .select_related("claim__tenant", "gpu__node")
+        .order_by("pk")
+    )
+    use, shares = use_of_gpus(gpus), use_of_assignments(live)
+    return {
+        "node": node,
+        "conditions": of_node(node),
+        "heartbeat": heartbeat(node, now=timezone.now()),
+        "reports": AuditEvent.objects.filter(
+            object_type="node", object_id=node.name, action__startswith="agent."
+        ).order_by("-pk")[:REPORTS],
+        "wrong": [check for check in node.checks if check["state"] != "ok"],
+        "claims": len({item.claim_id for item in live}),
+        "gpus": [bars_of(gpu, assignments=live, use=use, shares=shares) for gpu in gpus],
+    }

@@ -1,0 +1,1 @@
+"""The overview: what needs attention, the fleet map, free capacity, first steps."""

@@ -1,0 +1,203 @@
+"""What is wrong, worst first: the first thing that the overview says."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import F, Q
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from apps.console.overview.fleet_map import Fleet
+from apps.console.tenants.quotas import RESOURCE_WORDS
+from apps.nodes.models import Node
+from apps.nodes.services.gpu_rows import GpuRow
+from apps.quotas.models import QuotaRequest, Role, Webhook
+from apps.quotas.models.request import RequestState
+from apps.quotas.principals import Principal
+from apps.quotas.services.webhooks import addresses
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import Idle
+from gpucloud.web.badges import Tone
+from gpucloud.web.tags import amount
+
+# A list that needs scrolling hides what it should show; the claims page has the rest.
+MOST: Final = 6
+# A push is in force within 100 ms; after this long somebody should look.
+SLOW: Final = timedelta(seconds=5)
+# Of a webhook's server: longer than it takes to begin anew.
+LONG: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing to look at."""
+
+    tone: Tone
+    icon: str
+    title: str
+    detail: str
+    url: str
+    since: datetime | None = None
+
+
+def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
+    """Lost nodes, what failed, is over its limit or not in force, who is not told, what waits and why: six of each.
+
+    Of the fleet as it was read; None for whom nodes do not concern.
+    """
+    found = _nodes(fleet) if fleet is not None else []
+    found += [*_assignments(principal), *_webhooks(principal), *_requests(principal)]
+    return [*found, *_idle(principal), *_queued(principal)]
+
+
+def _nodes(fleet: Fleet) -> list[Notice]:
+    nodes = [node for node, _cells in fleet.nodes]
+    gpus = [(node, cell.gpu) for node, cells in fleet.nodes for cell in cells]
+    gone = [node for node in nodes if not node.online]
+    fenced = [node for node in nodes if node.fenced_at is not None]
+    ill = [node for node in nodes if node.unhealthy]
+    sick = [(node, gpu) for node, gpu in gpus if gpu.unhealthy]
+    missing = [(node, gpu) for node, gpu in gpus if not gpu.present and node.online]
+    return [
+        *(_gone(node) for node in gone[:MOST]),
+        *(_fenced(node) for node in fenced[:MOST]),
+        *(_sick(_("Node {0}").format(node.name), node.unhealthy, node) for node in ill[:MOST]),
+        *(_sick(_("GPU {0} of {1}").format(gpu.index, node.name), gpu.unhealthy, node) for node, gpu in sick[:MOST]),
+        *(_missing(node, gpu) for node, gpu in missing[:MOST]),
+    ]
+
+
+def _missing(node: Node, gpu: GpuRow) -> Notice:
+    title, detail = _("GPU {0} of {1} is gone"), _("The agent no longer sees it; nothing new is placed on it.")
+    return Notice("bad", "cpu", title.format(gpu.index, node.name), detail, reverse("node", args=[node.name]))
+
+
+def _gone(node: Node) -> Notice:
+    url = reverse("node", args=[node.name])
+    if node.last_seen_at is None:
+        detail = _("Run the command that its creation answered on the machine, or make a new enrolment token.")
+        return Notice(
+            "warn", "hourglass", _("Node {0} awaits its agent").format(node.name), detail, url, node.created_at
+        )
+    detail = _("No sign of life. Its programs keep their last limits, and its claims keep their share.")
+    return Notice("bad", "plug-connected-x", _("Node {0} is lost").format(node.name), detail, url, node.last_seen_at)
+
+
+def _fenced(node: Node) -> Notice:
+    detail = _("{0} It takes no new claims until the fence is lifted.").format(node.fenced_why)
+    title = _("Node {0} is fenced").format(node.name)
+    return Notice("bad", "alert-triangle", title, detail, reverse("node", args=[node.name]), node.fenced_at)
+
+
+def _sick(what: str, words: str, node: Node) -> Notice:
+    detail = _("{0}: nothing new is placed on it; the claims on it are left.").format(words)
+    return Notice(
+        "bad", "alert-triangle", _("{0} is unhealthy").format(what), detail, reverse("node", args=[node.name])
+    )
+
+
+def _assignments(principal: Principal) -> list[Notice]:
+    slow = Q(observed_generation__lt=F("generation"), updated_at__lt=timezone.now() - SLOW)
+    wrong = Q(state__in=[AssignmentState.FAILED, AssignmentState.OVER_LIMIT])
+    rows = (
+        Assignment.objects.filter(slow | wrong, claim__in=Claim.objects.visible_to(principal))
+        .exclude(state=AssignmentState.RELEASED)
+        .select_related("claim__tenant", "gpu__node")
+    )
+    return [_of_assignment(row) for row in rows[:MOST]]
+
+
+def _of_assignment(row: Assignment) -> Notice:
+    where = f"{row.gpu.node.name} GPU {row.gpu.index}"
+    common: dict[str, Any] = {"url": reverse("claim", args=[row.claim.uid]), "since": row.updated_at}
+    if row.state == AssignmentState.FAILED:
+        detail = row.reason or _("The agent gave no reason.")
+        return Notice("bad", "circle-x", _("{0} failed on {1}").format(row.claim, where), detail, **common)
+    if row.state == AssignmentState.OVER_LIMIT:
+        detail = row.reason or _("It holds more memory than its limit; its next allocation fails.")
+        return Notice(
+            "bad", "alert-triangle", _("{0} is over its limit on {1}").format(row.claim, where), detail, **common
+        )
+    detail = _("The agent has not confirmed the last change; it is sent again until it does.")
+    return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
+
+
+def _webhooks(principal: Principal) -> list[Notice]:
+    """To who may mend them, those that were stopped or have failed for a while."""
+    if not principal.may_administer:
+        return []
+    stopped = Q(enabled=False, disabled_reason__isnull=False)
+    failing = Q(enabled=True, failing_since__lt=timezone.now() - LONG)
+    return [_of_webhook(hook) for hook in Webhook.objects.visible_to(principal).filter(stopped | failing)[:MOST]]
+
+
+def _of_webhook(hook: Webhook) -> Notice:
+    to, url = addresses.origin(hook.url), reverse("webhook", args=[hook.uid])
+    if hook.enabled:
+        detail = _("What it is told of is kept and tried again for three days.")
+        return Notice("warn", "activity", _("The webhook to {0} fails").format(to), detail, url, hook.failing_since)
+    title = _("The webhook to {0} was stopped").format(to)
+    return Notice("bad", "activity", title, hook.disabled_reason or "", url, hook.failing_since)
+
+
+def _requests(principal: Principal) -> list[Notice]:
+    """To operators what waits for their answer, to a tenant's admins what waits for theirs."""
+    rows = QuotaRequest.objects.select_related("tenant").order_by("pk")
+    if principal.is_operator:
+        rows, what = rows.filter(state=RequestState.OPEN), _("{0} asks for {1} more {2}")
+    else:
+        mine = principal.with_role(Role.ADMIN)
+        rows = rows.filter(state=RequestState.COUNTERED, tenant__in=mine)
+        what = _("{0} was offered something else for {1} more {2}")
+    return [
+        Notice(
+            "warn",
+            "hourglass",
+            what.format(row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]),
+            row.words or row.reason,
+            reverse("request", args=[row.uid]),
+            row.created_at,
+        )
+        for row in rows[:MOST]
+    ]
+
+
+def _idle(principal: Principal) -> list[Notice]:
+    idle = Claim.objects.visible_to(principal).filter(idle_since__isnull=False).select_related("tenant")
+    # Who is released first goes first.
+    rows = idle.order_by(F("idle_release_at").asc(nulls_last=True), "idle_since", "pk")
+    return [_of_idle(claim) for claim in rows[:MOST]]
+
+
+def _of_idle(claim: Claim) -> Notice:
+    unused = claim.idle_reason == Idle.UNUSED
+    what = _("No program has used it.") if unused else _("Its programs compute nothing.")
+    if claim.idle_release_at is not None:
+        end = _("It is released at {0} UTC unless it is used before.").format(
+            f"{claim.idle_release_at:%Y-%m-%d %H:%M:%S}"
+        )
+    elif claim.lent_core:
+        end = _("It lends {0} of a GPU until it wants it.").format(f"{claim.lent_core} %")
+    else:
+        end = _("Release it if it is needed no longer.")
+    title = (_("{0} is unused") if unused else _("{0} is idle")).format(claim)
+    return Notice("warn", "player-pause", title, f"{what} {end}", reverse("claim", args=[claim.uid]), claim.idle_since)
+
+
+def _queued(principal: Principal) -> list[Notice]:
+    waiting = Claim.objects.visible_to(principal).filter(state=ClaimState.QUEUED).select_related("tenant")
+    # Who asked to start later waits as it should.
+    waiting = waiting.exclude(start_at__gt=timezone.now())
+    return [
+        Notice(
+            "warn",
+            "clock",
+            _("{0} waits").format(claim),
+            "; ".join(reason["detail"] for reason in claim.reasons) + ".",
+            reverse("claim", args=[claim.uid]),
+            claim.created_at,
+        )
+        for claim in waiting.order_by("-priority", "pk")[:MOST]
+    ]

@@ -1,0 +1,87 @@
+"""The fleet as the overview draws it: one cell per GPU, and sums."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from apps.console.shell.measurements import NOTHING, Use, use_of_gpus
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
+from apps.quotas.principals import Principal
+
+# What is read of a node, of which there may be hundreds.
+OF_NODE: Final = (
+    "name", "pool", "cordoned", "unhealthy", "fenced_at", "fenced_why", "created_at", "last_seen_at", "simulated",
+)  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """One GPU: how much is promised of it, how much is used. Percent; None where nothing is measured."""
+
+    gpu: GpuRow
+    use: Use
+
+    @property
+    def leased(self) -> int:
+        """Of core."""
+        return self.gpu.core_used
+
+    @property
+    def used(self) -> float | None:
+        """Of core; never drawn past the cell's top."""
+        return None if self.use.core_percent is None else min(100.0, self.use.core_percent)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the GPUs that are there. Means are None where nothing is measured."""
+
+    gpus: int
+    gpus_ready: int
+    core_leased_percent: float
+    core_used_percent: float | None
+    memory_leased_mib: int
+    memory_used_mib: float | None
+    memory_mib: int
+
+    @property
+    def memory_leased_percent(self) -> float:
+        """Of all memory."""
+        return 100 * self.memory_leased_mib / self.memory_mib if self.memory_mib else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Nodes with their cells."""
+
+    nodes: list[tuple[Node, list[Cell]]]
+    totals: Totals
+
+
+def read_fleet_map(principal: Principal) -> Fleet:
+    """Three queries, whatever the size. Operators only."""
+    principal.require_operator()
+    rows = gpu_rows(Gpu.objects.all())
+    use = use_of_gpus(rows)
+    cells: dict[int, list[Cell]] = defaultdict(list)
+    for row in rows:
+        cells[row.node_id].append(Cell(row, use.get(row.uuid, NOTHING)))
+    nodes = [(node, cells[node.pk]) for node in Node.objects.only(*OF_NODE).prefetch_related("pool")]
+    return Fleet(nodes, _totals(nodes))
+
+
+def _totals(rows: list[tuple[Node, list[Cell]]]) -> Totals:
+    cells = [cell for _, row in rows for cell in row if cell.gpu.present]
+    core = [cell.use.core_percent for cell in cells if cell.use.core_percent is not None]
+    memory = [cell.use.memory_mib for cell in cells if cell.use.memory_mib is not None]
+    return Totals(
+        gpus=len(cells),
+        gpus_ready=sum(
+            cell.gpu.present and not cell.gpu.unhealthy for node, row in rows if node.state == "ready" for cell in row
+        ),
+        core_leased_percent=sum(cell.leased for cell in cells) / len(cells) if cells else 0.0,
+        core_used_percent=sum(core) / len(core) if core else None,
+        memory_leased_mib=sum(cell.gpu.memory_used_mib for cell in cells),
+        memory_used_mib=sum(memory) if memory else None,
+        memory_mib=sum(cell.gpu.memory_mib for cell in cells),
+    )

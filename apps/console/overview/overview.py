@@ -1,0 +1,67 @@
+"""The overview: is anything wrong, and how full are we?"""
+
+from typing import Any
+
+from django.db.models import Count, ExpressionWrapper, F, FloatField, Q, Sum
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from apps.console.overview.attention import notices
+from apps.console.overview.capacity import room_of
+from apps.console.overview.first_steps import first_steps
+from apps.console.overview.fleet_history import STEPS, history, hours_of
+from apps.console.overview.fleet_map import read_fleet_map
+from apps.console.overview.strips import strips_of
+from apps.console.shell.fragment_cache import shared
+from apps.console.shell.measurements import with_use
+from apps.console.shell.page_access import page, wants_fragment
+from apps.quotas.models import AuditEvent, ResourceQuota
+from apps.quotas.principals import Principal
+from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+
+CLAIMS = 10
+QUOTAS = 8
+EVENTS = 8
+
+
+@page
+@shared
+def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """The page, or its living part."""
+    shown = _shown(principal) | {"hours": hours_of(request), "windows": list(STEPS)}
+    if wants_fragment(request):
+        return render(request, "overview/_live.html", shown)
+    if principal.is_operator:
+        shown["chart"] = history(shown["hours"])
+    return render(request, "overview/overview.html", shown)
+
+
+def _shown(principal: Principal) -> dict[str, Any]:
+    claims = Claim.objects.visible_to(principal)
+    counts = claims.live().aggregate(
+        live=Count("pk"),
+        active=Count("pk", filter=Q(state=ClaimState.ACTIVE)),
+        queued=Count("pk", filter=Q(state__in=WAITING)),
+        core_percent=Sum("charged_core_percent", default=0),
+        memory_mib=Sum("charged_memory_mib", default=0),
+    )
+    fleet = read_fleet_map(principal) if principal.is_operator else None
+    return {
+        "steps": first_steps(principal),
+        "notices": notices(principal, fleet),
+        "fleet": fleet,
+        "strips": strips_of(fleet.nodes) if fleet else [],
+        "room": room_of(fleet.nodes) if fleet else [],
+        "counts": counts,
+        "claims": with_use(claims.live()[:CLAIMS]),
+        "quotas": _pressed(principal),
+        "events": AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk")[:EVENTS],
+    }
+
+
+def _pressed(principal: Principal) -> Any:
+    """The fullest quotas first; unlimited ones press nobody."""
+    percent = ExpressionWrapper(100.0 * F("used") / F("hard"), output_field=FloatField())
+    limited = ResourceQuota.objects.visible_to(principal).filter(hard__gt=0).select_related("tenant", "pool")
+    return limited.annotate(percent=percent).order_by("-percent", "pk")[:QUOTAS]

@@ -1,0 +1,1 @@
+"""Pages of pools: settings, policies, the rebalancer's proposals."""

@@ -1,0 +1,33 @@
+"""Policies: what every pool does by itself, side by side; a pool's own page changes it. Operators only."""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+from django.views.decorators.http import require_GET
+
+from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.page_access import page
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+
+COLUMNS = [
+    "pool", "sharing_policy", "parts", "core_ceiling", "placement_policy", "audit_policy", "repair_drift", "idle_rule",
+    "idle_seconds", "unused_seconds", "idle_grace_seconds", "rebalance_mode", "rebalance_policy", "rebalance_bounds",
+    "preemption_grace_seconds", "preempt_by_priority", "patience_seconds",
+]  # fmt: skip
+
+
+@require_GET
+@page
+def policy_table(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """A row for each pool."""
+    principal.require_operator()
+    pools = Pool.objects.order_by("name")
+    if file := asked_as_file(request):
+        return as_file(file, "policies", COLUMNS, map(_facts, pools))
+    return render(request, "policies/policies.html", {"pools": pools})
+
+
+def _facts(pool: Pool) -> dict[str, Any]:
+    return {name: getattr(pool, name) for name in COLUMNS if name != "pool"} | {"pool": pool.name}

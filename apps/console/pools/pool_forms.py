@@ -1,0 +1,154 @@
+"""The form of a pool, made from the API's own fields: bounds and words are said once."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from django import forms
+from django.core.validators import RegexValidator
+from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
+from rest_framework import serializers
+
+from apps.console.shell.forms import ServiceForm, flat
+from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
+from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
+from apps.quotas.models.pool import AuditPolicy, IdleRule, PlacementPolicy
+from apps.quotas.models.tenant import SLUG
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
+BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
+GROUPS: Final[tuple[tuple["StrPromise", tuple[str, ...]], ...]] = (
+    (_("Sharing a GPU"), ("description", "sharing_policy", "core_ceiling", "parts", "placement_policy")),
+    (_("What is wrong on its machines"), ("audit_policy", "repair_drift")),
+    (_("Idle claims"), ("idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds")),
+    (_("Rebalancing"), ("rebalance_mode", "rebalance_policy", *BOUNDS)),
+)
+SETTABLE: Final[tuple[str, ...]] = tuple(name for group in GROUPS for name in group[1] if name not in BOUNDS)
+CHOICES: Final[dict[str, type[TextChoices]]] = {
+    "sharing_policy": SharingPolicy,
+    "placement_policy": PlacementPolicy,
+    "audit_policy": AuditPolicy,
+    "idle_rule": IdleRule,
+    "rebalance_mode": RebalanceMode,
+    "rebalance_policy": RebalancePolicy,
+}
+
+LABELS: Final = {
+    "description": _("Description"),
+    "sharing_policy": _("Sharing policy"),
+    "core_ceiling": _("Core ceiling"),
+    "parts": _("Parts"),
+    "placement_policy": _("Placement policy"),
+    "audit_policy": _("Audit policy"),
+    "repair_drift": _("Repair drift"),
+    "idle_rule": _("Idle rule"),
+    "idle_seconds": _("Idle seconds"),
+    "unused_seconds": _("Unused seconds"),
+    "idle_grace_seconds": _("Idle grace seconds"),
+    "rebalance_mode": _("Rebalance mode"),
+    "rebalance_policy": _("Rebalance policy"),
+    "rebalance_bounds": _("Rebalance bounds"),
+    "window_seconds": _("Window seconds"),
+    "cool_down_seconds": _("Cool down seconds"),
+    "floor_percent": _("Floor percent"),
+    "ceiling_percent": _("Ceiling percent"),
+    "step_percent": _("Step percent"),
+    "margin_percent": _("Margin percent"),
+    "wake_percent": _("Wake percent"),
+    "idle_percent": _("Idle percent"),
+    "throttled_percent": _("Throttled percent"),
+    "most_changes": _("Most changes"),
+}
+
+
+def called(name: str) -> str:
+    """A field inside a sentence; one that only the API sets goes by its own name."""
+    return str(LABELS[name]).lower() if name in LABELS else name.replace("_", " ")
+
+
+class PoolForm(ServiceForm):
+    """What an operator sets of a pool; the API has a few fields more."""
+
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+
+    def __init__(self, data: Any = None, *, pool: Pool) -> None:
+        initial = {name: getattr(pool, name) for name in SETTABLE} | pool.rebalance_bounds | {"version": pool.version}
+        super().__init__(data, initial=initial)
+        self.pool = pool
+        of_pool, of_bounds = PoolChangeSerializer().fields, RebalanceBoundsSerializer().fields
+        for _title, names in GROUPS:
+            for name in names:
+                self.fields[name] = _field(name, of_bounds[name] if name in BOUNDS else of_pool[name])
+
+    @property
+    def groups(self) -> Iterator[tuple["StrPromise", list[forms.BoundField]]]:
+        """The fields as they are shown, under their headings."""
+        for title, names in GROUPS:
+            yield title, [self[name] for name in names]
+
+    def clean(self) -> dict[str, Any]:
+        """The API's own rule between two bounds."""
+        values = super().clean() or {}
+        checked = RebalanceBoundsSerializer(data=self._bounds(values))
+        if not self.errors and not checked.is_valid():
+            for name, detail in checked.errors.items():
+                self.add_error(name if name in self.fields else None, " ".join(flat(detail)))
+        return values
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """For the service: what differs from the pool as it is."""
+        values = {name: self.cleaned_data[name] for name in SETTABLE}
+        values["rebalance_bounds"] = self._bounds(self.cleaned_data)
+        return {name: value for name, value in values.items() if getattr(self.pool, name) != value}
+
+    def _bounds(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Those that are given; the calendar is the API's, and stays."""
+        given = {name: values[name] for name in BOUNDS if values.get(name) is not None}
+        kept = self.pool.rebalance_bounds.get("calendar")
+        return given | ({"calendar": kept} if kept else {})
+
+
+class NewPoolForm(ServiceForm):
+    """A pool that is not there yet: its name, and what is chosen once and seldom changed."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=63,
+        help_text=_("In URLs and commands: a–z, 0–9 and hyphens. It cannot be changed later."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "a100"}),
+        validators=[RegexValidator(SLUG)],
+    )
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data, initial={"sharing_policy": SharingPolicy.BURST})
+        of_pool = PoolChangeSerializer().fields
+        for name in ("description", "sharing_policy", "parts"):
+            self.fields[name] = _field(name, of_pool[name])
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service: what is said."""
+        return {name: value for name, value in self.cleaned_data.items() if value not in ("", None)}
+
+
+def _field(name: str, said: Any) -> forms.Field:
+    """The form's field for one of the API's."""
+    # An empty field is the API's null, and marks of code mean nothing on a page.
+    words = str(said.help_text or "").replace("Null:", "Empty:").replace("`", "")
+    common: dict[str, Any] = {"label": LABELS[name], "help_text": words}
+    if name in CHOICES:
+        select = forms.Select(attrs={"class": "form-select"})
+        return forms.ChoiceField(choices=CHOICES[name].choices, widget=select, **common)
+    if isinstance(said, serializers.BooleanField):
+        box = forms.CheckboxInput(attrs={"class": "form-check-input"})
+        return forms.BooleanField(required=False, widget=box, **common)
+    if isinstance(said, serializers.IntegerField):
+        common |= {"min_value": said.min_value, "max_value": said.max_value}
+        common["required"] = name not in BOUNDS and not said.allow_null
+        common["widget"] = forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"})
+        return forms.IntegerField(**common)
+    text = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"})
+    return forms.CharField(required=False, max_length=500, widget=text, **common)

@@ -1,0 +1,190 @@
+"""Pools: the list, and one with what it does about sharing, idle claims and rebalancing. Operators only."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.db import transaction
+from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from apps.console.pools.pool_forms import NewPoolForm, PoolForm, called
+from apps.console.pools.proposals import worded
+from apps.console.shell.export import as_file, asked_as_file, facts_of
+from apps.console.shell.forms import in_words
+from apps.console.shell.page_access import page, wants_fragment
+from apps.nodes.models import Gpu, Node
+from apps.nodes.models.gpu import WHOLE
+from apps.quotas.models import AuditEvent, Pool
+from apps.quotas.principals import Principal
+from apps.quotas.services.tenants import create_pool
+from apps.scheduling.core import idleness as core
+from apps.scheduling.models import Claim, Proposal, ProposalState
+from apps.scheduling.services.claims.sharing import SHARING, change_pool
+from apps.scheduling.services.rebalancing import idleness, proposals
+from apps.scheduling.services.rebalancing.observing import bounds_of
+from gpucloud.errors import GpucloudError, PreconditionFailed
+
+# A preview that needs scrolling hides what it should show.
+MOST = 10
+IDLE = {"idle_rule", "idle_seconds", "unused_seconds", "rebalance_bounds"}
+COLUMNS = [
+    "pool", "description", "nodes_there", "gpu_count", "core_total", "core_leased", "idle_claims", "open_proposals",
+    "sharing_policy", "audit_policy", "idle_rule", "rebalance_mode",
+]  # fmt: skip
+REBALANCING = {"rebalance_mode", "rebalance_policy", "rebalance_bounds"}
+
+
+@require_GET
+@page
+def pool_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """Every pool with what it has, and what it does by itself."""
+    principal.require_operator()
+    pools = counted(Pool.objects.order_by("name"))
+    if file := asked_as_file(request):
+        return as_file(file, "pools", COLUMNS, (facts_of(pool, COLUMNS, pool=pool.name) for pool in pools))
+    return render(request, "pools/_rows.html" if wants_fragment(request) else "pools/list.html", {"pools": pools})
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def pool_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """One pool and its form. What is posted as `preview` changes nothing."""
+    principal.require_operator()
+    pool = find(name)
+    form = PoolForm(request.POST or None, pool=pool)
+    shown: dict[str, Any] = {}
+    if request.method == "POST" and form.is_valid():
+        shown, done = _posted(request, principal, form)
+        if done:
+            return redirect("pool", name=name)
+    refused = form.is_bound and not form.is_valid()
+    shown |= {"pool": find(name), "form": form}
+    return render(request, "pools/pool.html", shown, status=422 if refused else 200)
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_pool(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Make an empty pool; its page has the rest of what can be set."""
+    principal.require_operator()
+    form = NewPoolForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            pool = create_pool(principal=principal, **form.asked)
+            messages.success(request, _("Pool {0} is made. It is empty: nodes are made in it.").format(pool))
+            return redirect("pool", name=pool.name)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "pools/new.html", {"form": form}, status=422 if form.is_bound else 200)
+
+
+@require_POST
+@page
+def rebalance_now(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """A run of the rebalancer, as its mode has it."""
+    principal.require_operator()
+    try:
+        found = proposals.rebalance(principal=principal, pool=find(name))
+    except GpucloudError as error:
+        messages.error(request, in_words(error))
+        return redirect("pool", name=name)
+    said = ngettext("{0} claim looked at, {1} to change.", "{0} claims looked at, {1} to change.", found.considered)
+    messages.success(request, " ".join([said.format(found.considered, len(found.proposals)), found.why or ""]).strip())
+    return redirect(f"{reverse('proposals')}?{urlencode({'pool': name, 'state': 'all'})}")
+
+
+def counted(pools: QuerySet[Pool]) -> QuerySet[Pool]:
+    """With what they have and what is promised of it, and what waits for somebody there."""
+    # No joins: what they multiply, each count would be made again for.
+    nodes = Node.objects.filter(pool=OuterRef("pk"), last_seen_at__isnull=False).order_by().values("pool")
+    gpus = Gpu.objects.filter(node__pool=OuterRef("pk"), present=True).order_by().values("node__pool")
+    claims = Claim.objects.filter(pool=OuterRef("pk"), idle_since__isnull=False).order_by().values("pool")
+    asked = Proposal.objects.filter(pool=OuterRef("pk"), state=ProposalState.PROPOSED).order_by().values("pool")
+    return pools.annotate(
+        nodes_there=_one(nodes, Count("pk")),
+        gpu_count=_one(gpus, Count("pk")),
+        core_total=_one(gpus, Count("pk") * WHOLE),
+        core_leased=_one(gpus, Sum("core_used")),
+        idle_claims=_one(claims, Count("pk")),
+        open_proposals=_one(asked, Count("pk")),
+    )
+
+
+def _one(rows: Any, number: Any) -> Coalesce:
+    return Coalesce(Subquery(rows.annotate(number=number).values("number")), 0)
+
+
+def find(name: str) -> Pool:
+    """The pool as `counted` has it. Raises Http404."""
+    pool = counted(Pool.objects.filter(name=name)).first()
+    if pool is None:
+        raise Http404("There is no such pool.")
+    return pool
+
+
+def _posted(request: HttpRequest, principal: Principal, form: PoolForm) -> tuple[dict[str, Any], bool]:
+    """What to show beside the form, and whether the change was made."""
+    version, changes = form.cleaned_data["version"], form.changes
+    asked: dict[str, Any] = {"versions": None if version is None else frozenset({version}), **changes}
+    try:
+        if request.POST.get("act") == "preview":
+            return {"preview": preview(principal, form.pool, asked, changes)}, False
+        change_pool(principal=principal, pool=form.pool, **asked)
+    except PreconditionFailed:
+        return _changed_meanwhile(form), False
+    except GpucloudError as error:
+        form.refuse(error)
+        return {}, False
+    words = ", ".join(map(called, sorted(changes)))
+    said = _("Pool {0} is changed: {1}.") if changes else _("Nothing was to be changed.")
+    messages.success(request, said.format(form.pool, words))
+    return {}, True
+
+
+def preview(principal: Principal, pool: Pool, asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """What the change would do: made, looked at, and taken back. Raises what the change raises."""
+    before = {name: getattr(pool, name) for name in changes}
+    with transaction.atomic():
+        after = change_pool(principal=principal, pool=pool, **asked)
+        shown: dict[str, Any] = {"changes": [(called(name), before[name], getattr(after, name)) for name in changes]}
+        if SHARING & changes.keys():
+            shown["nodes"] = Node.objects.filter(pool=after).count()
+        if IDLE & changes.keys():
+            shown["idle"] = _idle(after)
+        if REBALANCING & changes.keys() and after.rebalance_mode != "off":
+            found = proposals.rebalance(principal=principal, pool=after, dry_run=True)
+            shown |= {
+                "run": found,
+                "proposals": list(map(worded, found.proposals[:MOST])),
+                "more": len(found.proposals) - MOST,
+            }
+        transaction.set_rollback(True)
+    return shown
+
+
+def _idle(pool: Pool) -> list[tuple[Claim, core.Step]]:
+    """The claims that the pool's rule would find now."""
+    now, rule, bounds = timezone.now(), idleness.rule_of(pool), bounds_of(pool)
+    steps = [
+        (claim, core.decide(seen, rule, bounds, int(now.timestamp())))
+        for claim, seen in idleness.observe(pool, now=now)
+    ]
+    return [(claim, step) for claim, step in steps if step.reason is not None]
+
+
+def _changed_meanwhile(form: PoolForm) -> dict[str, Any]:
+    """Who was faster, and with what. The form keeps what was typed; sent again, it counts against the new version."""
+    form.pool.refresh_from_db()
+    events = AuditEvent.objects.filter(object_type="pool", object_id=form.pool.name).order_by("-pk")
+    form.data = {**dict(form.data.items()), "version": str(form.pool.version)}
+    event = events.first()
+    now = {called(name): value for name, value in ((event and event.after) or {}).items()}
+    return {"conflict": event, "now": now}

@@ -1,0 +1,1 @@
+"""Pages of a pool's queue and of its scheduling rounds."""

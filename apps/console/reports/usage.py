@@ -1,0 +1,79 @@
+"""GPU-hours by tenant, pool and model for a period, and what they cost; printed, it is a page for the accounts."""
+
+from datetime import UTC, datetime, time, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET
+
+from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.page_access import page
+from apps.quotas.models import Tenant
+from apps.quotas.principals import Principal
+from apps.scheduling.services.accounting.reports import usage_report
+from gpucloud.errors import GpucloudError
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
+COLUMNS = [
+    "tenant", "pool", "gpu_model", "gpu_hours_reserved", "gpu_hours_used", "cost_reserved", "cost_used",
+    "gpu_hours_unpriced",
+]  # fmt: skip
+
+
+def day(label: "StrPromise") -> forms.DateField:
+    """A field for a day, in UTC."""
+    widget = forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d")
+    return forms.DateField(label=label, widget=widget)
+
+
+class PeriodForm(forms.Form):
+    """Whose hours, and when; it lives in the URL."""
+
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        label=_("Tenant"),
+        required=False,
+        to_field_name="slug",
+        empty_label=_("All"),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    begin = day(_("From"))
+    end = day(_("To"))
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = Tenant.objects.visible_to(principal)
+
+
+@require_GET
+@page
+def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """This month unless the URL says otherwise."""
+    today = timezone.now().date()
+    asked = {"begin": today.replace(day=1).isoformat(), "end": today.isoformat()} | request.GET.dict()
+    form = PeriodForm(asked, principal=principal)
+    report: dict[str, Any] | None = None
+    if form.is_valid():
+        values = form.cleaned_data
+        tenants = [values["tenant"]] if values["tenant"] else Tenant.objects.visible_to(principal)
+        try:
+            end = _midnight(values["end"]) + timedelta(days=1)
+            report = usage_report(tenants=tenants, begin=_midnight(values["begin"]), end=end)
+        except (GpucloudError, OverflowError) as error:
+            form.add_error("end", gettext(getattr(error, "detail", "")) or gettext("No calendar reaches as far."))
+    if report is not None and (file := asked_as_file(request)):
+        return as_file(file, "gpu-hours", COLUMNS, report["rows"])
+    return render(request, "reports/usage.html", {"form": form, "report": report})
+
+
+def _midnight(of: Any) -> datetime:
+    return datetime.combine(of, time(), tzinfo=UTC)

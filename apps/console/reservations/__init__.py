@@ -1,0 +1,1 @@
+"""Pages of reservations: the pool's week, booking, changes."""

@@ -1,0 +1,83 @@
+"""Forms of the reservations' pages."""
+
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from apps.console.shell.forms import TenantForm, moment, number
+from apps.quotas.models import Pool
+from apps.quotas.models.pool import DEFAULT
+from apps.quotas.principals import Principal
+from apps.scheduling.api.serializers import MAX_MEMORY_MIB
+
+# What the API takes as its own where nothing is said.
+RULES: dict[str, Any] = {"grace_seconds": 900, "idle_percent": 5, "idle_seconds": 1800}
+
+
+class WeekForm(forms.Form):
+    """Which pool's week; it lives in the URL."""
+
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        label=_("Pool"),
+        to_field_name="name",
+        required=False,
+        empty_label=None,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    week = forms.DateField(
+        required=False,
+        label=_("Week of"),
+        widget=forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d"),
+    )
+    node = forms.CharField(
+        label=_("Node"),
+        required=False,
+        max_length=63,
+        widget=forms.TextInput(attrs={"class": "form-control", "placeholder": _("all"), "autocomplete": "off"}),
+    )
+
+    def chosen(self) -> tuple[Pool | None, datetime | None, str]:
+        """The pool (one that is none is the first one), a moment of the week, the node's name."""
+        self.is_valid()
+        pool = self.cleaned_data.get("pool") or Pool.objects.filter(name=DEFAULT).first() or Pool.objects.first()
+        day: date | None = self.cleaned_data.get("week")
+        # Weeks whose neighbours no calendar has are no weeks.
+        day = day if day is not None and 1970 <= day.year < 9999 else None
+        moment = timezone.make_aware(datetime(day.year, day.month, day.day)) if day else None  # noqa: DTZ001
+        return pool, moment, self.cleaned_data.get("node") or ""
+
+
+class BookingForm(TenantForm):
+    """A new reservation."""
+
+    gpu_count = number(_("GPUs"), most=64, help_text=_("How many, the same share of each."), initial=1)
+    core_request = number(_("Core"), most=100, help_text=_("Percent of each GPU; 100 is all of it."), initial=100)
+    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), initial=4096)
+    start_at = moment(_("From"), help_text=_("Times are in UTC."))
+    end_at = moment(_("To"), help_text=_("Claims in it end with it."))
+    weekly_until = moment(
+        _("Every week until"), help_text=_("Booked again each week, all or none. Empty: once."), required=False
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, principal=principal, **kwargs)
+        self.fields["name"].widget.attrs["placeholder"] = "exam"
+        hour = timezone.localtime().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        self.fields["start_at"].initial, self.fields["end_at"].initial = hour, hour + timedelta(hours=2)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """For the service."""
+        return RULES | self.cleaned_data
+
+    def clean(self) -> dict[str, Any]:
+        """The API's own rule."""
+        values = super().clean() or {}
+        start, end = values.get("start_at"), values.get("end_at")
+        if start and end and end <= start:
+            self.add_error("end_at", _("Must be after its beginning."))
+        return values

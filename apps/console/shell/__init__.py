@@ -1,0 +1,1 @@
+"""What every page shares: access, sign-in, search, help, form fields, exports, live fragments."""

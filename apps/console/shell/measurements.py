@@ -1,0 +1,160 @@
+"""What was measured, as pages show it: the last few seconds as one number, the last minutes as a chart."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol
+
+from django.db.models import Prefetch
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from apps.nodes.models import Gpu
+from apps.nodes.services.telemetry import reading
+from apps.quotas.models import AuditEvent
+from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services.accounting import utilization
+
+# An agent reports once a second; what is older than this says nothing about now.
+LATEST: Final = timedelta(seconds=15)
+# Of what is not older, so much is one number.
+MEAN: Final = timedelta(seconds=5)
+# Enough to see what a change did, and a point for every pixel or two.
+WINDOW: Final = timedelta(minutes=5)
+# After a change the agent reports twice within half a second: a longer step would mix the old limit with the new one.
+STEP_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Means over the last seconds; None where nothing was heard."""
+
+    core_percent: float | None = None
+    memory_mib: float | None = None
+
+
+NOTHING: Final = Use()
+
+
+class Known(Protocol):
+    """What is needed of a GPU."""
+
+    @property
+    def pk(self) -> Any: ...
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def uuid(self) -> str: ...
+
+
+def use_of_gpus(gpus: Collection[Known]) -> dict[str, Use]:
+    """By GPU uuid; who is not there was not heard of."""
+    nodes = {gpu.node_id for gpu in gpus}
+    found = reading.now_of_gpus(nodes, since=timezone.now() - LATEST, mean=MEAN)
+    return {gpu.uuid: Use(*found[gpu.pk]) for gpu in gpus if gpu.pk in found}
+
+
+def use_of_assignments(assignments: Iterable[Assignment]) -> dict[Any, Use]:
+    """By assignment uid."""
+    rows = utilization.of_assignments(assignments, **_latest())
+    return {row["assignment"]: _last(row) for row in rows}
+
+
+def chart_of_claim(claim: Claim) -> dict[str, Any]:
+    """What the claim's charts show: a series per assignment, and when its limits were moved."""
+    now = timezone.now()
+    assignments = [item for item in claim.assignments.all() if item.state != "released"]
+    rows = utilization.of_assignments(assignments or claim.assignments.all(), **_window(now))
+    series = [{"key": str(row["assignment"]), **_numbers(row)} for row in rows]
+    return {**_frame(now), "series": series, "marks": _marks(claim, now)}
+
+
+def chart_of_shares(assignments: Iterable[Assignment]) -> dict[str, Any]:
+    """What a GPU's charts show: a series per assignment on it."""
+    now = timezone.now()
+    rows = utilization.of_assignments(assignments, **_window(now))
+    return {**_frame(now), "series": [{"key": str(row["assignment"]), **_numbers(row)} for row in rows], "marks": []}
+
+
+def chart_of_gpus(gpus: Collection[Gpu]) -> dict[str, Any]:
+    """What a node's charts show: two series per GPU, its use and, below `UUID/power`, its power."""
+    now = timezone.now()
+    rows = utilization.of_gpus(gpus, **_window(now))
+    use = [{"key": row["gpu_uuid"], **_numbers(row)} for row in rows]
+    told = reading.power_of_gpus({gpu.node_id for gpu in gpus}, since=now - WINDOW)
+    power = [(gpu.uuid, *told.get(gpu.pk, ([], []))) for gpu in gpus]
+    watts = [{"key": f"{uuid}/power", "times": times, "power_watts": values} for uuid, times, values in power]
+    return {**_frame(now), "series": [*use, *watts], "marks": []}
+
+
+def _frame(now: datetime) -> dict[str, Any]:
+    return {"now": now.timestamp(), "window_seconds": WINDOW.total_seconds()}
+
+
+def _latest() -> dict[str, Any]:
+    now = timezone.now()
+    return {"start": now - LATEST, "end": None, "step_seconds": int(LATEST.total_seconds())}
+
+
+def _window(now: datetime) -> dict[str, Any]:
+    return {"start": now - WINDOW, "end": None, "step_seconds": STEP_SECONDS}
+
+
+def _last(row: Mapping[str, Any]) -> Use:
+    return Use(row["core_percent"][-1], row["memory_mib"][-1]) if row["times"] else NOTHING
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("core_percent", "core_limit_percent", "throttled_percent", "memory_mib", "memory_limit_mib")
+    columns = {name: [None if value is None else round(value, 2) for value in row[name]] for name in names}
+    return {"times": row["times"], **columns}
+
+
+def _marks(claim: Claim, now: datetime) -> list[dict[str, Any]]:
+    """The reallocations inside the window. Whoever sees the claim sees when its limits moved, not who moved them."""
+    events = AuditEvent.objects.filter(
+        object_type="claim", object_id=str(claim.uid), action="claim.resize", at__gte=now - WINDOW
+    )
+    return [{"at": event.at.timestamp(), "label": difference(event)} for event in events]
+
+
+WORDS: Final = {
+    "core_request": _("request"),
+    "core_limit": _("limit"),
+    "memory_mib": _("memory"),
+    "weight": _("weight"),
+    "best_effort": _("best effort"),
+}
+UNITS: Final = {"core_request": " %", "core_limit": " %", "memory_mib": " MiB"}
+
+
+def difference(event: AuditEvent) -> str:
+    """What a resize changed: `limit 25 → 75 %, memory 4096 → 2048 MiB`."""
+    before, after = event.before or {}, event.after or {}
+    return ", ".join(
+        f"{word} {before.get(name)} → {after[name]}{UNITS.get(name, '')}"
+        for name, word in WORDS.items()
+        if after.get(name) != before.get(name)
+    )
+
+
+def with_use(claims: Any) -> list[dict[str, Any]]:
+    """Claims as a table shows them: with the GPUs that carry them and what they use of them now."""
+    placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
+    rows = list(claims.select_related("tenant", "pool").prefetch_related(placed))
+    live = {row.pk: [item for item in row.assignments.all() if item.state != "released"] for row in rows}
+    use = use_of_assignments([item for items in live.values() for item in items])
+    return [
+        {
+            "claim": row,
+            "assignments": live[row.pk],
+            "core_percent": _mean([use.get(item.uid, NOTHING).core_percent for item in live[row.pk]]),
+            "memory_mib": _mean([use.get(item.uid, NOTHING).memory_mib for item in live[row.pk]]),
+        }
+        for row in rows
+    ]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,1 @@
+"""Pages of tenants: members, quotas, limits, budgets, approval of requests."""

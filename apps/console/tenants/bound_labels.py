@@ -1,0 +1,186 @@
+"""What bounds a tenant, in words: its members' limits, what one claim may ask for, its budgets."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from apps.console.tenants.quotas import RESOURCE_WORDS
+from apps.quotas.models import Budget, LimitRange, MemberLimit, Membership, Tenant
+from apps.quotas.models.budget import Period
+from apps.quotas.models.limits import ClaimField
+from apps.scheduling.models import Claim
+from apps.scheduling.services.charging.budgets import standing_of
+from apps.scheduling.services.charging.states import charged_by_users
+from gpucloud.web.tags import amount, duration, mib, percent
+
+# Further ones are counted: what is looked for is who holds most.
+MOST_HOLDERS: Final = 5
+FIELDS: Final = {
+    ClaimField.CORE_REQUEST.value: _("Core request"),
+    ClaimField.CORE_LIMIT.value: _("Core limit"),
+    ClaimField.MEMORY_MIB.value: _("Memory"),
+    ClaimField.GPU_COUNT.value: _("GPUs"),
+    ClaimField.TIME_LIMIT_SECONDS.value: _("Time limit"),
+}
+PERIODS: Final = {
+    Period.MONTH.value: _("Each month"),
+    Period.WEEK.value: _("Each week"),
+    Period.CUSTOM.value: _("Once"),
+}
+# An icon, and what it stands beside.
+Effect = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A member, and what their claims hold of a limit's resource."""
+
+    name: str
+    held: int
+    limit: MemberLimit
+
+    @property
+    def over(self) -> bool:
+        """Whether it is more than the limit: it was lowered, or came later."""
+        return self.limit.hard is not None and self.held > self.limit.hard
+
+    @property
+    def percent(self) -> float:
+        """Of the limit."""
+        return 100 * self.held / self.limit.hard if self.limit.hard else 100.0
+
+
+class Members:
+    """Who is in a tenant, who has limits of their own, and what each holds now; three questions, however many."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        people = Membership.objects.filter(tenant=tenant).select_related("user")
+        self.names = {member.user_id: member.user.get_username() for member in people}
+        self.held = charged_by_users(tenant)
+        own = MemberLimit.objects.filter(tenant=tenant, user__isnull=False)
+        self.own = set(own.values_list("user_id", "resource"))
+
+    def holders(self, limit: MemberLimit) -> list[Holder]:
+        """Whom the limit bounds and who holds something, most first."""
+        bound = [limit.user_id] if limit.user_id is not None else self._without_own(limit.resource)
+        found = [
+            Holder(self.names[pk], self.held.get(pk, {}).get(limit.resource, 0), limit)
+            for pk in bound
+            if pk in self.names
+        ]
+        return sorted((one for one in found if one.held or limit.user_id), key=lambda one: (-one.held, one.name))
+
+    def _without_own(self, resource: str) -> Iterable[int]:
+        return (pk for pk in self.names if (pk, resource) not in self.own)
+
+
+def of_limit(row: MemberLimit) -> str:
+    """`max: core 200 %`."""
+    who = row.user.get_username() if row.user else gettext("Each member")
+    return f"{who}: {RESOURCE_WORDS[row.resource]} {amount(row.hard, row.resource)}"
+
+
+def value_of(field: str, value: int | None) -> str:
+    """A claim's field as a page says it; a dash where there is no bound."""
+    if value is None:
+        return "–"
+    if field == ClaimField.MEMORY_MIB:
+        return mib(value)
+    if field == ClaimField.TIME_LIMIT_SECONDS:
+        return duration(value)
+    return str(value) if field == ClaimField.GPU_COUNT else percent(value)
+
+
+def of_range(row: LimitRange) -> str:
+    """`Memory: at least 1 GiB, at most 16 GiB, 4 GiB unless said`; of one pool with its name."""
+    said = {name: value_of(row.field, getattr(row, name)) for name in ("minimum", "maximum", "default")}
+    words = [
+        gettext("at least {minimum}") if row.minimum is not None else "",
+        gettext("at most {maximum}") if row.maximum is not None else "",
+        gettext("{default} unless said") if row.default is not None else "",
+    ]
+    where = f"{FIELDS[row.field]}, {row.pool}" if row.pool else str(FIELDS[row.field])
+    return f"{where}: " + ", ".join(filter(None, words)).format(**said)
+
+
+def of_budget(row: Budget) -> str:
+    """`Each month: 100 GPU-hours`."""
+    return f"{PERIODS[row.period]}: {gettext('{0} GPU-hours').format(f'{row.gpu_hours.normalize():f}')}"
+
+
+def limits_effects(row: MemberLimit) -> list[Effect]:
+    """Who would hold more than the limit lets them. Nothing is taken from them."""
+    over = [one for one in Members(row.tenant).holders(row) if one.over]
+    said = [
+        gettext(
+            "{name} holds {held}, more than {hard}. Nothing is taken away; nothing new is granted to them until their "
+            "claims end."
+        ).format(name=one.name, held=amount(one.held, row.resource), hard=amount(row.hard, row.resource))
+        for one in over[:MOST_HOLDERS]
+    ]
+    if len(over) > MOST_HOLDERS:
+        more = len(over) - MOST_HOLDERS
+        said.append(ngettext("So does {0} more.", "So do {0} more.", more).format(more))
+    if not over:
+        return [("check", gettext("Nobody whom it bounds holds more than that."))]
+    return [("alert-triangle", words) for words in said]
+
+
+def outside(row: LimitRange) -> QuerySet[Claim]:
+    """Live claims that say something else than the range lets them."""
+    name = row.field
+    low = Q(**{f"{name}__lt": row.minimum}) if row.minimum is not None else Q(pk__in=[])
+    high = Q(pk__in=[])
+    if row.maximum is not None:
+        # No time limit is longer than any.
+        high = Q(**{f"{name}__gt": row.maximum}) | Q(**{f"{name}__isnull": True})
+    rows = Claim.objects.live().filter(low | high, tenant=row.tenant)
+    return rows.filter(pool=row.pool) if row.pool else rows
+
+
+def ranges_effects(row: LimitRange) -> list[Effect]:
+    """What becomes of claims that there are, and what new ones get."""
+    number = outside(row).count()
+    stay = ngettext(
+        "{0} live claim is outside of it: it stays as it is, and only what is changed of it must keep to the range.",
+        "{0} live claims are outside of it: they stay as they are, and only what is changed of them must keep to the "
+        "range.",
+        number,
+    )
+    said = [("alert-triangle", stay.format(number))] if number else []
+    if not number:
+        said.append(("check", gettext("Every live claim keeps to it.")))
+    if row.default is not None:
+        words = gettext("A new claim that does not say it gets {0}.").format(value_of(row.field, row.default))
+        said.append(("check", words))
+    return said
+
+
+def budgets_effects(row: Budget) -> list[Effect]:
+    """What would be spent of it now, and what follows."""
+    standing = standing_of(row, now=timezone.now())
+    if standing is None:
+        return [("clock", gettext("No period of it is now: it bounds nothing until it begins, or is over."))]
+    facts = {
+        "spent": hours(standing.gpu_hours_spent),
+        "whole": f"{row.gpu_hours.normalize():f}",
+        "percent": standing.percent,
+        "end": f"{standing.ends_at:%Y-%m-%d %H:%M} UTC",
+    }
+    if standing.percent >= 100:
+        words = gettext(
+            "{spent} of {whole} GPU-hours are spent: nothing new is granted until {end}. What runs goes on, and counts."
+        )
+        return [("alert-triangle", words.format(**facts))]
+    words = gettext("{spent} of {whole} GPU-hours are spent, {percent} %; the period ends {end}.")
+    return [("check", words.format(**facts))]
+
+
+def hours(text: str) -> str:
+    """GPU-hours as decimal text, to the hundredth."""
+    return f"{float(text):.2f}"

@@ -1,0 +1,233 @@
+"""Approvals: what tenants ask for beyond their quotas, and what an operator answers."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from django import forms
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET, require_http_methods
+
+from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.forms import ServiceForm, in_words, moment, number
+from apps.console.shell.owner_filter import administered
+from apps.console.shell.page_access import page, wants_fragment
+from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID
+from apps.quotas.api.serializers import MAX_AMOUNT
+from apps.quotas.models import Pool, QuotaRequest, Role, Tenant
+from apps.quotas.models.request import UNDECIDED, RequestState
+from apps.quotas.principals import Principal
+from apps.quotas.services import requests
+from apps.scheduling.api.requests import granting
+from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
+from gpucloud.web.badges import badge
+
+PER_PAGE = 50
+COLUMNS = [
+    "uid", "tenant", "resource", "pool", "amount", "until", "reason", "state", "offered_amount", "offered_until",
+    "granted_amount", "granted_until", "words", "created_by", "created_at", "answered_by", "decided_at",
+]  # fmt: skip
+STATES: Final[list[tuple[str, Any]]] = [
+    ("", _("Waiting for an answer")),
+    *((one.value, badge(one).label) for one in RequestState),
+    ("all", _("All")),
+]
+ASKS, ANSWERS = ("accept", "withdraw"), ("approve", "counter", "deny")
+
+
+class FilterForm(forms.Form):
+    """What the list is narrowed by; it lives in the URL."""
+
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        label=_("Tenant"),
+        required=False,
+        to_field_name="slug",
+        empty_label=_("All"),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    state = forms.ChoiceField(
+        label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = Tenant.objects.visible_to(principal)
+
+
+class AskForm(ServiceForm):
+    """More of one resource."""
+
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        label=_("Tenant"),
+        to_field_name="slug",
+        empty_label=None,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    resource = forms.ChoiceField(
+        label=_("Resource"),
+        choices=RESOURCES,
+        help_text=RESOURCES_SAID,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    pool = forms.ModelChoiceField(
+        Pool.objects.order_by("name"),
+        label=_("Pool"),
+        to_field_name="name",
+        required=False,
+        empty_label=_("All pools together"),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("Than the quota has now."))
+    until = moment(_("Until"), required=False, help_text=_("In UTC; the quota falls back then. Empty: for good."))
+    reason = forms.CharField(
+        label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = administered(principal)
+
+
+class AnswerForm(ServiceForm):
+    """What an operator says to it."""
+
+    words = forms.CharField(
+        label=_("In words"),
+        required=False,
+        max_length=2000,
+        help_text=_("Who asked reads them. A refusal needs some."),
+        widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
+    )
+    amount = number(
+        _("Offer instead"), most=MAX_AMOUNT, required=False, help_text=_("It counts once the tenant accepts.")
+    )
+    until = moment(_("Offered until"), required=False, help_text=_("In UTC. Empty: for good."))
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+
+    def values_for(self, act: str) -> dict[str, Any]:
+        """For the service. Adds an error where the answer needs what is not there."""
+        values = self.cleaned_data
+        if act == "deny" and not values["words"]:
+            self.add_error("words", _("Say why."))
+        if act == "counter" and not values["amount"]:
+            self.add_error("amount", _("Say how much."))
+        if act == "approve" and (values["amount"] or values["until"]):
+            # Enter in these fields presses the form's first button.
+            self.add_error("amount", _("Approving grants what was asked for. Offer this instead, or leave both empty."))
+        names = {"approve": ("words",), "deny": ("words",), "counter": ("words", "amount", "until")}
+        return {name: values[name] for name in names.get(act, ()) if name in values}
+
+
+@require_GET
+@page
+def request_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """Requests that one may see, newest first; those without an answer unless the URL says others."""
+    form = FilterForm(request.GET, principal=principal)
+    form.is_valid()
+    wanted = form.cleaned_data
+    state = wanted.get("state") or ""
+    rows = QuotaRequest.objects.visible_to(principal).select_related("tenant", "pool").order_by("-pk")
+    rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
+    rows = rows if state == "all" else rows.filter(state__in=[state] if state else UNDECIDED)
+    if file := asked_as_file(request):
+        return as_file(file, "requests", COLUMNS, map(_facts, rows.iterator()))
+    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    may_ask = principal.is_operator or bool(principal.with_role(Role.ADMIN))
+    shown = {"form": form, "part": part, "filtered": form.has_changed(), "may_ask": may_ask}
+    return render(request, "requests/_rows.html" if wants_fragment(request) else "requests/list.html", shown)
+
+
+def _facts(row: QuotaRequest) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in COLUMNS} | {
+        "tenant": row.tenant.slug,
+        "pool": row.pool and row.pool.name,
+    }
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Ask for more; a tenant's admins do."""
+    if not principal.is_operator and not principal.with_role(Role.ADMIN):
+        raise PermissionDenied(gettext("A tenant’s admin asks for more."))
+    # As the page says it from which one comes.
+    said = {name: request.GET.get(name) for name in ("tenant", "resource", "pool")}
+    form = AskForm(request.POST or None, principal=principal, initial=said)
+    if request.method == "POST" and form.is_valid():
+        try:
+            row = requests.ask(principal=principal, **form.cleaned_data)
+            messages.success(request, gettext("Asked. Operators see it on their page of requests."))
+            return redirect("request", uid=row.uid)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "requests/new.html", {"form": form}, status=422 if form.is_bound else 200)
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """One request: to operators with what granting it would do, and an answer; to who asked with theirs."""
+    row = _find(principal, uid)
+    form = AnswerForm(request.POST or None, initial={"version": row.version})
+    if request.method == "POST" and form.is_valid() and _answered(request, principal, row, form):
+        return redirect("request", uid=uid)
+    undecided = row.state in UNDECIDED
+    shown: dict[str, Any] = {
+        "row": row,
+        "form": form if undecided and principal.is_operator else None,
+        "may_take": undecided and (principal.is_operator or row.tenant_id in principal.with_role(Role.ADMIN)),
+    }
+    if principal.is_operator:
+        effect = granting(row, principal)
+        told = [*effect["runnable"], *effect["pending"]] if effect else []
+        shown |= {"preview": effect, "changes_queue": any(claim["changed"] for claim in told)}
+    return render(request, "requests/request.html", shown, status=422 if form.is_bound else 200)
+
+
+def _answered(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm) -> bool:
+    """Whether the answer was given; else the form, or a message, says why not."""
+    act = request.POST.get("act", "")
+    if act not in (*ASKS, *ANSWERS):
+        return False
+    values = form.values_for(act)
+    if form.errors:
+        return False
+    version = form.cleaned_data["version"]
+    answer: Callable[..., QuotaRequest] = getattr(requests, act)
+    try:
+        versions = None if version is None else frozenset({version})
+        done = answer(principal=principal, request=row, versions=versions, **values)
+    except PreconditionFailed:
+        messages.error(request, gettext("Somebody answered it while you had this page open; this is how it is now."))
+        return True
+    except Denied:
+        raise
+    except GpucloudError as error:
+        if act in ASKS:
+            # Who asked has no form with room for words.
+            messages.error(request, in_words(error))
+            return True
+        form.refuse(error)
+        return False
+    messages.success(request, gettext("The request is {0}.").format(str(badge(done.state).label).lower()))
+    return True
+
+
+def _find(principal: Principal, uid: uuid.UUID) -> QuotaRequest:
+    rows = QuotaRequest.objects.visible_to(principal).select_related("tenant", "pool")
+    row = rows.filter(uid=uid).first()
+    if row is None:
+        raise Http404("There is no such request that you may see.")
+    return row

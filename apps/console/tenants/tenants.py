@@ -1,0 +1,209 @@
+"""Tenants: who is short of what, and one of them with its quotas, people and tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.core.paginator import Paginator
+from django.core.validators import RegexValidator
+from django.db.models import Count, ExpressionWrapper, F, FloatField, Max, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce, NullIf
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET, require_http_methods
+
+from apps.console.access import tokens
+from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.forms import ServiceForm
+from apps.console.shell.page_access import page, wants_fragment
+from apps.console.tenants.people import MemberForm
+from apps.quotas.models import ResourceQuota, Role, Tenant, Token
+from apps.quotas.models.tenant import SLUG
+from apps.quotas.principals import Principal
+from apps.quotas.services import tenants
+from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import PLACED, WAITING
+from apps.scheduling.services.accounting.reports import usage_report
+from gpucloud.errors import GpucloudError
+
+PER_PAGE = 50
+COLUMNS = ["tenant", "name", "cohort", "weight", "pressure_percent", "running", "waiting"]
+QUOTAS = ["resource", "pool", "hard", "used", "borrowed", "lent", "free", "excess"]
+MEMBERS = ["person", "role"]
+
+
+class SearchForm(forms.Form):
+    """What the list is narrowed by; it lives in the URL."""
+
+    q = forms.CharField(
+        label=_("Find"),
+        required=False,
+        max_length=200,
+        widget=forms.TextInput(attrs={"class": "form-control", "type": "search", "placeholder": _("name or slug")}),
+    )
+
+
+class NewTenantForm(ServiceForm):
+    """A new tenant."""
+
+    slug = forms.CharField(
+        label=_("Short name"),
+        max_length=63,
+        help_text=_("In URLs and commands: a–z, 0–9 and hyphens. It cannot be changed later."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "physics"}),
+        validators=[RegexValidator(SLUG)],
+    )
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=200,
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "Physics"}),
+    )
+    weight = forms.IntegerField(
+        label=_("Weight"),
+        min_value=1,
+        max_value=1000,
+        initial=1,
+        help_text=_("Its part of what is scarce, against the other tenants’ weights."),
+        widget=forms.NumberInput(attrs={"class": "form-control"}),
+    )
+    cohort = forms.CharField(
+        label=_("Cohort"),
+        required=False,
+        max_length=63,
+        help_text=_("Tenants of one cohort lend each other what is idle of their quotas. Empty: none."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
+        validators=[RegexValidator(SLUG)],
+    )
+
+
+@require_GET
+@page
+def tenant_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """Those that press most on their quotas first."""
+    form = SearchForm(request.GET)
+    form.is_valid()
+    wanted = form.cleaned_data.get("q", "")
+    rows = pressed(principal)
+    if wanted:
+        rows = rows.filter(Q(slug__icontains=wanted) | Q(name__icontains=wanted))
+    if file := asked_as_file(request):
+        return as_file(file, "tenants", COLUMNS, map(_facts, rows.iterator()))
+    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    quotas: dict[int, list[ResourceQuota]] = {}
+    for quota in _by_pressure(ResourceQuota.objects.filter(tenant__in=list(part.object_list))):
+        quotas.setdefault(quota.tenant_id, []).append(quota)
+    shown = [{"tenant": tenant, "quotas": quotas.get(tenant.pk, [])[:3]} for tenant in part.object_list]
+    template = "tenants/_rows.html" if wants_fragment(request) else "tenants/list.html"
+    return render(request, template, {"form": form, "rows": shown, "part": part, "filtered": bool(wanted)})
+
+
+def pressed(principal: Principal) -> QuerySet[Tenant]:
+    """Visible tenants with `pressure` (percent of their fullest quota), `running` and `waiting` claims."""
+    full = ResourceQuota.objects.filter(tenant=OuterRef("pk"), hard__gt=0).order_by().values("tenant")
+    full = full.annotate(fullest=Max(ExpressionWrapper(100.0 * F("used") / F("hard"), output_field=FloatField())))
+    return (
+        Tenant.objects.visible_to(principal)
+        .annotate(
+            pressure=Subquery(full.values("fullest")),
+            running=_count(PLACED),
+            waiting=_count(WAITING),
+        )
+        .order_by(F("pressure").desc(nulls_last=True), "slug")
+    )
+
+
+def _count(states: Any) -> Coalesce:
+    claims = Claim.objects.filter(tenant=OuterRef("pk"), state__in=states).order_by().values("tenant")
+    return Coalesce(Subquery(claims.annotate(number=Count("pk")).values("number")), 0)
+
+
+def _facts(tenant: Any) -> dict[str, Any]:
+    return {
+        "tenant": tenant.slug,
+        "name": tenant.name,
+        "cohort": tenant.cohort,
+        "weight": tenant.weight,
+        "pressure_percent": None if tenant.pressure is None else round(tenant.pressure, 2),
+        "running": tenant.running,
+        "waiting": tenant.waiting,
+    }
+
+
+def _by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
+    # The database divides by no zero.
+    percent = ExpressionWrapper(100.0 * F("used") / NullIf(F("hard"), 0), output_field=FloatField())
+    rows = quotas.select_related("tenant", "pool", "share").annotate(percent=percent)
+    return rows.order_by(F("percent").desc(nulls_last=True), "pk")
+
+
+@require_GET
+@page
+def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> HttpResponseBase:
+    """One tenant, or its living part, or one of its tables as a file."""
+    tenant = find(principal, slug)
+    quotas = _by_pressure(ResourceQuota.objects.filter(tenant=tenant))
+    shown: dict[str, Any] = {
+        "tenant": tenant,
+        "quotas": quotas,
+        "may_claim": principal.is_operator or tenant.pk in principal.with_role("member"),
+        "may_administer": principal.is_operator or tenant.pk in principal.with_role("admin"),
+    }
+    if wants_fragment(request):
+        return render(request, "tenants/_quotas.html", shown)
+    alive = Token.objects.visible_to(principal).filter(tenant=tenant).alive()
+    tables: dict[str, tuple[list[str], QuerySet[Any], Callable[[Any], dict[str, Any]]]] = {
+        "quotas": (QUOTAS, quotas, _quota_facts),
+        "members": (MEMBERS, tenant.memberships.select_related("user").order_by("user__username"), _member_facts),
+        "tokens": (tokens.COLUMNS, alive.with_makers().order_by("-pk"), tokens.facts),
+    }
+    if file := asked_as_file(request):
+        asked = request.GET.get("table", "")
+        name = asked if asked in tables else "quotas"
+        columns, rows, facts = tables[name]
+        return as_file(file, f"{slug}-{name}", columns, map(facts, rows))
+    shown |= {name: rows for name, (_, rows, _) in tables.items()}
+    shown |= {"member_form": MemberForm(), "roles": Role.choices}
+    return render(request, "tenants/tenant.html", shown)
+
+
+def _quota_facts(quota: ResourceQuota) -> dict[str, Any]:
+    return {name: getattr(quota, name) for name in QUOTAS} | {"pool": quota.pool and quota.pool.name}
+
+
+def _member_facts(membership: Any) -> dict[str, Any]:
+    return {"person": membership.user.get_username(), "role": membership.role}
+
+
+@require_GET
+@page
+def tenant_hours(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
+    """A part of the tenant's page: its GPU-hours of this month, and their cost. It reads a month of the ledger."""
+    tenant, now = find(principal, slug), timezone.now()
+    begin = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    report = usage_report(tenants=[tenant], begin=begin, end=now)
+    return render(request, "tenants/_hours.html", {"report": report, "tenant": tenant})
+
+
+def find(principal: Principal, slug: str) -> Tenant:
+    """The tenant as `pressed` has it. Raises Http404 where it is not there, or not the caller's."""
+    tenant = pressed(principal).filter(slug=slug).first()
+    if tenant is None:
+        raise Http404("There is no such tenant that you may see.")
+    return tenant
+
+
+@require_http_methods(["GET", "POST"])
+@page
+def new_tenant(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Make a tenant; it holds nothing until it gets a quota."""
+    principal.require_operator()
+    form = NewTenantForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            values = form.cleaned_data | {"cohort": form.cleaned_data["cohort"] or None}
+            return redirect("tenant", slug=tenants.create_tenant(principal=principal, **values).slug)
+        except GpucloudError as error:
+            form.refuse(error)
+    return render(request, "tenants/new.html", {"form": form}, status=422 if form.is_bound else 200)

@@ -1,0 +1,101 @@
+"""What is done with a webhook by one button: on and off, another secret, a test, a message once more, away with it."""
+
+import uuid
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.translation import gettext
+from django.views.decorators.http import require_POST
+
+from apps.console.shell.forms import in_words, seen
+from apps.console.shell.page_access import page
+from apps.console.webhooks.webhooks import find, shown_once
+from apps.quotas.models import WebhookDelivery
+from apps.quotas.principals import Principal
+from apps.quotas.services.webhooks import hooks
+from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
+
+T = TypeVar("T")
+
+
+@require_POST
+@page
+def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: bool) -> HttpResponse:
+    """Tell it again, beginning with what waits; or tell it nothing more."""
+    hook = find(principal, uid)
+    done = _tried(
+        request, lambda: hooks.change(principal=principal, hook=hook, versions=seen(request), enabled=enabled)
+    )
+    if done:
+        on, off = gettext("It is on: what waits is sent now."), gettext("It is off: it is told nothing more.")
+        messages.success(request, on if enabled else off)
+    return redirect("webhook", uid=uid)
+
+
+@require_POST
+@page
+def rotate(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Another secret, which this answer alone shows."""
+    hook = find(principal, uid)
+    made = _tried(request, lambda: hooks.rotate(principal=principal, hook=hook, versions=seen(request)))
+    return shown_once(request, *made) if made else redirect("webhook", uid=uid)
+
+
+@require_POST
+@page
+def test(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Send a message that says that it is a test."""
+    hook = find(principal, uid)
+    if _tried(request, lambda: hooks.send_test(principal=principal, hook=hook)):
+        messages.success(request, gettext("A test is on its way. What becomes of it is said below."))
+    return redirect("webhook", uid=uid)
+
+
+@require_POST
+@page
+def redeliver(request: HttpRequest, principal: Principal, uid: uuid.UUID, delivery: uuid.UUID) -> HttpResponse:
+    """Send one message once more, and come back to the same part of the list."""
+    hook = find(principal, uid)
+    row = WebhookDelivery.objects.filter(webhook=hook, uid=delivery).first()
+    if row is None:
+        raise Http404("There is no such delivery that you may see.")
+    if _tried(request, lambda: hooks.redeliver(principal=principal, hook=hook, delivery=row)):
+        messages.success(request, gettext("It is sent once more, under the same id."))
+    query = request.GET.urlencode()
+    return redirect(reverse("webhook", args=[uid]) + (f"?{query}" if query else ""))
+
+
+@require_POST
+@page
+def remove(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Forget the webhook, and what waits for it."""
+    hook = find(principal, uid)
+
+    def act() -> bool:
+        hooks.delete(principal=principal, hook=hook, versions=seen(request))
+        return True
+
+    if not _tried(request, act):
+        return redirect("webhook", uid=uid)
+    messages.success(request, gettext("The webhook to {0} is removed.").format(hook.to))
+    return redirect(reverse("webhooks") + (f"?tenant={hook.tenant}" if hook.tenant else ""))
+
+
+def _tried(request: HttpRequest, act: Callable[[], T]) -> T | None:
+    """What the service answers; None where it refused, and then a message says why."""
+    try:
+        return act()
+    except Denied:
+        raise
+    except PreconditionFailed:
+        messages.error(
+            request,
+            gettext("Somebody changed it while you had this page open; this is how it is now."),
+        )
+    except GpucloudError as error:
+        messages.error(request, in_words(error))
+    return None

@@ -1,0 +1,40 @@
+"""What the gateway asks of the app above it: this app knows nodes, not claims."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from agent import wire
+from apps.nodes.models import Node
+from gpucloud.providers import Provider
+
+if TYPE_CHECKING:
+    from apps.nodes.services.telemetry.packing import Carried
+    from apps.nodes.services.telemetry.storing import Measured
+
+
+class NodeClaims(Protocol):
+    """Desired state of nodes, and the receiver of what agents report. Every call but `show` is synchronous."""
+
+    def desired(self, node_ids: Sequence[int]) -> dict[int, wire.Desired]:
+        """Return the desired state of each of these nodes that exists."""
+
+    def observed(self, node: Node, frame: wire.Observed) -> None:
+        """Record what is in force on the node."""
+
+    def carried(self, node_ids: Sequence[int]) -> dict[int, dict[str, "Carried"]]:
+        """Return the assignments on each of these nodes that are not released, by uid."""
+
+    def measured(self, batch: Sequence["Measured"]) -> None:
+        """Record measurements that were just stored."""
+
+    async def show(self, batch: Sequence["Measured"]) -> None:
+        """Send measurements that were just stored to the pages that watch them."""
+
+    def conditions(self, node: Node, frame: wire.Conditions) -> None:
+        """Record the conditions of the node and its GPUs."""
+
+    def event(self, node: Node, frame: wire.Event) -> None:
+        """Record an event that an operator should know."""
+
+
+node_claims: Provider[NodeClaims] = Provider("nodes.node_claims")

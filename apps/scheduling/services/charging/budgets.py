@@ -1,0 +1,158 @@
+"""What is spent of budgets: refusing what is new once one is spent, and warning before.
+
+Spent are the GPU-hours reserved in the period, by the same count as in reports. What is long past is counted once and
+kept, so that a check reads the last minutes only. Nothing that runs is ended.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from apps.quotas.models import Budget, BudgetPeriod, EventKind, Tenant
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import audit
+from apps.quotas.services.budgets import period_at
+from apps.quotas.services.webhooks.outbox import tell
+from apps.scheduling.core.metering import PER_GPU_HOUR
+from apps.scheduling.models import Claim
+from apps.scheduling.services.charging.metering import gpu_hours, metered
+from gpucloud.errors import Conflict
+from gpucloud.fastpath.compiled_queries import compiled_query
+
+THRESHOLDS = (80, 95, 100)
+# What is older is counted for good: no transaction lasts so long that it would still add to it.
+SETTLED_AFTER = timedelta(minutes=5)
+
+
+class BudgetExceeded(Conflict):
+    """The tenant has spent a budget of GPU-hours."""
+
+    code = "budget-exceeded"
+    title = "Budget spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What was spent of a budget in one period, up to a moment; in percent-microseconds."""
+
+    starts_at: datetime
+    ends_at: datetime
+    as_of: datetime
+    spent_us: int
+    budget_us: int
+
+    @property
+    def percent(self) -> int:
+        """Rounded down; a budget of nothing is spent from the start."""
+        return self.spent_us * 100 // self.budget_us if self.budget_us else 100
+
+    @property
+    def gpu_hours_spent(self) -> str:
+        """As decimal text."""
+        return gpu_hours(self.spent_us)
+
+
+def refuse_spent(tenant: Tenant) -> None:
+    """For whatever would reserve more from now on. Raises BudgetExceeded."""
+    for budget in _budgets_of(tenant.pk):
+        standing = standing_of(budget, now=timezone.now())
+        if standing is not None and standing.percent >= 100:
+            ends = f"{standing.ends_at:%Y-%m-%d %H:%M} UTC"
+            # How much was spent stands in the facts only: the text is kept as the reason of each claim that waits, and
+            # a number that grows by itself would be news in every round.
+            raise BudgetExceeded(
+                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. What runs "
+                "goes on; ask an operator for more.",
+                budget=budget.pk,
+                period=budget.period,
+                starts_at=standing.starts_at,
+                ends_at=standing.ends_at,
+                gpu_hours=str(budget.gpu_hours),
+                gpu_hours_spent=standing.gpu_hours_spent,
+            )
+
+
+@compiled_query
+def _budgets_of(tenant: Any) -> QuerySet[Budget]:
+    return Budget.objects.filter(tenant=tenant)
+
+
+def standing_of(budget: Budget, *, now: datetime) -> Standing | None:
+    """What is spent of the budget at this moment; None where it has no period now."""
+    bounds = period_at(budget, now)
+    if bounds is None:
+        return None
+    counted = BudgetPeriod.objects.filter(budget=budget, starts_at=bounds[0]).first()
+    since, spent = (counted.counted_until, int(counted.counted_us)) if counted else (bounds[0], 0)
+    return _standing(budget, bounds, as_of=max(now, since), spent=spent + _reserved(budget, since, now))
+
+
+def counted_standing(budget: Budget, *, now: datetime) -> Standing | None:
+    """The same as it was last counted, minutes ago at most; from the prefetched `periods`, without asking more."""
+    bounds = period_at(budget, now)
+    if bounds is None:
+        return None
+    counted = next((row for row in budget.periods.all() if row.starts_at == bounds[0]), None)
+    since, spent = (counted.counted_until, int(counted.counted_us)) if counted else (bounds[0], 0)
+    return _standing(budget, bounds, as_of=since, spent=spent)
+
+
+def watch_budgets() -> int:
+    """Count on, and warn where a threshold is passed: once for each threshold and period. Returns how many it told."""
+    return sum(_watch(pk, timezone.now()) for pk in Budget.objects.order_by("pk").values_list("pk", flat=True))
+
+
+@transaction.atomic
+def _watch(pk: int, now: datetime) -> int:
+    budget = Budget.objects.select_for_update(of=("self",)).select_related("tenant").filter(pk=pk).first()
+    bounds = None if budget is None else period_at(budget, now)
+    if budget is None or bounds is None:
+        return 0
+    row, _ = BudgetPeriod.objects.get_or_create(
+        budget=budget, starts_at=bounds[0], defaults={"ends_at": bounds[1], "counted_until": bounds[0]}
+    )
+    until = max(row.counted_until, now - SETTLED_AFTER)
+    row.counted_us = int(row.counted_us) + _reserved(budget, row.counted_until, until)
+    row.counted_until = until
+    standing = _standing(budget, bounds, as_of=now, spent=int(row.counted_us) + _reserved(budget, until, now))
+    passed = [level for level in THRESHOLDS if row.percent_told < level <= standing.percent]
+    for level in passed:
+        _tell(budget, standing, level)
+    row.percent_told = max([row.percent_told, *passed])
+    row.save()
+    return len(passed)
+
+
+def _tell(budget: Budget, standing: Standing, level: int) -> None:
+    after: dict[str, Any] = {
+        "threshold_percent": level,
+        "percent": standing.percent,
+        "gpu_hours": str(budget.gpu_hours),
+        "gpu_hours_spent": standing.gpu_hours_spent,
+        "starts_at": standing.starts_at.isoformat(),
+        "ends_at": standing.ends_at.isoformat(),
+    }
+    audit.record(
+        principal=SYSTEM,
+        action="budget.spent" if level >= 100 else "budget.warning",
+        object_type="budget",
+        object_id=budget.pk,
+        tenant=budget.tenant,
+        after=after,
+    )
+    tell(EventKind.BUDGET_THRESHOLD, tenant=budget.tenant, budget=budget.pk, **after)
+
+
+def _reserved(budget: Budget, begin: datetime, end: datetime) -> int:
+    if begin >= end:
+        return 0
+    claims = metered(Claim.objects.filter(tenant=budget.tenant_id), begin=begin, end=end)
+    return sum(piece.core_us for claim in claims for piece in claim.pieces)
+
+
+def _standing(budget: Budget, bounds: tuple[datetime, datetime], *, as_of: datetime, spent: int) -> Standing:
+    return Standing(*bounds, as_of, spent, int(budget.gpu_hours * PER_GPU_HOUR))

@@ -1,0 +1,144 @@
+"""Moving a claim from state to state, and what its holdings charge."""
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from django.db.models import Sum
+from django.utils import timezone
+
+from apps.quotas.models import EventKind, Pool, Resource, Tenant
+from apps.quotas.principals import SYSTEM, Principal
+from apps.quotas.services import charging
+from apps.quotas.services.webhooks.outbox import tell
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.services.charging import borrowing, reservation_charges
+
+WHOLE_GPU = 100
+
+
+def amounts(*, gpu_count: int, core: int, memory_mib: int) -> dict[str, int]:
+    """What `gpu_count` shares of this size charge, by resource."""
+    return {
+        Resource.CORE_PERCENT: core * gpu_count,
+        Resource.MEMORY_MIB: memory_mib * gpu_count,
+        Resource.VGPUS: gpu_count,
+        Resource.GPUS: gpu_count if core == WHOLE_GPU else 0,
+    }
+
+
+def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
+    """What these assignments charge by what they hold now; released ones charge nothing."""
+    total = dict.fromkeys(Resource.values, 0)
+    for assignment in assignments:
+        if assignment.state != "released":
+            held = amounts(
+                gpu_count=1, core=assignment.held_core + assignment.borrowed_core, memory_mib=assignment.held_memory_mib
+            )
+            total = {resource: total[resource] + held[resource] for resource in total}
+    return total
+
+
+def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SYSTEM) -> None:
+    """Bring what the tenant's quotas bear for the claim to `target`; the caller saves it.
+
+    Of an active reservation the claim takes over its part, and leaves it to the reservation again. Raises
+    QuotaExceeded, ReservationFull.
+    """
+    reservation = reservation_charges.locked_for(claim)
+    due = reservation_charges.due(reservation, but=claim, target=target) if reservation else {}
+    more = {resource: target[resource] - claim.charged[resource] for resource in target}
+    whose = charging.Whose(
+        principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
+    )
+    taken = {resource: amount for resource, amount in more.items() if amount > 0}
+    returned = {resource: -amount for resource, amount in more.items() if amount < 0}
+    if (taken and returned) or reservation:
+        charging.lock_quotas(whose, amounts=target)
+    if reservation:
+        reservation_charges.lower(reservation, due, principal=principal)
+    if taken:
+        charging.charge(whose, amounts=taken)
+    if returned:
+        charging.refund(whose, amounts=returned)
+    for resource, amount in target.items():
+        setattr(claim, f"charged_{resource}", amount)
+    if reservation:
+        reservation_charges.lift_if_possible(reservation, due)
+
+
+def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
+    """What each claim and reservation of the tenant bears, in one pool or in all; see `apps.quotas.providers`."""
+    field = f"charged_{resource}"
+    claims = Claim.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
+    if pool is not None:
+        claims = claims.filter(pool=pool)
+    return {
+        **dict(claims.values_list("uid", field)),
+        **reservation_charges.charged_by_reservation(tenant, pool, resource),
+    }
+
+
+def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:
+    """What the claims that a user made in the tenant bear, by resource."""
+    claims = Claim.objects.filter(tenant=tenant, user=user_id, charged_vgpus__gt=0)
+    sums = claims.aggregate(**{name: Sum(f"charged_{name}", default=0) for name in Resource.values})
+    return {name: int(amount) for name, amount in sums.items()}
+
+
+def charged_by_users(tenant: Tenant) -> dict[int, dict[str, int]]:
+    """The same of everybody whose claims bear something in the tenant, by the user's key; in one question."""
+    claims = Claim.objects.filter(tenant=tenant, user__isnull=False, charged_vgpus__gt=0).order_by()
+    sums: Any = claims.values("user_id").annotate(**{name: Sum(f"charged_{name}") for name in Resource.values})
+    return {row["user_id"]: {name: int(row[name]) for name in Resource.values} for row in sums}
+
+
+CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
+
+
+# Of a claim that is neither about to be preempted nor being it.
+NOT_PREEMPTED: dict[str, Any] = {"preempt_at": None, "preempted_for": None}
+
+
+# Of a claim that does something, or of which nothing is known.
+NOT_IDLE: dict[str, Any] = {"idle_since": None, "idle_reason": None, "idle_release_at": None}
+
+
+# What webhooks are told of when a claim comes to a state.
+TOLD = {
+    ClaimState.ACTIVE: EventKind.CLAIM_ACTIVE,
+    ClaimState.FAILED: EventKind.CLAIM_FAILED,
+    ClaimState.RELEASED: EventKind.CLAIM_RELEASED,
+}
+
+
+def told_of(claim: Claim) -> dict[str, Any]:
+    """What an event says of its claim."""
+    names = ("uid", "name", "state", "gpu_count", "core_request", "memory_mib", "priority")
+    return {"pool": claim.pool.name, **{name: getattr(claim, name) for name in names}}
+
+
+def tell_of(claim: Claim, kind: str, **more: Any) -> None:
+    """Write down for webhooks what happened to a claim, in the caller's transaction."""
+    tell(kind, tenant=claim.tenant, claim=told_of(claim), **more)
+
+
+def move(claim: Claim, state: str, **values: object) -> None:
+    """Save the claim in this state, note the time, and tell who watches."""
+    now = timezone.now()
+    borrowing.settle(claim, state)
+    arrived = state != claim.state
+    if arrived:
+        claim.timeline = [*claim.timeline, [state, now.isoformat()]]
+        claim.state = state
+    if state == ClaimState.RELEASED:
+        values["released_at"] = now
+    if state != ClaimState.ACTIVE and claim.idle_since is not None:
+        values |= NOT_IDLE
+    charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
+    lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
+    claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)
+    if arrived and (kind := TOLD.get(ClaimState(state))):
+        tell_of(claim, kind)
+    events.claim_changed_on_commit(claim)

@@ -1,0 +1,246 @@
+"""Making and releasing claims."""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.quotas.models import EventKind, Tenant
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit, limit_ranges
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
+from apps.scheduling.core.placement import never_fits
+from apps.scheduling.core.values import Request
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import WAITING, OverQuota
+from apps.scheduling.services.charging import reservation_charges, states
+from apps.scheduling.services.charging.budgets import refuse_spent
+from apps.scheduling.services.claims.spec import ClaimSpec
+from apps.scheduling.services.fleet.devices import could_carry, read_fleet, read_nodes
+from gpucloud import locks
+from gpucloud.api import etags
+from gpucloud.errors import Conflict, Invalid
+
+# What waits for quota costs its tenant nothing, and every round looks at it.
+MOST_UNCHARGED = 200
+
+
+class ImpossibleClaim(Invalid):
+    """No machine of the pool could ever carry it."""
+
+    code = "impossible-claim"
+    title = "This can never fit"
+
+
+class TooManyWaiting(Conflict):
+    """The tenant has as many uncharged claims in the queue as it may."""
+
+    code = "too-many-waiting"
+    title = "Too many claims wait for quota"
+
+
+class GroupOfOtherSize(Conflict):
+    """Claims of the tenant wait in a group of this name for another number of members."""
+
+    code = "group-of-other-size"
+    title = "The group has another size"
+
+
+class WrongState(Conflict):
+    """The claim's state does not allow this."""
+
+    code = "wrong-state"
+    title = "The claim's state does not allow this"
+
+
+class LimitBelowRequest(Invalid):
+    """The ceiling would be below what is guaranteed."""
+
+    code = "limit-below-request"
+    title = "core_limit must not be below core_request"
+
+
+def refuse_low_limit(request: int, limit: int) -> None:
+    """Raises LimitBelowRequest."""
+    if limit < request:
+        raise LimitBelowRequest(
+            f"core_limit {limit} is below core_request {request}: lower core_request too.",
+            core_limit=limit,
+            core_request=request,
+        )
+
+
+@transaction.atomic
+def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
+    """Charge the quota, write the claim as pending, wake the scheduler.
+
+    Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
+    LimitBelowRequest, GroupOfOtherSize, RoleMissing, ReservationNotActive, ReservationFull.
+    """
+    claim = draft_claim(principal=principal, spec=spec)
+    reservation_charges.enter(claim)
+    target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+    try:
+        # A new claim is only charged, and a charge takes everything or nothing by itself; but of a reservation what it
+        # gave back for the claim is its own again where the charge is refused.
+        with nullcontext() if claim.reservation is None else transaction.atomic():
+            states.charge_to(claim, target, principal=principal)
+    except QuotaExceeded as error:
+        if claim.when_over_quota == OverQuota.REFUSE:
+            raise
+        _wait_for_quota(claim, error)
+    claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
+    claim.save()
+    audit.record(
+        principal=principal,
+        action="claim.create",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        after={"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
+    )
+    events.claim_made_on_commit(claim)
+    return claim
+
+
+def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
+    """Return the claim as it would be made, neither charged nor saved. Raises as `create_claim`, but of quotas."""
+    principal.require_role(spec.tenant, "member")
+    filled = limit_ranges.fill(spec.tenant, spec.pool, spec.given())
+    refuse_low_limit(filled["core_request"], filled["core_limit"])
+    claim = Claim(tenant=spec.tenant, pool=spec.pool, created_by=principal.name, user_id=principal.user_id, **filled)
+    if claim.lease_seconds is not None:
+        claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
+    refuse_impossible(claim)
+    _refuse_other_size(claim)
+    refuse_spent(spec.tenant)
+    return claim
+
+
+def _wait_for_quota(claim: Claim, error: QuotaExceeded) -> None:
+    """Let it go into the queue uncharged, and say why. Raises TooManyWaiting."""
+    locks.serialize_transaction(f"waiting claims of tenant {claim.tenant_id}")
+    _refuse_endless_queue(claim.tenant)
+    claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
+    states.tell_of(claim, EventKind.CLAIM_OVER_QUOTA, why=error.detail)
+
+
+def _refuse_endless_queue(tenant: Tenant) -> None:
+    waiting = Claim.objects.filter(tenant=tenant, state__in=WAITING, charged_vgpus=0).count()
+    if waiting >= MOST_UNCHARGED:
+        raise TooManyWaiting(f"{waiting} claims of {tenant.slug} wait for quota already.", waiting=waiting)
+
+
+def _refuse_other_size(claim: Claim) -> None:
+    """Two sizes of one group are two groups, of which one would wait for members that never come."""
+    if claim.group is None:
+        return
+    # The first member decides the size: the others wait until it is written.
+    locks.serialize_transaction(f"group {claim.group} of tenant {claim.tenant_id} in pool {claim.pool_id}")
+    others = Claim.objects.filter(tenant=claim.tenant, pool=claim.pool, group=claim.group, state__in=WAITING)
+    other = others.exclude(group_size=claim.group_size).first()
+    if other is not None:
+        raise GroupOfOtherSize(
+            f"Group {claim.group} waits for {other.group_size} claims already, this one says {claim.group_size}: "
+            f"give group_size {other.group_size}, or another group.",
+            group=claim.group,
+            group_size=other.group_size,
+            requested=claim.group_size,
+        )
+
+
+def refuse_impossible(claim: Claim) -> None:
+    """Raises ImpossibleClaim where the pool has GPUs and none could carry it even when empty."""
+    if could_carry(claim.pool, request_of(claim)):
+        return
+    fleet = read_fleet(claim.pool)
+    if fleet and (reasons := never_fits(fleet, request_of(claim), nodes=read_nodes(claim.pool))):
+        raise ImpossibleClaim(
+            f"No GPU of pool {claim.pool.name} could ever carry this: "
+            + "; ".join(reason.detail.replace("free", "at all") for reason in reasons)
+            + ".",
+            reasons=[asdict(reason) for reason in reasons],
+        )
+
+
+def request_of(claim: Claim) -> Request:
+    """The claim as the core sees it."""
+    labelled = claim.affinity is not None or claim.anti_affinity is not None or claim.exclusion is not None
+    return Request(
+        claim.gpu_count,
+        claim.core_request,
+        claim.memory_mib,
+        claim.gpu_model,
+        # Labels are the tenant's own. Claims without any are alike whose they are, and one refusal answers for all.
+        tenant=str(claim.tenant_id) if labelled else "",
+        affinity=claim.affinity,
+        anti_affinity=claim.anti_affinity,
+        exclusion=claim.exclusion,
+        node_selector=tuple(sorted(claim.node_selector.items())),
+    )
+
+
+def limits(row: Claim | Assignment) -> dict[str, int]:
+    """The three numbers that can be changed live."""
+    return {"core_request": row.core_request, "core_limit": row.core_limit, "memory_mib": row.memory_mib}
+
+
+def locked(claim: Claim, versions: etags.Versions = None) -> Claim:
+    """The claim under its row lock. Raises PreconditionFailed."""
+    claim = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=claim.pk)
+    etags.check(claim.version, versions)
+    return claim
+
+
+@transaction.atomic
+def release_claim(
+    *, principal: Principal, claim: Claim, versions: etags.Versions = None, why: str = "asked for"
+) -> Claim:
+    """Give everything back: at once where nothing is placed, else when the agent has confirmed it. Repeatable."""
+    principal.require_role(claim.tenant, "member")
+    claim = locked(claim, versions)
+    if claim.state == ClaimState.RELEASED or (claim.state == ClaimState.RELEASING and claim.preempt_at is None):
+        return claim
+    audit.record(
+        principal=principal,
+        action="claim.release",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        before={"state": claim.state},
+        after={"why": why},
+    )
+    if claim.state == ClaimState.RELEASING:  # it is being preempted, and need not come back to the queue
+        states.move(claim, claim.state, preempt_at=None, reasons=[])
+    elif not end_assignments(claim, preempt_at=None):
+        states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
+        states.move(claim, ClaimState.RELEASED, reasons=[])
+    return claim
+
+
+def end_assignments(claim: Claim, **values: Any) -> bool:
+    """Begin to release the locked claim; False where nothing of it is on a GPU, and nothing was done."""
+    assignments = list(claim.assignments.exclude(state=AssignmentState.RELEASED).select_related("gpu"))
+    if not assignments:
+        return False
+    for assignment in assignments:
+        assignment.change(state=AssignmentState.RELEASING, generation=assignment.generation + 1)
+    states.move(claim, ClaimState.RELEASING, generation=claim.generation + 1, **values)
+    raise_frames({assignment.gpu.node_id for assignment in assignments})
+    return True
+
+
+def raise_frames(node_ids: set[int]) -> None:
+    """The desired state of these nodes changed: number it anew in this transaction, push it after the commit."""
+    of_these = Node.objects.filter(pk__in=node_ids)
+    if len(node_ids) > 1:
+        # In key order: an UPDATE of many takes its locks in whatever order it finds them.
+        list(of_these.order_by("pk").select_for_update(no_key=True).values_list("pk", flat=True))
+    of_these.update(frame=F("frame") + 1)
+    events.push_on_commit(node_ids)

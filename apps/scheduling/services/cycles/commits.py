@@ -1,0 +1,343 @@
+"""Making a round's decisions true, or dropping them: many placements in one transaction.
+
+Every row that a decision rests on is locked and looked at again: the claim as the round saw it, room on the GPUs, nodes
+that are ready. What no longer holds loses and is decided anew; the rest is written in a few statements, whatever their
+number. Claims that are still to be charged go in batches of one member's each: in the order of locks, all quotas come
+before all GPUs, and what one member is charged to is locked at once.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models, transaction
+from django.db.models import F, Func, Value
+from django.utils import timezone
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import capacity
+from apps.quotas.models import Budget, Resource, Tenant
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import charging, member_limits
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
+from apps.scheduling.core.values import Reason, Refused
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.charging import reservation_charges, states
+from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.charging.reservation_charges import ReservationFull
+from apps.scheduling.services.claims.lifecycle import limits, raise_frames
+from apps.scheduling.services.cycles.records import told
+from apps.scheduling.services.failures import SESSION_LOST
+from apps.scheduling.services.fleet.reserved import Guard
+
+TIMELINE = ArrayField(ArrayField(models.CharField(max_length=40), size=2))
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A claim as the round saw it, and the GPUs, by key, that the core chose."""
+
+    claim: Claim
+    gpus: tuple[int, ...]
+    # Picks of one group are placed all or none.
+    group: tuple[int, str, int] | None = None
+
+    @property
+    def charged(self) -> bool:
+        """Whether its quotas bear it already."""
+        return self.claim.charged_vgpus > 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the picks: placed, refused by quota or budget, or lost because something had changed."""
+
+    placed: list[Pick] = field(default_factory=list)
+    refused: list[tuple[Pick, Refused]] = field(default_factory=list)
+    lost: list[Pick] = field(default_factory=list)
+    # Those over which the commit itself raised, a group as a whole.
+    failed: list[tuple[tuple[Pick, ...], Exception]] = field(default_factory=list)
+
+
+class _Again(Exception):
+    """Something was charged for what then found no room: all of it is taken back, and the rest tried without it."""
+
+
+def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
+    """Write the picks. `fence` raises, within each transaction, where the caller may commit no longer."""
+    outcome = Outcome()
+    alone = [pick for pick in picks if pick.group is None]
+    groups: dict[tuple[int, str, int], list[Pick]] = defaultdict(list)
+    for pick in picks:
+        if pick.group is not None:
+            groups[pick.group].append(pick)
+    for batch in _batches(alone):
+        _commit(batch, outcome, fence)
+    for gang in groups.values():
+        size = gang[0].claim.group_size or 1
+        for first in range(0, len(gang), size):
+            _commit(gang[first : first + size], outcome, fence)
+    return outcome
+
+
+def _batches(picks: Iterable[Pick]) -> Iterable[list[Pick]]:
+    """What is committed together: all that is charged already, and of the rest what has the same quotas and limits."""
+    batches: dict[Hashable, list[Pick]] = {}
+    for pick in picks:
+        claim, key = pick.claim, None
+        if not pick.charged:
+            # Within a reservation each is counted against what those before it have left.
+            key = (claim.tenant_id, claim.user_id, claim.reservation_id and claim.pk)
+        batches.setdefault(key, []).append(pick)
+    return batches.values()
+
+
+def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) -> None:
+    """Write what holds. Where that raises, find by halves over which claims it does: the others are written."""
+    try:
+        batch = _written(picks, fence)
+    except SESSION_LOST:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is these claims' own and must not hold up the others
+        if len(picks) == 1 or picks[0].group is not None:
+            outcome.failed.append((tuple(picks), error))
+            return
+        middle = len(picks) // 2
+        for half in (picks[:middle], picks[middle:]):
+            _commit(half, outcome, fence)
+        return
+    outcome.placed += batch.placed
+    outcome.refused += batch.refused
+    outcome.lost += batch.lost
+
+
+def _written(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Batch":
+    dropped: list[Pick] = []
+    while True:
+        batch = _Batch(picks)
+        try:
+            with transaction.atomic():
+                fence()
+                batch.write()
+        except (QuotaExceeded, ReservationFull) as error:
+            # Of a group, for which it is all or nothing.
+            batch.placed, batch.lost = [], []
+            batch.refused = [(pick, refusal(error)) for pick in picks]
+        except _Again:
+            dropped += batch.lost
+            picks = [pick for pick in picks if pick not in batch.lost]
+            continue
+        batch.lost += dropped
+        return batch
+
+
+def refusal(error: QuotaExceeded | BudgetExceeded | ReservationFull) -> Refused:
+    """In the words of a round."""
+    return Refused((Reason(error.code, 0, error.detail),))
+
+
+class _Batch:
+    """One transaction's picks. Locks in the order of all: claims, quotas, GPUs, nodes."""
+
+    def __init__(self, picks: Sequence[Pick]) -> None:
+        self.placed: list[Pick] = []
+        self.refused: list[tuple[Pick, Refused]] = []
+        self.lost: list[Pick] = []
+        self._picks = picks
+
+    def write(self) -> None:
+        """Everything that still holds; of a group all or nothing.
+
+        Raises QuotaExceeded or ReservationFull of a group, and _Again.
+        """
+        charged, candidates = self._charge(self._within_budget(self._unchanged(self._picks)))
+        self._choose(candidates)
+        if self._picks[0].group is not None and len(self.placed) < len(self._picks):
+            self._drop_group()
+            return
+        if any(pick.claim.pk in charged for pick in self.lost):
+            raise _Again
+        if not self.placed:
+            transaction.set_rollback(bool(charged))
+            return
+        _write_assignments(self.placed)
+        _write_claims(self.placed)
+        raise_frames(self._node_ids)
+        events.claims_changed_on_commit([pick.claim for pick in self.placed])
+
+    def _charge(self, picks: Sequence[Pick]) -> tuple[set[int], list[Pick]]:
+        """Charge what is still to be charged; the keys of that, and the picks that are charged now."""
+        due = [pick for pick in picks if not pick.charged]
+        if len(due) > 1:
+            _lock_for_charges(due)
+        kept = [pick for pick in picks if pick.charged]
+        for pick in due:
+            try:
+                # Of several, one is taken back where it exceeds the quota.
+                with transaction.atomic() if len(due) > 1 else nullcontext():
+                    _charge(pick)
+            except (QuotaExceeded, ReservationFull) as error:
+                if pick.group is not None:
+                    raise
+                self.refused.append((pick, refusal(error)))
+            else:
+                kept.append(pick)
+        return {pick.claim.pk for pick in due}, kept
+
+    def _drop_group(self) -> None:
+        """One of it cannot be placed, so none is."""
+        transaction.set_rollback(True)
+        if self.refused:
+            _, why = self.refused[0]
+            self.refused, self.lost = [(pick, why) for pick in self._picks], []
+        else:
+            self.lost = list(self._picks)
+        self.placed = []
+
+    def _unchanged(self, picks: Iterable[Pick]) -> list[Pick]:
+        rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=[pick.claim.pk for pick in picks])
+        versions = dict(rows.order_by("pk").values_list("pk", "version"))
+        return self._keep(picks, lambda pick: versions.get(pick.claim.pk) == pick.claim.version)
+
+    def _within_budget(self, picks: Iterable[Pick]) -> list[Pick]:
+        """What was in the queue when the budget was spent reserves nothing before."""
+        picks, spent = list(picks), {}
+        tenants = {pick.claim.tenant_id for pick in picks}
+        for tenant in Tenant.objects.filter(pk__in=Budget.objects.filter(tenant__in=tenants).values("tenant")):
+            try:
+                refuse_spent(tenant)
+            except BudgetExceeded as error:
+                spent[tenant.pk] = refusal(error)
+        self.refused += [(pick, spent[pick.claim.tenant_id]) for pick in picks if pick.claim.tenant_id in spent]
+        return [pick for pick in picks if pick.claim.tenant_id not in spent]
+
+    def _choose(self, picks: Iterable[Pick]) -> None:
+        """Lock GPUs and nodes, keep the picks for which there is room, in their order, and take it."""
+        rows = Gpu.objects.select_for_update(no_key=True).filter(pk__in={key for pick in picks for key in pick.gpus})
+        gpus = {gpu.pk: gpu for gpu in rows.order_by("pk")}
+        node_ids = {gpu.node_id for gpu in gpus.values()}
+        nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=node_ids).order_by("pk")
+        ready = {node.pk: node.pool_id for node in nodes if node.state == "ready"}
+        takes: dict[int, tuple[int, int]] = {}
+        guard = Guard(gpus, now=timezone.now())
+
+        def fits(pick: Pick) -> bool:
+            claim = pick.claim
+            more = {}
+            for key in pick.gpus:
+                core, memory = takes.get(key, (0, 0))
+                more[key] = (core + claim.core_request, memory + claim.memory_mib)
+                gpu = gpus.get(key)
+                if gpu is None or not gpu.present or gpu.unhealthy or ready.get(gpu.node_id) != claim.pool_id:
+                    return False
+                if more[key][0] > gpu.core_free or more[key][1] > gpu.memory_free_mib:
+                    return False
+            if not guard.admits(claim, pick.gpus):
+                return False
+            takes.update(more)
+            return True
+
+        self.placed = self._keep(picks, fits)
+        if takes and not capacity.take_many(takes):
+            raise AssertionError("A locked GPU has changed.")
+        self._node_ids = {gpus[key].node_id for key in takes}
+
+    def _keep(self, picks: Iterable[Pick], holds: Callable[[Pick], bool]) -> list[Pick]:
+        kept: list[Pick] = []
+        for pick in picks:
+            (kept if holds(pick) else self.lost).append(pick)
+        return kept
+
+
+def _lock_for_charges(picks: Sequence[Pick]) -> None:
+    """All that their charges lock, in the order of all: one after the other they would not keep it."""
+    claims = list(Claim.objects.select_related("tenant", "pool").filter(pk__in=[pick.claim.pk for pick in picks]))
+    reservation_charges.lock_of(claims)
+    everything = dict.fromkeys(Resource.values, 1)
+    for claim in sorted({claim.user_id: claim for claim in claims}.values(), key=lambda claim: claim.user_id or 0):
+        member_limits.lock(claim.tenant, claim.user_id, everything)
+    first = claims[0]
+    charging.lock_quotas(charging.Whose(SYSTEM, first.tenant, first.pool, first.uid), amounts=everything)
+
+
+def _charge(pick: Pick) -> None:
+    """Charge the claim as it stands, under its lock, and save it. Raises QuotaExceeded, ReservationFull."""
+    claim = Claim.objects.select_related("tenant", "pool").get(pk=pick.claim.pk)
+    states.charge_to(
+        claim, states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+    )
+    Claim.objects.filter(pk=claim.pk).update(**{name: getattr(claim, name) for name in states.CHARGED_FIELDS})
+
+
+def _write_assignments(picks: Iterable[Pick]) -> None:
+    rows = [
+        Assignment(
+            claim=pick.claim,
+            gpu_id=key,
+            **limits(pick.claim),
+            held_core=pick.claim.core_request,
+            held_memory_mib=pick.claim.memory_mib,
+            generation=pick.claim.generation,
+        )
+        for pick in picks
+        for key in pick.gpus
+    ]
+    # A statement has at most 65,535 parameters.
+    Assignment.objects.bulk_create(rows, batch_size=2000)
+
+
+def _write_claims(picks: Sequence[Pick]) -> None:
+    now = timezone.now()
+    Claim.objects.filter(pk__in=[pick.claim.pk for pick in picks]).update(
+        assigned_at=now, **_moved(ClaimState.ASSIGNED, reasons=[])
+    )
+
+
+def _moved(state: str, *, reasons: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """As `states.move` has it, for many claims in one statement."""
+    now = timezone.now()
+    return {
+        "state": state,
+        "reasons": reasons,
+        "timeline": _later(state, now.isoformat()),
+        "version": F("version") + 1,
+        "updated_at": now,
+    }
+
+
+def _later(state: str, at: str) -> Func:
+    return Func(F("timeline"), Value([[state, at]], output_field=TIMELINE), function="array_cat")
+
+
+@transaction.atomic
+def tell(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], None]) -> list[Claim]:
+    """Write to claims, by key, why they go on waiting; the claims to which that was news.
+
+    Claims that have changed since they were read are passed over. The claims given are brought up to date. `fence`
+    raises where the caller may commit no longer: who leads no more knows no more why somebody waits.
+    """
+    fence()
+    rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=refusals, state__in=WAITING).order_by("pk")
+    versions = dict(rows.values_list("pk", "version"))
+    alike: dict[tuple[Refused, bool], list[Claim]] = defaultdict(list)
+    for key, version in versions.items():
+        claim, why = refusals[key]
+        if claim.version == version:
+            alike[why, claim.state == ClaimState.PENDING].append(claim)
+    for (why, pending), claims in alike.items():
+        values = _moved(ClaimState.QUEUED, reasons=told(why))
+        if not pending:
+            del values["timeline"]
+        Claim.objects.filter(pk__in=[claim.pk for claim in claims]).update(**values)
+        for claim in claims:
+            claim.state, claim.reasons, claim.version = ClaimState.QUEUED, told(why), claim.version + 1
+            claim.updated_at = values["updated_at"]
+    changed = [claim for claims in alike.values() for claim in claims]
+    if changed:
+        events.claims_changed_on_commit(changed)
+    return changed

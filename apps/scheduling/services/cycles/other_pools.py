@@ -1,0 +1,40 @@
+"""Other pools that could carry a claim now: one query, by what GPUs have free."""
+
+from django.db.models import Count, F
+from django.utils import timezone
+
+from apps.nodes.models import Gpu
+from apps.nodes.models.gpu import WHOLE
+from apps.nodes.models.node import FRESH
+from apps.scheduling.core.nearest import Suggestion
+from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.lifecycle import request_of
+
+MOST_POOLS = 3
+
+
+def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
+    """The first few pools, by name, where a node has the GPUs free; the tenant's quota there is another matter.
+
+    Nothing for claims with labels: what other claims stand on those GPUs is not asked.
+    """
+    request = request_of(claim)
+    if request.labels:
+        return ()
+    gpus = Gpu.objects.filter(
+        present=True,
+        core_used__lte=WHOLE - claim.core_request - F("core_outside"),
+        memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - claim.memory_mib,
+        unhealthy="",
+        node__cordoned=False,
+        node__unhealthy="",
+        node__fenced_at=None,
+        node__last_seen_at__gte=timezone.now() - FRESH,
+    ).exclude(node__pool=claim.pool_id)
+    if request.models:
+        gpus = gpus.filter(model__in=request.models)
+    if request.node_selector:
+        gpus = gpus.filter(node__labels__contains=dict(request.node_selector))
+    nodes = gpus.values("node", "node__pool__name").annotate(free=Count("pk")).filter(free__gte=claim.gpu_count)
+    names = sorted(set(nodes.order_by().values_list("node__pool__name", flat=True)))[:MOST_POOLS]
+    return tuple(Suggestion("pool", name, f"It would fit now in pool {name}, as a new claim.") for name in names)

@@ -1,0 +1,141 @@
+"""Reading a pool's GPUs and nodes as the core wants them: a few queries, whatever the size."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.db.models import Count, Q, QuerySet
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
+from apps.quotas.models import Pool
+from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Request
+from apps.scheduling.models import Assignment, AssignmentState
+from gpucloud.fastpath.compiled_queries import compiled_query
+
+LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
+LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
+# What a GPU's state takes from its node.
+OF_NODE = ("name", "cordoned", "unhealthy", "fenced_at", "last_seen_at")
+# Of two linked GPUs: their ids, and the link.
+Pair = tuple[str, str, str]
+LABELLED = Q(claim__affinity__isnull=False) | Q(claim__anti_affinity__isnull=False) | Q(claim__exclusion__isnull=False)
+
+
+def could_carry(pool: Pool, request: Request) -> bool:
+    """Whether one node of the pool has the GPUs for it, were they all free: one query, up to the first such node.
+
+    `never_fits` says the same of the whole fleet, and why; a claim that can be carried need not wait for that.
+    """
+    if request.gpu_count == 1 and request.gpu_model is None and not request.node_selector:
+        return bool(_large_enough(pool.pk, request.memory_mib))
+    gpus = Gpu.objects.filter(node__pool=pool, memory_mib__gte=request.memory_mib)
+    if request.models:
+        gpus = gpus.filter(model__in=request.models)
+    if request.node_selector:
+        gpus = gpus.filter(node__labels__contains=dict(request.node_selector))
+    if request.gpu_count == 1:
+        return gpus.exists()
+    return gpus.order_by("node").values("node").annotate(gpus=Count("pk")).filter(gpus__gte=request.gpu_count).exists()
+
+
+@compiled_query
+def _large_enough(pool: Any, memory_mib: Any) -> QuerySet[Gpu, tuple[int]]:
+    return Gpu.objects.filter(node__pool=pool, memory_mib__gte=memory_mib).values_list("pk")[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU as the core wants it, and the keys of its rows."""
+
+    pk: int
+    node_id: int
+    state: GpuState
+
+    def carrying(self, request: Request) -> "Device":
+        """The same once it carries the request too."""
+        return replace(self, state=carrying(self.state, request))
+
+
+def carrying(gpu: GpuState, request: Request) -> GpuState:
+    """The GPU once it carries the request too."""
+    return replace(
+        gpu,
+        core_free=gpu.core_free - request.core_request,
+        memory_free_mib=gpu.memory_free_mib - request.memory_mib,
+        labels=tuple(sorted(gpu.labels + request.labels)),
+    )
+
+
+def taken(fleet: dict[str, GpuState], answer: Placed, request: Request) -> dict[str, GpuState]:
+    """The fleet as it is once the request is placed."""
+    return {**fleet, **{uuid: carrying(fleet[uuid], request) for uuid in answer.gpus}}
+
+
+def read_fleet(pool: Pool) -> list[GpuState]:
+    """Every GPU of the pool, in a fixed order."""
+    return [device.state for device in read_devices(pool)]
+
+
+def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
+    """The pool's GPUs, all or those asked for, in the order of nodes' names and GPUs' indexes."""
+    rows = gpu_rows(Gpu.objects.filter(which or Q(), node__pool=pool).order_by("node__name", "index"))
+    labels = labels_on(pool, None if which is None else [gpu.pk for gpu in rows])
+    nodes = Node.objects.only(*OF_NODE).in_bulk({gpu.node_id for gpu in rows})
+    states = {pk: node.state for pk, node in nodes.items()}
+    return [
+        Device(
+            gpu.pk,
+            gpu.node_id,
+            GpuState(
+                uuid=gpu.uuid,
+                node=nodes[gpu.node_id].name,
+                index=gpu.index,
+                model=gpu.model,
+                memory_mib=gpu.memory_mib,
+                core_free=gpu.core_free,
+                memory_free_mib=gpu.memory_free_mib,
+                schedulable=gpu.present and states[gpu.node_id] == "ready" and not gpu.unhealthy,
+                unhealthy=_ails(gpu, nodes[gpu.node_id], states[gpu.node_id]),
+                labels=labels.get(gpu.pk, ()),
+                core_over=max(0, -gpu.core_left),
+                memory_over_mib=max(0, -gpu.memory_left_mib),
+            ),
+        )
+        for gpu in rows
+    ]
+
+
+def _ails(gpu: GpuRow, node: Node, state: str) -> str:
+    """What keeps claims off a GPU that is there, on a node that is there."""
+    if not gpu.present or state not in ("ready", "unhealthy", "fenced"):
+        return ""
+    if node.fenced_at is not None:
+        return "its node is fenced"
+    return ", ".join(words for words in (gpu.unhealthy, node.unhealthy) if words)
+
+
+def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
+    """The pool's nodes, all or those asked for: their labels, and the links between their GPUs."""
+    nodes = Node.objects.filter(which or Q(), pool=pool)
+    linked = Gpu.objects.filter(node__in=nodes).exclude(links={})
+    pairs: dict[int, list[Pair]] = {}
+    for node, uuid, links in linked.values_list("node", "uuid", "links"):
+        # Each pair once, as the one of the smaller id has it.
+        pairs.setdefault(node, []).extend((uuid, other, word) for other, word in links.items() if uuid < other)
+    return [
+        NodeState(node.name, tuple(sorted(node.labels.items())), tuple(sorted(pairs.get(node.pk, ()))))
+        for node in nodes.only("name", "labels").order_by("name")
+    ]
+
+
+def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:
+    """The labels of the claims on the pool's GPUs, all or those given, by GPU."""
+    # By where the GPU is: a claim may be of the pool that its node was in before.
+    here = Q(gpu__node__pool=pool) if gpus is None else Q(gpu__in=gpus)
+    rows = Assignment.objects.filter(here, LABELLED).exclude(claim__state="released")
+    found: dict[int, list[Label]] = {}
+    for gpu, tenant, *names in rows.exclude(state=AssignmentState.RELEASED).values_list(*LABEL_COLUMNS):
+        of_one = [Label(kind, str(tenant), name) for kind, name in zip(LABEL_KINDS, names, strict=True) if name]
+        found.setdefault(gpu, []).extend(of_one)
+    return {gpu: tuple(sorted(labels)) for gpu, labels in found.items()}

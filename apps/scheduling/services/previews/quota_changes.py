@@ -1,0 +1,212 @@
+"""Previews of changed quotas: who would hold more than they may, and which waiting claims could start, or no longer.
+
+The change itself is the real one, in a transaction that is taken back. What it does to the queue is worked out on the
+numbers before and after it, not by a round: a round locks GPUs and nodes, and a question must not hold up anybody.
+Claims are tried in the order of the queue on the GPUs as they are free now, before those of other tenants.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from apps.quotas.models import Pool, ResourceQuota, Tenant
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling.core import gangs
+from apps.scheduling.core.placement import place
+from apps.scheduling.core.values import GpuState, NodeState, Placed
+from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.accounting.sums import Kept as KeptSums
+from apps.scheduling.services.accounting.sums import Sums
+from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims.lifecycle import request_of
+from apps.scheduling.services.cycles.queue import waiting_of
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
+from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
+from gpucloud.errors import GpucloudError
+
+# An operator reads no longer list; what is behind it is counted.
+MOST_CLAIMS = 200
+
+Reasons = list[dict[str, Any]]
+Fleets = dict[int, dict[str, GpuState]]
+Nodes = dict[int, list[NodeState]]
+Kept = tuple[Fleets, dict[int, Reserved], KeptSums]
+
+
+def preview(
+    act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]], joins: str | None = None
+) -> dict[str, Any]:
+    """What a change of the tenant's quotas would do, beside what it would answer. Raises whatever `act` raises.
+
+    With the tenant the others of its cohort are looked at, and of the one that it `joins`: they lend to it and borrow
+    from it.
+    """
+    tenants = list(Tenant.objects.filter(Q(pk=tenant.pk) | Q(cohort__in={tenant.cohort, joins} - {None})))
+    queue = _Queue(tenants)
+    spent = {item.pk: _spent(item) for item in tenants}
+    with transaction.atomic():
+        before = queue.outlook().of(queue.claims, spent)
+        shown = show(act())
+        outlook = queue.outlook()
+        transaction.set_rollback(True)
+    over = [_over(quota) for quota in outlook.sums.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
+    return {**shown, "dry_run": True, "over": over, **queue.compared(before, outlook.of(queue.claims, spent))}
+
+
+def preview_of_bounds(act: Callable[[], Any], *, tenant: Tenant) -> dict[str, Any]:
+    """The same of a change of a budget or of a member's limit; `row` is what the change answers. Raises what it raises.
+
+    They are asked for claim by claim, so the change stays in place that long: it locks nothing that a charge needs.
+    """
+    queue = _Queue([tenant])
+    before = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+    with transaction.atomic():
+        row = act()
+        after = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+        transaction.set_rollback(True)
+    return {"row": row, **queue.compared(before, after)}
+
+
+class _Queue:
+    """The first of what waits for these tenants, and the GPUs that it waits for."""
+
+    def __init__(self, tenants: list[Tenant]) -> None:
+        self.tenants = tenants
+        waiting = Claim.objects.filter(tenant__in=tenants, state__in=WAITING)
+        waiting = waiting.select_related("tenant", "pool", "reservation")
+        self.claims = list(waiting.order_by("-priority", "pk")[:MOST_CLAIMS])
+        pools = {claim.pool_id: claim.pool for claim in self.claims}
+        self.fleets = {pk: {gpu.uuid: gpu for gpu in read_fleet(pool)} for pk, pool in pools.items()}
+        self.nodes = {pk: read_nodes(pool) for pk, pool in pools.items()}
+        self.line = _Line(waiting, self.claims, pools)
+        self.left_out = waiting.count() - len(self.claims)
+
+    def outlook(self) -> "_Outlook":
+        """The quotas as they are at this moment."""
+        return _Outlook(self.tenants, self.fleets, self.nodes, self.line)
+
+    def compared(self, before: Mapping[UUID, Reasons], after: Mapping[UUID, Reasons]) -> dict[str, Any]:
+        """Which claims could start after a change, which would wait and why, and for which that is new."""
+        told = [(_told(claim), before[claim.uid], after[claim.uid]) for claim in self.claims]
+        return {
+            "runnable": [{**facts, "changed": bool(old)} for facts, old, new in told if not new],
+            "pending": [{**facts, "changed": not old, "reasons": new} for facts, old, new in told if new],
+            "claims_left_out": self.left_out,
+        }
+
+
+class _Line:
+    """What of the queue is asked together, what not at all by now, and what is reserved."""
+
+    def __init__(self, waiting: QuerySet[Claim], claims: Iterable[Claim], pools: Mapping[int, Pool]) -> None:
+        now = timezone.now()
+        self.reserved = {pk: read_reserved(pool, now=now) for pk, pool in pools.items()}
+        self.early: dict[str, Reasons] = {}
+        # By each member's uid: all claims of its gang.
+        self.gangs: dict[str, list[Claim]] = {}
+        there = {str(claim.uid): claim for claim in claims}
+        # Also those beyond what is looked at: they may be what a gang waits for.
+        special = list(waiting.filter(Q(group__isnull=False) | Q(start_at__gt=now)))
+        for pk in pools:
+            of_pool = [there.get(str(claim.uid), claim) for claim in special if claim.pool_id == pk]
+            by_uid = {str(claim.uid): claim for claim in of_pool}
+            asks, early = gangs.ready(map(waiting_of, of_pool), now=now.timestamp())
+            self.early |= {uid: [asdict(reason) for reason in why.reasons] for uid, why in early.items()}
+            for ask in asks:
+                members = [by_uid[claim.id] for claim in gangs.placing_order(ask)]
+                self.gangs |= dict.fromkeys((claim.id for claim in ask.members), members)
+
+
+class _Outlook:
+    """The tenants' quotas and the pools' GPUs at one moment, filled up claim by claim."""
+
+    def __init__(self, tenants: Iterable[Tenant], fleets: Fleets, nodes: Nodes, line: _Line) -> None:
+        self.line = line
+        self.reserved = {pk: reserved.at(reserved.now) for pk, reserved in line.reserved.items()}
+        # Of gangs that were tried: why each waits as a whole.
+        self.tried: dict[str, Reasons] = {}
+        rows = ResourceQuota.objects.filter(tenant__in=tenants).select_related("tenant", "pool", "share")
+        self.sums = Sums(rows.order_by("pk"))
+        self.fleets, self.nodes = dict(fleets), nodes
+
+    def of(self, claims: Iterable[Claim], spent: dict[int, Reasons]) -> dict[UUID, Reasons]:
+        """Why each of these claims would go on waiting; nothing where it could start."""
+        return {claim.uid: spent[claim.tenant_id] or self._together(claim) for claim in claims}
+
+    def _together(self, claim: Claim) -> Reasons:
+        """Alone, or with its gang: all of it or nothing."""
+        uid = str(claim.uid)
+        if uid in self.line.early:
+            return self.line.early[uid]
+        if uid not in self.line.gangs:
+            return self._start(claim)
+        if uid not in self.tried:
+            members, kept = self.line.gangs[uid], self._kept()
+            why = next((reasons for member in members if (reasons := self._start(member))), [])
+            if why:
+                self._undo(kept)
+            self.tried |= {str(member.uid): why for member in members}
+        return self.tried[uid]
+
+    def _kept(self) -> Kept:
+        reserved = {pk: replace(item, holds=list(item.holds), _until={}) for pk, item in self.reserved.items()}
+        return dict(self.fleets), reserved, self.sums.kept()
+
+    def _undo(self, kept: Kept) -> None:
+        self.fleets, self.reserved, before = kept
+        self.sums.undo(before)
+
+    def _start(self, claim: Claim) -> Reasons:
+        """As a round does it: what does not fit is not charged."""
+        fleet, reserved = self.fleets[claim.pool_id], self.reserved[claim.pool_id]
+        held = reserved.held(claim, fleet.values)
+        answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id], held=held)
+        if not isinstance(answer, Placed):
+            return [asdict(reason) for reason in answer.reasons]
+        if not any(claim.charged.values()):
+            try:
+                self.sums.charge(claim)
+            except QuotaExceeded as error:
+                return [_reason(error)]
+        reserved.took(claim, answer.gpus)
+        self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
+        return []
+
+
+def _reason(error: GpucloudError) -> dict[str, Any]:
+    return {"code": error.code, "gpus": 0, "detail": error.detail}
+
+
+def _spent(tenant: Tenant) -> Reasons:
+    try:
+        refuse_spent(tenant)
+    except BudgetExceeded as error:
+        return [_reason(error)]
+    return []
+
+
+def _share_excess(quota: ResourceQuota) -> int:
+    """What the cohort has taken above what it lends; those that borrow would have to give it back."""
+    return quota.share.excess if quota.share is not None else 0
+
+
+def _over(quota: ResourceQuota) -> dict[str, Any]:
+    return {
+        "tenant": quota.tenant.slug,
+        "pool": quota.pool and quota.pool.name,
+        "resource": quota.resource,
+        "hard": quota.hard,
+        "used": quota.used,
+        "borrowed": quota.borrowed,
+        "excess": max(quota.excess, min(quota.borrowed, _share_excess(quota))),
+    }
+
+
+def _told(claim: Claim) -> dict[str, Any]:
+    return {"claim": str(claim.uid), "tenant": claim.tenant.slug, "name": claim.name}

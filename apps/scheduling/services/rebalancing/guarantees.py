@@ -1,0 +1,244 @@
+"""Lending idle guarantees to best-effort claims, giving them back, and placing claims on what is lent."""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from operator import itemgetter
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import capacity
+from apps.quotas.models import Pool
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling import events
+from apps.scheduling.core.placement import place
+from apps.scheduling.core.values import GpuState, Placed
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.charging import borrowing, states
+from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims.lifecycle import WrongState, limits, locked, raise_frames, request_of
+from apps.scheduling.services.failures import SET_ASIDE, each
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
+from apps.scheduling.services.fleet.reserved import Guard, read_reserved
+from gpucloud.errors import Conflict
+
+# So often the core is asked in one go; claims that ask alike are asked of once.
+MOST_ASKED = 100
+# A claim's turn: most urgent, then oldest first.
+Turn = tuple[int, int]
+
+
+class NothingLent(Conflict):
+    """The pool's sharing policy does not let others use what is idle."""
+
+    code = "nothing-lent"
+    title = "Idle core is of no use to others here"
+
+
+@transaction.atomic
+def lend(*, principal: Principal, claim: Claim, core: int, why: str) -> Claim:
+    """Lend `core` points of the claim's guarantee on each of its GPUs, instead of what it lends now; 0 gives all back.
+
+    Its guarantee, its charges and its page stay as they are (`borrowing` says why). Raises WrongState, NothingLent.
+    """
+    claim = locked(claim)
+    principal.require_role(claim.tenant, "member")
+    before = claim.lent_core
+    if core == before:
+        return claim
+    if core > before:
+        _refuse_unlendable(claim, core)
+    borrowing.lend(claim, core)
+    states.move(claim, claim.state, rebalanced_at=timezone.now())
+    audit.record(
+        principal=principal,
+        action="claim.lend" if core > before else "claim.give-back",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        before={"lent_core": before},
+        after={"lent_core": core, "why": why},
+    )
+    if core > before:
+        events.wake_scheduler(claim.pool)
+    return claim
+
+
+def _refuse_unlendable(claim: Claim, core: int) -> None:
+    if claim.state != ClaimState.ACTIVE or claim.borrowed_core or core > claim.core_request:
+        raise WrongState(
+            f"The claim is {claim.state}: only an active claim lends, and of its own guarantee.", state=claim.state
+        )
+    if not borrowing.lends(claim.pool):
+        raise NothingLent(
+            f"Pool {claim.pool.name} shares by {claim.pool.sharing_policy}: lending needs burst or preempt.",
+            sharing_policy=claim.pool.sharing_policy,
+        )
+
+
+def place_on_lent(
+    pool: Pool, waiting: Iterable[Claim], *, fence: Callable[[], None], after: Turn | None = None
+) -> Turn | None:
+    """Place these best-effort claims, in the queue's order, on what others lend; None once all had their turn.
+
+    After a round, which found no room of their own for them: what they get is not theirs, so it is no round's decision.
+    It asks a bounded number; the next go goes on `after` the turn at which this one ended, so that what is ahead and
+    does not fit starves nobody behind it. `fence` raises, within a transaction, where this may commit no longer.
+    """
+    if not borrowing.lends(pool) or not _lending(pool).exists():
+        return None
+    now = timezone.now()
+    turns = sorted(((_turn(claim), claim) for claim in waiting if _borrows_now(claim, now)), key=itemgetter(0))
+    tries, last = _Tries(pool, now, fence), after
+    for turn, claim in turns:
+        if after is not None and turn <= after:
+            continue
+        if tries.asked >= MOST_ASKED:
+            return last
+        tries.place(claim)
+        last = turn
+    return None
+
+
+def _turn(claim: Claim) -> Turn:
+    return -claim.priority, claim.pk
+
+
+def _borrows_now(claim: Claim, now: datetime) -> bool:
+    """Of a group all are placed or none, and what is reserved for a claim is not borrowed."""
+    alone = claim.best_effort and claim.group is None and claim.reservation_id is None
+    aside = any(reason["code"] == SET_ASIDE for reason in claim.reasons)
+    return alone and not aside and (claim.start_at is None or claim.start_at <= now)
+
+
+class _Tries:
+    """One go at a pool: its GPUs are read again only after something may have changed there."""
+
+    def __init__(self, pool: Pool, now: datetime, fence: Callable[[], None]) -> None:
+        self._pool, self._fence = pool, fence
+        self._reserved, self._nodes = read_reserved(pool, now=now), read_nodes(pool)
+        self._fleet: list[GpuState] | None = None
+        # Room only gets less meanwhile: who asks alike, on the same terms, is refused alike.
+        self._no_room: set[object] = set()
+        self.asked = 0
+        self._over_quota: set[object] = set()
+
+    def place(self, claim: Claim) -> bool:
+        """Place one claim; whether there was room for it, and its quotas bear it."""
+        alike = request_of(claim), self._reserved.terms(claim)
+        whose = claim.tenant_id, claim.user_id, alike
+        if alike in self._no_room or whose in self._over_quota:
+            return False
+        if self._fleet is None:
+            self._fleet = _lent_fleet(self._pool)
+        fleet = self._fleet
+        self.asked += 1
+        answer = place(fleet, alike[0], nodes=self._nodes, held=self._reserved.held(claim, lambda: fleet))
+        if not isinstance(answer, Placed):
+            self._no_room.add(alike)
+            return False
+        try:
+            placed = _commit(claim, answer, self._fence)
+        except (QuotaExceeded, BudgetExceeded):
+            self._over_quota.add(whose)
+            return False
+        except _Changed:
+            placed = False
+        self._fleet = None
+        return placed
+
+
+class _Changed(Exception):
+    """A GPU is no longer as it was read."""
+
+
+def _lending(pool: Pool) -> QuerySet[Gpu]:
+    return Gpu.objects.filter(node__pool=pool, core_lent__gt=F("core_borrowed"))
+
+
+def _lent_fleet(pool: Pool) -> list[GpuState]:
+    """The pool's GPUs with what is lent as if it were free, and what is borrowed as if it were not.
+
+    Borrowed may be more than lent: an owner has taken its own back. Then free core carries what is left.
+    """
+    either = Gpu.objects.filter(Q(core_lent__gt=0) | Q(core_borrowed__gt=0), node__pool=pool)
+    more = {gpu.uuid: gpu.core_lent - gpu.core_borrowed for gpu in either}
+    return [gpu.with_more(more.get(gpu.uuid, 0), 0) for gpu in read_fleet(pool)]
+
+
+@transaction.atomic
+def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
+    """As a round commits, but for the core: that is borrowed. False where the claim changed meanwhile."""
+    fence()
+    claim = locked(seen)
+    if claim.version != seen.version or claim.state not in WAITING:
+        return False
+    refuse_spent(claim.tenant)
+    if not any(claim.charged.values()):
+        target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        states.charge_to(claim, target)
+    gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
+    for gpu in gpus:
+        borrowed = capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib)
+        if not borrowed or Gpu.objects.filter(pk=gpu.pk).exclude(unhealthy="").exists():
+            raise _Changed
+        Assignment.objects.create(
+            claim=claim,
+            gpu=gpu,
+            **limits(claim),
+            held_core=0,
+            held_memory_mib=claim.memory_mib,
+            borrowed_core=claim.core_request,
+            generation=claim.generation,
+        )
+    if Guard([gpu.pk for gpu in gpus], now=timezone.now()).promised(claim):
+        raise _Changed
+    claim.borrowed_core = claim.core_request
+    states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
+    node_ids = {gpu.node_id for gpu in gpus}
+    raise_frames(node_ids)
+    if any(node.pool_id != claim.pool_id or node.state != "ready" for node in Node.objects.filter(pk__in=node_ids)):
+        raise _Changed
+    return True
+
+
+def own_what_is_free() -> int:
+    """Claims that borrow, where their GPUs have become free enough, get a guarantee of their own there; how many."""
+    borrowers = Claim.objects.filter(borrowed_core__gt=0, state=ClaimState.ACTIVE).select_related("tenant", "pool")
+    return each(borrowers.order_by("-priority", "pk"), _owned)
+
+
+def _owned(seen: Claim) -> bool:
+    try:
+        _own(seen)
+    except _Changed:
+        return False
+    return True
+
+
+@transaction.atomic
+def _own(seen: Claim) -> None:
+    claim = locked(seen)
+    if claim.state != ClaimState.ACTIVE or not claim.borrowed_core:
+        raise _Changed
+    assignments = list(claim.assignments.filter(borrowed_core__gt=0).select_related("gpu").order_by("gpu_id"))
+    for assignment in assignments:
+        core = assignment.borrowed_core
+        if not capacity.promise_borrowed(gpu_id=assignment.gpu_id, core=core):
+            raise _Changed
+        assignment.change(held_core=core, borrowed_core=0, generation=assignment.generation + 1)
+    # After the GPUs are locked: a booking that came before is seen now, and a later one sees this.
+    if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).promised(claim):
+        raise _Changed
+    # Nor what others were preempted for: it would be freed for one and given to another.
+    kept = Claim.objects.filter(state__in=WAITING, nominated_gpus__overlap=[row.gpu.uuid for row in assignments])
+    if kept.exists():
+        raise _Changed
+    claim.borrowed_core = 0
+    states.move(claim, claim.state, generation=claim.generation + 1)
+    raise_frames({assignment.gpu.node_id for assignment in assignments})

@@ -1,0 +1,173 @@
+"""Draining a node: it takes no new claims, and those on it are told, get a grace, and go back to the queue.
+
+Level-triggered, as preemption is: the node says that it is to be empty, and each turn tells who is not told yet and
+ends whose time has come, each claim in a transaction that looks at it again under its lock. A node that is uncordoned
+drains no longer; who was told and still runs is spared by the next turn of preemption.
+
+Members of a group go together, wherever they are: one alone would never be placed again. Claims of pods stay: a pod is
+moved by its cluster.
+"""
+
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.quotas.models import EventKind, Webhook
+from apps.quotas.principals import SYSTEM, Principal
+from apps.quotas.services import audit
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.values import Placed
+from apps.scheduling.models import Assignment, AssignmentState, Claim, Reservation
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.models.reservation import OPEN
+from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims.lifecycle import end_assignments, locked, request_of
+from apps.scheduling.services.failures import each
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
+from apps.scheduling.services.fleet.reserved import read_reserved
+from gpucloud.api import etags
+
+# Where the pool never takes shares back and so has no grace of its own.
+GRACE_SECONDS = 30
+WHY = "Its node is being drained"
+
+
+def grace_of(node: Node, asked: int | None = None) -> int:
+    """How long claims on it have after the notice, in seconds: as asked, else as their pool gives."""
+    given = asked if asked is not None else node.pool.preemption_grace_seconds
+    return GRACE_SECONDS if given is None else given
+
+
+@transaction.atomic
+def drain_node(
+    *, principal: Principal, node: Node, grace_seconds: int | None = None, versions: etags.Versions = None
+) -> Node:
+    """Cordon the node and have its claims leave; without a grace, by their pool's. Raises PreconditionFailed."""
+    principal.require_operator()
+    node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
+    etags.check(node.version, versions)
+    node.change(cordoned=True, draining_at=node.draining_at or timezone.now(), drain_grace_seconds=grace_seconds)
+    audit.record(
+        principal=principal,
+        action="node.drain",
+        object_type="node",
+        object_id=node.name,
+        after={"grace_seconds": grace_of(node, grace_seconds)},
+    )
+    return node
+
+
+def leaving(nodes: QuerySet[Node]) -> QuerySet[Claim]:
+    """The claims that must go for these nodes to be empty, with the rest of their groups."""
+    live = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(gpu__node__in=nodes)
+    here = Claim.objects.filter(state__in=PLACED, pod__isnull=True, pk__in=live.values("claim"))
+    group = here.filter(group__isnull=False, tenant=OuterRef("tenant"), pool=OuterRef("pool"), group=OuterRef("group"))
+    with_group = Q(pk__in=here.values("pk")) | (Q(group__isnull=False) & Q(Exists(group)))
+    return Claim.objects.filter(with_group, state__in=PLACED, pod__isnull=True)
+
+
+def drive() -> int:
+    """Tell who is not told, end whose time has come; returns how many claims it changed. May run twice."""
+    changed = 0
+    for node in Node.objects.filter(draining_at__isnull=False).select_related("pool").order_by("pk"):
+        changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_turn, node))
+    return changed
+
+
+def _turn(node: Node, claim: Claim) -> bool:
+    if claim.preempt_at is not None:
+        return _end(claim, node)
+    return _tell(claim, node, grace_of(node, node.drain_grace_seconds))
+
+
+@transaction.atomic
+def _tell(seen: Claim, node: Node, grace: int) -> bool:
+    claim = _must_go(seen, node)
+    if claim is None or claim.preempt_at is not None:
+        return False
+    preempt_at = timezone.now() + timedelta(seconds=grace)
+    _note(claim, "notice", node=node.name, preempt_at=preempt_at.isoformat())
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=WHY)
+    detail = f"{WHY}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC it goes back to the queue"
+    states.move(claim, claim.state, preempt_at=preempt_at, reasons=[{"code": "drained", "gpus": 0, "detail": detail}])
+    return True
+
+
+@transaction.atomic
+def _end(seen: Claim, node: Node) -> bool:
+    claim = _must_go(seen, node)
+    if claim is None or claim.preempt_at is None or claim.preempt_at > timezone.now():
+        return False
+    _note(claim, "preempt", node=node.name, state=claim.state)
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=WHY)
+    return end_assignments(claim, reasons=[{"code": "drained", "gpus": 0, "detail": f"{WHY}: it waits again"}])
+
+
+def _must_go(seen: Claim, node: Node) -> Claim | None:
+    """The claim under its lock, where the node still drains and the claim is still placed."""
+    claim = locked(seen)
+    drains = Node.objects.filter(pk=node.pk, draining_at__isnull=False).exists()
+    return claim if drains and claim.state in PLACED else None
+
+
+def _note(claim: Claim, what: str, **facts: object) -> None:
+    audit.record(
+        principal=SYSTEM,
+        action=f"claim.{what}",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        after={"why": WHY, **facts},
+    )
+
+
+def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:
+    """What draining the node would do now: who goes and to where, who stays, and who would be told.
+
+    Places are looked for in the queue's order on the pool as it is, after its reservations; the rounds that place the
+    claims decide anew.
+    """
+    now = timezone.now()
+    claims = list(
+        leaving(Node.objects.filter(pk=node.pk)).select_related("tenant", "pool").order_by("-priority", "created_at")
+    )
+    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    pods = Claim.objects.filter(pk__in=live.values("claim"), pod__isnull=False).select_related("tenant").order_by("pk")
+    hooks = Webhook.objects.filter(Q(tenant__in={claim.tenant for claim in claims}) | Q(tenant=None), enabled=True)
+    return {
+        "node": node.name,
+        "grace_seconds": grace_of(node, grace_seconds),
+        "moves": _moves(node, claims, now),
+        "stays": [_named(claim) for claim in pods],
+        "webhooks_told": hooks.filter(events__contains=[EventKind.CLAIM_PREEMPTION_NOTICE]).count() if claims else 0,
+        # They stay where they are booked, and so their claims would wait for this node.
+        "reservations": Reservation.objects.filter(state__in=OPEN, gpus__node=node).distinct().count(),
+    }
+
+
+def _moves(node: Node, claims: list[Claim], now: datetime) -> list[dict[str, Any]]:
+    gpus = [state for state in read_fleet(node.pool) if state.node != node.name]
+    elsewhere = [state for state in read_nodes(node.pool) if state.name != node.name]
+    fleet, reserved = Fleet(gpus, elsewhere, policy=node.pool.placement_policy), read_reserved(node.pool, now=now)
+    where, told = {state.uuid: state.node for state in gpus}, list[dict[str, Any]]()
+    for claim in claims:
+        request = request_of(claim)
+        answer = fleet.place(request, held=reserved.held(claim, lambda: gpus))
+        if isinstance(answer, Placed):
+            fleet.take(answer.gpus, request)
+            told.append({**_named(claim), "to": where[answer.gpus[0]], "reasons": []})
+        else:
+            told.append({**_named(claim), "to": None, "reasons": [asdict(reason) for reason in answer.reasons]})
+    return told
+
+
+def _named(claim: Claim) -> dict[str, Any]:
+    names = ("gpu_count", "core_request", "memory_mib")
+    facts = {name: getattr(claim, name) for name in names}
+    return {"claim": claim.uid, "name": claim.name, "tenant": claim.tenant.slug, **facts}

@@ -1,0 +1,68 @@
+"""Forgetting a lost node: an operator says that the machine will not come back with what it carried."""
+
+from django.db import transaction
+from django.db.models import Q
+
+from apps.nodes.models import Node
+from apps.nodes.services import capacity
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit, charging
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, ReservationState
+from apps.scheduling.models.reservation import Ending
+from apps.scheduling.services.charging import borrowing, reservation_charges, states
+from apps.scheduling.services.claims.lifecycle import locked
+from apps.scheduling.services.reservations.lifecycle import release_reservation
+from gpucloud.api import etags
+from gpucloud.errors import Conflict
+
+
+class NodeOnline(Conflict):
+    """The node is there; what it carries can be released."""
+
+    code = "node-online"
+    title = "The node is not lost"
+
+
+@transaction.atomic
+def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
+    """Give back everything that a lost node holds, and shut its agent out until it is enrolled again.
+
+    Only a node that nothing has been heard of can be forgotten: processes on it may still be running, and the operator
+    answers for that. Raises NodeOnline, PreconditionFailed.
+    """
+    principal.require_operator()
+    _refuse_online(node)
+    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    # All claims before their reservations before all quotas before all GPUs before the node: the order of locks.
+    claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
+    reservations = reservation_charges.lock_of(claims, Q(state=ReservationState.ACTIVE, gpus__node=node))
+    ending = [row for row in reservations if row.state == ReservationState.ACTIVE]
+    charging.lock(*{claim.tenant for claim in claims}, *{row.tenant for row in ending})
+    for row in sorted(ending, key=lambda row: row.tenant_id):
+        if row.gpus.filter(node=node).exists():
+            release_reservation(principal=principal, reservation=row, ending=Ending.FORGOTTEN)
+    for claim in sorted(claims, key=lambda claim: claim.tenant_id):
+        states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
+    for claim in claims:
+        borrowing.settle(claim, ClaimState.RELEASED)
+    for item in live.select_related("gpu").order_by("gpu_id", "pk"):
+        capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
+        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")
+    for claim in claims:
+        states.move(claim, ClaimState.RELEASED, **states.NOT_PREEMPTED)
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    etags.check(node.version, versions)
+    _refuse_online(node)  # it may have come back meanwhile; then nothing of this happened
+    node.gpus.update(present=False)
+    node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)
+    if live.exclude(claim__in=claims).exists():
+        raise Conflict(f"A claim was just placed on {node.name}: try again.")
+    events.node_forgotten_on_commit(node.pk)
+    audit.record(principal=principal, action="node.forget", object_type="node", object_id=node.name)
+    return node
+
+
+def _refuse_online(node: Node) -> None:
+    if node.online:
+        raise NodeOnline(f"Node {node.name} is online: cordon it and release its claims.", node=node.name)

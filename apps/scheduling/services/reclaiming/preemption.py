@@ -1,0 +1,206 @@
+"""Carrying out what `reclaim` finds: claims are told, and after a grace go back to the queue, for a nominee.
+
+Level-triggered. Each turn decides anew, on what is so now; who was told already is chosen first. So a turn that never
+ended, and a victim or a nominee that is gone, need no repair: the next turn tells who must be told, spares who need not
+go, and ends whose time has come, each in a transaction that looks at both claims again under their locks. A pod's claim
+is told like any other, and ends with its pod, which its cluster ends (`due_with_their_pods`).
+
+Until the nominee is placed, nobody else may count on its GPUs (`reserved`), and nobody borrows more in the shares that
+it is still to be charged to (`CohortShare.reclaimed_until`).
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.quotas.models import CohortShare, EventKind, Pool
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import audit
+from apps.scheduling import events
+from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models.claim import PLACED, WAITING
+from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims.lifecycle import end_assignments
+from apps.scheduling.services.failures import each
+from apps.scheduling.services.reclaiming.draining import leaving
+from apps.scheduling.services.reclaiming.reclaim import Plan, asking, plans
+from gpucloud.locks import exclusive
+
+# Renewed by every turn; over by itself where there are no more turns.
+BORROWING_STOPS = timedelta(seconds=30)
+CHOSEN = "A tenant of its cohort needs back what it lent"
+OUTRANKED = "A claim of its tenant with a higher priority needs the room"
+SPARED = "The room is needed no longer, or is there without it."
+
+
+def drive() -> int:
+    """One turn of every pool; returns how many claims it changed. Two at once are one."""
+    with exclusive("preemption") as free:
+        return _turns() if free else 0
+
+
+def _turns() -> int:
+    pools, shares, gone_well = list(Pool.objects.order_by("pk")), set[int](), list[Pool]()
+
+    def turn(pool: Pool) -> int:
+        now = timezone.now()
+        may = pool.preemption_grace_seconds is not None
+        found = plans(pool, asking(pool, now=now), now=now) if may else []
+        making_room = [plan for plan in found if plan.found.claims or plan.claim.nominated_gpus is not None]
+        shares.update(*(plan.share_ids for plan in making_room))
+        changed = _turn(pool, making_room, now)
+        gone_well.append(pool)
+        return changed
+
+    changed = each(pools, turn)
+    # Which shares a pool that failed needs is not known; what it has renewed ends by itself.
+    if gone_well == pools:
+        _let_borrow(but=shares)
+    return changed
+
+
+def _turn(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
+    changed, wanted, nominees = 0, set[int](), set[int]()
+    for plan in making_room:
+        nominees.add(plan.claim.pk)
+        changed += _nominate(plan, now)
+        for victim in plan.victims:
+            wanted.add(victim.pk)
+            changed += _tell(victim, plan, now)
+            changed += _preempt(victim, plan.claim)
+    told = Claim.objects.filter(preempt_at__isnull=False, state__in=(*PLACED, *WAITING))
+    of_pool = told.filter(Q(preempted_for__pool=pool) | Q(preempted_for=None))
+    of_pool = of_pool.exclude(pk__in=leaving(Node.objects.filter(draining_at__isnull=False)).values("pk"))
+    for victim in of_pool.exclude(pk__in=wanted).order_by("pk"):
+        changed += _spare(victim)
+    over = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False).exclude(pk__in=nominees)
+    for nominee in over.order_by("pk"):
+        changed += _forget(nominee)
+    return changed
+
+
+def _locked(*claims: Claim) -> dict[int, Claim]:
+    """The claims under their row locks, taken in key order."""
+    rows = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
+    return {claim.pk: claim for claim in rows.filter(pk__in=[claim.pk for claim in claims]).order_by("pk")}
+
+
+@transaction.atomic
+def _nominate(plan: Plan, now: datetime) -> bool:
+    """Keep its GPUs for it, and let nobody borrow more in the shares that it still has to be charged to."""
+    claim = _locked(plan.claim)[plan.claim.pk]
+    if not claim.waiting:
+        return False
+    shares = CohortShare.objects.filter(pk__in=plan.share_ids)
+    due = shares.filter(Q(reclaimed_until=None) | Q(reclaimed_until__lt=now + BORROWING_STOPS / 2))
+    if keys := list(due.select_for_update(no_key=True).order_by("pk").values_list("pk", flat=True)):
+        CohortShare.objects.filter(pk__in=keys).update(reclaimed_until=now + BORROWING_STOPS)
+    gpus = list(plan.found.gpus)
+    if claim.nominated_gpus == gpus:
+        return False
+    if claim.nominated_gpus is None:
+        _note(claim, "nominate", why=plan.found.explanation, gpus=gpus)
+    states.move(claim, claim.state, nominated_gpus=gpus)
+    return True
+
+
+@transaction.atomic
+def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
+    """Give the victim notice, once; what only waits needs none."""
+    found = _locked(seen, plan.claim)
+    claim, nominee = found[seen.pk], found[plan.claim.pk]
+    if claim.preempt_at is not None or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
+        return False
+    grace = 0 if claim.waiting else nominee.pool.preemption_grace_seconds or 0
+    preempt_at = now + timedelta(seconds=grace)
+    code, why = _why(claim, nominee)
+    _note(claim, "notice", why=why, preempt_at=preempt_at.isoformat())
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=why)
+    then = "its pod is evicted" if claim.ends_with_its_pod else "it goes back to the queue"
+    detail = f"{why}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC {then}"
+    reasons = claim.reasons if claim.waiting else [{"code": code, "gpus": 0, "detail": detail}]
+    states.move(claim, claim.state, preempt_at=preempt_at, preempted_for=nominee, reasons=reasons)
+    return True
+
+
+@transaction.atomic
+def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
+    """When its time has come, and somebody still waits for its room."""
+    found = _locked(seen, seen_nominee)
+    claim, nominee = found[seen.pk], found[seen_nominee.pk]
+    due = claim.preempt_at is not None and claim.preempt_at <= timezone.now()
+    if claim.ends_with_its_pod or not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
+        return False
+    code, why = _why(claim, nominee)
+    _note(claim, "preempt", why=why, state=claim.state)
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
+    reasons = [{"code": code, "gpus": 0, "detail": f"{why}: it waits again"}]
+    if not end_assignments(claim, reasons=reasons):
+        states.charge_to(claim, dict.fromkeys(claim.charged, 0))
+        states.move(claim, ClaimState.QUEUED, reasons=reasons, **states.NOT_PREEMPTED)
+    return True
+
+
+def due_with_their_pods() -> QuerySet[Claim]:
+    """Claims whose pods are to end now, as somebody still waits for their room."""
+    due = Claim.objects.filter(preempt_at__lte=timezone.now(), state__in=PLACED, preempted_for__state__in=WAITING)
+    return due.filter(pod__has_key="uid")
+
+
+@transaction.atomic
+def end_with_pod(seen: Claim) -> None:
+    """Its cluster has begun to end its pod: said as of every claim that is preempted. With the pod it is released."""
+    claim = Claim.objects.select_related("tenant", "pool", "preempted_for").get(pk=seen.pk)
+    if claim.preempted_for is not None:
+        (_, why), pod = _why(claim, claim.preempted_for), claim.pod or {}
+        _note(claim, "preempt", why=why, state=claim.state, pod=f"{pod.get('namespace')}/{pod.get('name')}")
+        states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
+
+
+def _why(claim: Claim, nominee: Claim) -> tuple[str, str]:
+    """As a reason's code, and in words; another tenant is not named."""
+    return ("outranked", OUTRANKED) if claim.tenant_id == nominee.tenant_id else ("reclaimed", CHOSEN)
+
+
+@transaction.atomic
+def _spare(seen: Claim) -> bool:
+    claim = _locked(seen)[seen.pk]
+    if claim.preempt_at is None or claim.state not in (*PLACED, *WAITING):
+        return False
+    _note(claim, "spared", why=SPARED)
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_SPARED, why=SPARED)
+    states.move(claim, claim.state, reasons=[], **states.NOT_PREEMPTED)
+    return True
+
+
+@transaction.atomic
+def _forget(seen: Claim) -> bool:
+    """It is placed, or gone, or there is no more room to be made for it: others may count on its GPUs."""
+    claim = _locked(seen)[seen.pk]
+    claim.change(nominated_gpus=None)
+    events.wake_scheduler(claim.pool)
+    return True
+
+
+@transaction.atomic
+def _let_borrow(*, but: Iterable[int]) -> None:
+    rows = CohortShare.objects.filter(reclaimed_until__isnull=False).exclude(pk__in=but)
+    over = list(rows.select_for_update(no_key=True).order_by("pk"))
+    rows.filter(pk__in=[share.pk for share in over]).update(reclaimed_until=None)
+    for cohort in sorted({share.cohort for share in over}):
+        events.wake_for_cohort(cohort)
+
+
+def _note(claim: Claim, what: str, **facts: object) -> None:
+    audit.record(
+        principal=SYSTEM,
+        action=f"claim.{what}",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        after=facts,
+    )

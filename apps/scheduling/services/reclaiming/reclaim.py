@@ -1,0 +1,301 @@
+"""Who would have to go so that tenants get back what they lent: reads a pool and its cohorts, and asks the core.
+
+Only for claims that a round has refused, and that no other rule holds back. From others takes only whose tenant stays
+within `hard` with the claim. Where the pool says so, claims of the same tenant with a lower priority go as well; that
+asks nothing of the tenant's quota but that the claim fits in it afterwards. What is being released already counts as
+free, so nobody goes for room that comes anyway.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+from apps.nodes.models.node import FRESH
+from apps.quotas.models import Pool, ResourceQuota, Tenant
+from apps.quotas.models.resource import ZERO_WITHOUT_ROW
+from apps.quotas.principals import Principal
+from apps.quotas.services import member_limits
+from apps.scheduling.core.fleet import Fleet
+from apps.scheduling.core.reclaim import Account, Books, Living, ReclaimBounds, Scene, Victims, Wanting, reclaim
+from apps.scheduling.core.values import Request
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import PLACED, WAITING
+from apps.scheduling.services.charging import states
+from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims.lifecycle import request_of
+from apps.scheduling.services.failures import SESSION_LOST, SET_ASIDE
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
+from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
+
+logger = logging.getLogger(__name__)
+
+# Of the queue, so many in one turn: each may be an end to somebody's work.
+MOST_ASKING = 32
+# What no other claim's end would change.
+NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)
+# Has GPUs, or is charged.
+_HOLDS = Q(state__in=PLACED) | Q(state__in=WAITING, charged_vgpus__gt=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """For one waiting claim: whose claims would go, and which shares it is still to be charged to."""
+
+    claim: Claim
+    found: Victims
+    victims: tuple[Claim, ...]
+    share_ids: frozenset[int]
+
+
+def asking(pool: Pool, *, now: datetime) -> list[Claim]:
+    """Refused claims that may reclaim something: those for whom room is being made first, then in the queue's order."""
+    rows = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state=ClaimState.QUEUED)
+    rows = rows.filter(best_effort=False, group=None, reservation=None)
+    # Where nobody borrows, or runs at a lower priority, nothing is to be had, and the pool need not be read.
+    borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
+    may = Q(nominated_gpus__isnull=False) | Q(tenant__cohort__in=borrowed.values("tenant__cohort"))
+    if pool.preempt_by_priority:
+        lower = Claim.objects.filter(tenant=OuterRef("tenant"), pool=pool, priority__lt=OuterRef("priority"))
+        may |= Q(Exists(lower.filter(_HOLDS, reservation=None)))
+    found = list(rows.filter(may).select_related("tenant", "pool").order_by("-priority", "pk")[:MOST_ASKING])
+    found.sort(key=lambda claim: claim.nominated_gpus is None)
+    return [claim for claim in found if not any(reason["code"] in NOT_BY_OTHERS for reason in claim.reasons)]
+
+
+def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | None:
+    """Who would have to go for a claim that is not made: numbers, and those that the caller may see.
+
+    None where nobody would: it fits, or nobody may be asked to go for it.
+    """
+    waits = claim.start_at is not None and claim.start_at > timezone.now()
+    own_way = claim.best_effort or claim.group is not None or claim.reservation_id is not None
+    nobody = claim.tenant.cohort is None and not claim.pool.preempt_by_priority
+    if nobody or own_way or waits or claim.pool.preemption_grace_seconds is None:
+        return None
+    for name in states.CHARGED_FIELDS:
+        setattr(claim, name, 0)
+    found = plans(claim.pool, [claim])
+    if not found or not found[0].victims:
+        return None
+    victims = found[0].victims
+    return {
+        "claims": len(victims),
+        "tenants": len({victim.tenant_id for victim in victims}),
+        "core_percent": sum(victim.gpu_count * victim.core_request for victim in victims),
+        "memory_mib": sum(victim.gpu_count * victim.memory_mib for victim in victims),
+        "grace_seconds": claim.pool.preemption_grace_seconds,
+        "explanation": found[0].found.explanation,
+        "victims": [
+            {"uid": str(victim.uid), "tenant": victim.tenant.slug, "name": victim.name}
+            for victim in victims
+            if principal.sees(victim.tenant)
+        ],
+    }
+
+
+def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -> list[Plan]:
+    """What each would need, in turn, those before it having what they need. Without those for whom nothing would do.
+
+    Without those, too, over which something raises: it is logged, and the others are looked at anew.
+    """
+    left = list(claims)
+    while left:
+        view, found = _View(pool, left, now or timezone.now()), list[Plan]()
+        for claim in left:
+            try:
+                plan = view.plan(claim)
+            except SESSION_LOST:
+                raise
+            except Exception:
+                logger.exception("pool %s: who would go for claim %s cannot be said", pool.name, claim.uid)
+                left.remove(claim)
+                break
+            if plan is not None:
+                found.append(plan)
+        else:
+            return found
+    return []
+
+
+class _View:
+    """A pool, who asks, and their cohorts, at one moment."""
+
+    def __init__(self, pool: Pool, claims: Sequence[Claim], now: datetime) -> None:
+        self.pool, self.now = pool, now
+        self.cohorts = {claim.tenant.cohort for claim in claims if claim.tenant.cohort is not None}
+        self.asking = {claim.tenant_id for claim in claims}
+        self.quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
+        # What members with a limit hold, with those that were planned for.
+        self.members_hold: dict[tuple[int, int | None], dict[str, int]] = {}
+        for quota in _quotas(pool).filter(Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)):
+            self.quotas[quota.tenant_id].append(quota)
+        # Nominations are decided anew here, so they hold nothing.
+        self.reserved: Reserved = replace(read_reserved(pool, now=now), nominated={})
+        fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
+        books = self._books()
+        self.members: dict[str, list[Claim]] = defaultdict(list)
+        borrowers = [
+            key for key, accounts in books.accounts.items() if any(item.borrowed for item in accounts.values())
+        ]
+        self.scene = Scene(fleet, books, self._living(borrowers))
+        for gone in self._leaving():
+            self.scene.leave(gone)
+
+    def plan(self, claim: Claim) -> Plan | None:
+        """For one claim; what is found counts for the next."""
+        amounts = self._due(claim)
+        if amounts is None:
+            return None
+        bounds = ReclaimBounds(
+            own_by_priority=self.pool.preempt_by_priority, from_others=self._within_hard(claim, amounts)
+        )
+        if not (bounds.own_by_priority or bounds.from_others):
+            return None
+        wanting = Wanting(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
+        self.scene.held = self.reserved.held(claim, self.scene.fleet.gpus)
+        if (found := reclaim(self.scene, wanting, bounds)) is None:
+            return None
+        victims = tuple(member for item in found.claims for member in self.members[item.claim])
+        if not self._within_member(claim, victims):
+            return None
+        self.scene.settle(wanting, found)
+        shares = {_name(quota): quota.share_id for quota in self.quotas[claim.tenant_id] if quota.share_id}
+        return Plan(claim, found, victims, frozenset(shares[key] for key in amounts if key in shares))
+
+    def _due(self, claim: Claim) -> dict[str, int] | None:
+        """What is still to be charged for it; None where that can never be."""
+        quotas = self.quotas[claim.tenant_id]
+        total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        due = {resource: amount - claim.charged[resource] for resource, amount in total.items()}
+        covered = {quota.resource for quota in quotas}
+        if any(due[resource] > 0 and resource not in covered for resource in ZERO_WITHOUT_ROW):
+            return None
+        try:
+            refuse_spent(claim.tenant)
+        except BudgetExceeded:
+            return None
+        return _amounts(quotas, due)
+
+    def _within_member(self, claim: Claim, victims: Iterable[Claim]) -> bool:
+        """Whether its member may hold it once these have gone: nobody goes for what would then be refused."""
+        limits, whose = member_limits.seen(claim.tenant, claim.user_id), (claim.tenant_id, claim.user_id)
+        if not limits or claim.user_id is None:
+            return True
+        if whose not in self.members_hold:
+            self.members_hold[whose] = dict(member_limits.held(claim.tenant, claim.user_id))
+        then = dict(self.members_hold[whose])
+        total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        for resource in then:
+            own = (victim.charged[resource] for victim in victims if (victim.tenant_id, victim.user_id) == whose)
+            then[resource] += total[resource] - claim.charged[resource] - sum(own)
+        if any(then[resource] > max(hard, self.members_hold[whose][resource]) for resource, hard in limits.items()):
+            return False
+        self.members_hold[whose] = then
+        return True
+
+    def _within_hard(self, claim: Claim, amounts: dict[str, int]) -> bool:
+        """Whether its tenant lends, and has a right to so much more."""
+        lends = any(quota.share_id and quota.hard for quota in self.quotas[claim.tenant_id])
+        return lends and self.scene.books.within_nominal(str(claim.tenant_id), amounts)
+
+    def _books(self) -> Books:
+        lendable: dict[str, int] = {}
+        accounts: dict[str, dict[str, Account]] = {}
+        for key, quotas in self.quotas.items():
+            mine = accounts.setdefault(str(key), {})
+            for quota in quotas:
+                if quota.hard is None:
+                    continue
+                if quota.share is None:
+                    # Without a cohort: all of it is kept, and nothing comes to it.
+                    lendable[_name(quota)] = 0
+                    mine[_name(quota)] = Account(quota.hard, quota.hard, quota.hard, quota.used)
+                else:
+                    lendable[_name(quota)] = quota.share.lendable
+                    mine[_name(quota)] = Account(quota.hard, quota.hard - quota.lendable, quota.most, quota.used)
+        weights = Tenant.objects.filter(cohort__in=self.cohorts).values_list("pk", "weight")
+        return Books(lendable, accounts, {str(key): weight for key, weight in weights})
+
+    def _living(self, tenants: Iterable[str]) -> list[Living]:
+        """What these tenants' claims hold: claims that run in reserved room go with that, and by nothing else."""
+        whose = Q(tenant__in=map(int, tenants))
+        if self.pool.preempt_by_priority:
+            whose |= Q(tenant__in=self.asking, pool=self.pool)
+        rows = Claim.objects.filter(whose, _HOLDS, reservation=None).select_related("tenant", "pool").order_by("pk")
+        parts = self._parts(rows)
+        for claim in rows:
+            self.members[_unit(claim)].append(claim)
+        return [self._one(unit, members, parts) for unit, members in self.members.items()]
+
+    def _one(self, unit: str, members: Sequence[Claim], parts: dict[int, list[tuple[str, Request]]]) -> Living:
+        first = members[0]
+        amounts: dict[str, int] = defaultdict(int)
+        for claim in members:
+            for key, amount in _amounts(self.quotas[claim.tenant_id], claim.charged, pool_id=claim.pool_id).items():
+                amounts[key] += amount
+        return Living(
+            unit,
+            str(first.tenant_id),
+            amounts,
+            tuple(part for claim in members for part in parts.get(claim.pk, ())),
+            since=max((claim.assigned_at or claim.created_at).timestamp() for claim in members),
+            priority=max(claim.priority for claim in members),
+            best_effort=all(claim.best_effort for claim in members),
+            placed=any(not claim.waiting for claim in members),
+            noticed=any(claim.preempt_at is not None for claim in members),
+        )
+
+    def _leaving(self) -> list[Living]:
+        """What is being released on nodes that can say so, whoever's it is."""
+        whose = Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)
+        rows = Claim.objects.filter(whose, state=ClaimState.RELEASING)
+        away = Assignment.objects.filter(gpu__node__last_seen_at__lt=self.now - FRESH, claim__in=rows)
+        rows = rows.exclude(pk__in=away.values("claim")).order_by("pk")
+        parts = self._parts(rows)
+        return [self._one(_unit(claim), [claim], parts) for claim in rows]
+
+    def _parts(self, claims: QuerySet[Claim]) -> dict[int, list[tuple[str, Request]]]:
+        """What each of them has of which GPU of the pool."""
+        live = Assignment.objects.filter(claim__in=claims, gpu__node__pool=self.pool)
+        found: dict[int, list[tuple[str, Request]]] = defaultdict(list)
+        for row in live.exclude(state=AssignmentState.RELEASED).select_related("claim", "gpu").order_by("pk"):
+            held = replace(
+                request_of(row.claim), gpu_count=1, core_request=row.held_core, memory_mib=row.held_memory_mib
+            )
+            found[row.claim_id].append((row.gpu.uuid, held))
+        return found
+
+
+def _quotas(pool: Pool) -> QuerySet[ResourceQuota]:
+    rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None))
+    return rows.select_related("share", "tenant", "pool").order_by("pk")
+
+
+def _name(quota: ResourceQuota) -> str:
+    """Of the quota's share, or of itself where it has none; shown."""
+    where = f"in pool {quota.pool.name}" if quota.pool else "over all pools"
+    whose = f"cohort {quota.tenant.cohort}" if quota.share_id else f"tenant {quota.tenant.slug}"
+    return f"{quota.resource} of {whose} {where}"
+
+
+def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: int | None = None) -> dict[str, int]:
+    """By share, of the limited quotas that cover it; `pool_id`: where the claim is, unless it is in this pool."""
+    covering = (quota for quota in quotas if quota.hard is not None)
+    return {
+        _name(quota): due[quota.resource]
+        for quota in covering
+        if due[quota.resource] and (pool_id is None or quota.pool_id in (None, pool_id))
+    }
+
+
+def _unit(claim: Claim) -> str:
+    """A group goes as a whole, and so do the containers of a pod."""
+    if claim.pod is not None and claim.ends_with_its_pod:
+        return f"pod {claim.pod['uid']}"
+    return str(claim.uid) if claim.group is None else f"group {claim.tenant_id} {claim.group}"

@@ -1,0 +1,1 @@
+"""Reservations: booking, their charges over time, their begin and end by the clock, and the calendar."""

@@ -1,0 +1,272 @@
+"""What time does to reservations: they begin, are found unclaimed or idle, and end.
+
+Level-triggered: each turn looks at what should be so now and makes it so, each change under the reservation's lock and
+in a transaction of its own. After a downtime what should have begun begins late, once; what is over ends.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from apps.nodes.models.node import FRESH
+from apps.quotas.models import EventKind
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import audit
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling.models import Claim, ClaimState, Reservation, ReservationState
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.models.reservation import Ending
+from apps.scheduling.services.charging import reservation_charges, states
+from apps.scheduling.services.claims.lifecycle import locked as locked_claim
+from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.failures import each
+from apps.scheduling.services.fleet.reserved import NOTICE, overrun
+from apps.scheduling.services.reservations import booking
+from apps.scheduling.services.reservations.idleness import used_percent
+from apps.scheduling.services.reservations.lifecycle import lock, locked, note, release_reservation, tell_of
+from gpucloud.errors import Busy
+
+# So often within its `idle_seconds` a reservation is looked at for being idle.
+LOOKS = 30
+ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
+
+
+def drive() -> int:
+    """One turn; returns how many reservations and claims it changed."""
+    now = timezone.now()
+    open_ = Reservation.objects.open().order_by("pk")
+    steps: list[tuple[Q, Callable[[Reservation, datetime], bool]]] = [
+        (Q(end_at__lte=now), _end),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at=None), _forgotten),
+        (Q(state=ReservationState.BOOKED, start_at__lte=now), _begin),
+        (Q(state=ReservationState.ACTIVE), _settle),
+        (Q(state=ReservationState.ACTIVE, claimed_at=None, grace_seconds__isnull=False), _no_show),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at__lt=now - FRESH, lost_since=None), _lost),
+        (Q(lost_since__isnull=False), _found),
+        # After these: of a machine that is not heard nobody knows what is used.
+        (Q(state=ReservationState.ACTIVE, claimed_at__isnull=False, idle_percent__isnull=False), _idle),
+    ]
+    changed = 0
+    for which, act in steps:
+        # One that fails is left for the next turn, and holds up no other.
+        changed += each(open_.filter(pk__in=open_.filter(which).values("pk")), partial(_at, act, now))
+    return changed + _warn_borrowers(now) + _end_borrowers(now) + _end_claims()
+
+
+def _at(act: Callable[[Reservation, datetime], bool], now: datetime, row: Reservation) -> bool:
+    return act(row, now)
+
+
+@transaction.atomic
+def _end(seen: Reservation, now: datetime) -> bool:
+    row = locked(seen)
+    if row.end_at > now or row.state == ReservationState.RELEASED:
+        return False
+    release_reservation(principal=SYSTEM, reservation=row, ending=Ending.ENDED)
+    return True
+
+
+@transaction.atomic
+def _begin(seen: Reservation, now: datetime) -> bool:
+    row = locked(seen)
+    if row.state != ReservationState.BOOKED or not row.start_at <= now < row.end_at:
+        return False
+    gone = booking.without_gpus(row)
+    if gone:
+        lock(row.pool, row.tenant)
+    try:
+        with transaction.atomic():
+            row.change(state=ReservationState.ACTIVE, started_at=now, reason=None)
+            reservation_charges.lift(row, reservation_charges.due(row))
+    except QuotaExceeded as error:
+        row.refresh_from_db()
+        return _cannot_begin(row, error, now)
+    note(row, principal=SYSTEM, action="begin", late_seconds=int((now - row.start_at).total_seconds()))
+    tell_of(row, EventKind.RESERVATION_BEGAN)
+    if gone:
+        _move(row)
+    return True
+
+
+def _cannot_begin(row: Reservation, error: QuotaExceeded, now: datetime) -> bool:
+    """Say so once; give it back when its grace is over, and has been tried before."""
+    if row.reason is None:
+        row.change(reason=error.detail)
+        note(row, principal=SYSTEM, action="wait", why=error.detail)
+        return True
+    grace = row.grace_seconds
+    if grace is not None and row.start_at + timedelta(seconds=grace) <= now:
+        release_reservation(principal=SYSTEM, reservation=row, ending=Ending.NO_QUOTA)
+        return True
+    if row.reason == error.detail:
+        return False
+    # Its numbers change with all that the tenant does: no news to the owner's entity tag, nor to the scheduler.
+    Reservation.objects.filter(pk=row.pk).update(reason=error.detail, updated_at=now)
+    return True
+
+
+def _move(row: Reservation) -> None:
+    """Its machines are gone or cordoned: others, where there are any, else it waits on its own."""
+    before = sorted(row.gpus.values_list("uuid", flat=True))
+    try:
+        with transaction.atomic():
+            row.gpus.set(*booking.choose([row], principal=SYSTEM, ready=True))
+    except (booking.WindowTaken, Busy) as error:
+        row.change(reason=error.detail)
+        note(row, principal=SYSTEM, action="wait", why=error.detail)
+    else:
+        after = {"gpus": sorted(row.gpus.values_list("uuid", flat=True))}
+        note(row, principal=SYSTEM, action="move", before={"gpus": before}, **after)
+
+
+@transaction.atomic
+def _forgotten(seen: Reservation, now: datetime) -> bool:
+    """An operator has said that its machine does not come back: it costs its tenant nothing any more."""
+    row = locked(seen)
+    if row.state != ReservationState.ACTIVE or not row.gpus.filter(node__last_seen_at=None).exists():
+        return False
+    release_reservation(principal=SYSTEM, reservation=row, ending=Ending.FORGOTTEN)
+    return True
+
+
+@transaction.atomic
+def _lost(seen: Reservation, now: datetime) -> bool:
+    """Tell its owner; it is charged until the node is back or forgotten, or the owner gives it back."""
+    row = locked(seen)
+    silent = _silent(row, now)
+    if row.state != ReservationState.ACTIVE or row.lost_since is not None or not silent:
+        return False
+    row.change(lost_since=now)
+    note(row, principal=SYSTEM, action="lost", nodes=silent)
+    return True
+
+
+@transaction.atomic
+def _found(seen: Reservation, now: datetime) -> bool:
+    row = locked(seen)
+    if row.lost_since is None or _silent(row, now):
+        return False
+    row.change(lost_since=None)
+    note(row, principal=SYSTEM, action="found")
+    return True
+
+
+def _silent(row: Reservation, now: datetime) -> list[str]:
+    """Those of its nodes that nothing is heard of."""
+    silent = row.gpus.filter(node__last_seen_at__lt=now - FRESH)
+    return sorted(set(silent.values_list("node__name", flat=True)))
+
+
+def _settle(seen: Reservation, now: datetime) -> bool:
+    """What could not be charged again when a claim ended is tried once more."""
+    if reservation_charges.due(seen) == seen.charged:
+        return False
+    with transaction.atomic():
+        row = locked(seen)
+        if row.state != ReservationState.ACTIVE:
+            return False
+        before = row.charged
+        reservation_charges.lift_if_possible(row, reservation_charges.due(row))
+        return row.charged != before
+
+
+@transaction.atomic
+def _no_show(seen: Reservation, now: datetime) -> bool:
+    row = locked(seen)
+    if row.state != ReservationState.ACTIVE or row.claimed_at is not None:
+        return False
+    assert row.started_at is not None
+    if row.grace_seconds is None or row.started_at + timedelta(seconds=row.grace_seconds) > now:
+        return False
+    release_reservation(principal=SYSTEM, reservation=row, ending=Ending.NO_SHOW)
+    return True
+
+
+@transaction.atomic
+def _idle(seen: Reservation, now: datetime) -> bool:
+    """Report it once; where the pool says so, take it back when it was told and is still idle."""
+    if seen.idle_checked_at is not None and now < seen.idle_checked_at + _between(seen):
+        return False
+    row = locked(seen)
+    # No news to anybody: neither the version nor the time of the last change.
+    Reservation.objects.filter(pk=row.pk).update(idle_checked_at=now)
+    used = used_percent(row, now=now) if row.state == ReservationState.ACTIVE else None
+    if used is None or row.idle_percent is None:
+        return False
+    if used >= row.idle_percent:
+        if row.idle_since is not None:
+            row.change(idle_since=None)
+            return True
+        return False
+    if row.idle_since is None:
+        row.change(idle_since=now)
+        used = round(used, 1)
+        note(
+            row,
+            principal=SYSTEM,
+            action="idle",
+            used_percent=used,
+            seconds=row.idle_seconds,
+            reclaimed=row.pool.reclaim_idle,
+        )
+        return True
+    if row.pool.reclaim_idle and row.idle_since + NOTICE <= now:
+        release_reservation(principal=SYSTEM, reservation=row, ending=Ending.IDLE)
+        return True
+    return False
+
+
+def _between(row: Reservation) -> timedelta:
+    """Its samples are added up so often while they are all of its window; nobody needs to know it to the second."""
+    return timedelta(seconds=row.idle_seconds / LOOKS)
+
+
+def _warn_borrowers(now: datetime) -> int:
+    """Tell those who must go when they go, and those who need not that they may stay."""
+    wanted = overrun(now=now)
+    told = Q(yields_at__isnull=False) | Q(uid__in=wanted)
+    claims = Claim.objects.filter(told, state__in=PLACED).order_by("pk")
+    news = [claim for claim in claims if (claim.yields_at is None) == (str(claim.uid) in wanted)]
+    return each(news, lambda claim: _warn(claim, wanted.get(str(claim.uid))))
+
+
+@transaction.atomic
+def _warn(seen: Claim, yields_at: datetime | None) -> bool:
+    claim = locked_claim(seen)
+    if claim.state not in PLACED or claim.yields_at != seen.yields_at:
+        return False
+    audit.record(
+        principal=SYSTEM,
+        action="claim.notice" if yields_at else "claim.spared",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        after={"yields_at": yields_at and yields_at.isoformat(), "why": "the room that it borrows is reserved"},
+    )
+    kind = EventKind.CLAIM_PREEMPTION_NOTICE if yields_at else EventKind.CLAIM_PREEMPTION_SPARED
+    states.tell_of(claim, kind, at=yields_at, why="The room that it borrows is reserved; it ends then.")
+    states.move(claim, claim.state, yields_at=yields_at)
+    return True
+
+
+def _end_borrowers(now: datetime) -> int:
+    over = Claim.objects.filter(yields_at__lte=now, state__in=PLACED).select_related("tenant")
+    return each(over, lambda claim: _released(claim, "the room that it borrowed is reserved from now on"))
+
+
+def _end_claims() -> int:
+    left = Claim.objects.exclude(state__in=ENDED).filter(reservation__state=ReservationState.RELEASED)
+    return each(left.select_related("tenant", "reservation"), _ended_with_it)
+
+
+def _ended_with_it(claim: Claim) -> bool:
+    return _released(claim, f"its reservation {claim.reservation and claim.reservation.name} has ended")
+
+
+def _released(claim: Claim, why: str) -> bool:
+    release_claim(principal=SYSTEM, claim=claim, why=why)
+    return True

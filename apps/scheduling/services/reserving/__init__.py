@@ -1,1 +1,0 @@
-"""Reservations: booked, charged, begun and ended by the clock, and the calendar that shows them."""

@@ -1,0 +1,1 @@
+"""Django's database back end for PostgreSQL, adapted to pooled connections."""

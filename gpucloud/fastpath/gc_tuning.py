@@ -1,0 +1,19 @@
+"""Tuning of Python's cycle collector for serving processes.
+
+A collection stops the process until every object of its generations has been visited. Objects that are dropped without
+being part of a cycle are freed at once, with or without the collector.
+"""
+
+import gc
+
+# Thresholds: net new objects before a collection of the youngest generation, and collections of each generation before
+# one of the next older. Python's (700, 10, 10) collect ten times a second where a thousand frames come in; with these,
+# some milliseconds every few seconds (docs/benchmarks.md, Telemetry of a fleet).
+SERVING = 10_000, 20, 20
+
+
+def freeze_startup_objects() -> None:
+    """Exclude the objects in memory now from collections, and collect less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*SERVING)
