@@ -18,7 +18,7 @@ from apps.scheduling.services.placing.rounds import run_round
 from gpucloud import hints
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
 from tests.nodes.agents import Agent, enrol_with, in_database, said
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 Agents = Callable[..., Agent]
 OBSERVED = wire.Observed(frame=1, assignments=[])
@@ -31,12 +31,12 @@ CHANGED = {"type": "node.changed"}
      "gpn_00000000-0000-0000-0000-000000000000.secret", "gpn_{uid}.secret ÿ", "gpn_{uid}.sécret"],
 )  # fmt: skip
 async def test_a_wrong_credential_closes_the_connection(agents: Agents, machine: Machine, credential: str) -> None:
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     agent = await agents(credential.format(uid=machine.node.uid)).connect()
     assert await agent.closed() == wire.CLOSE_UNAUTHORISED
     await agent.say(hello("gpu1", gpus=1))
     assert await agent.quiet()
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 USAGE = wire.Usage(seq=1, at=1, gpus=[], assignments=[])
@@ -67,10 +67,10 @@ MALFORMED = {
 async def test_a_malformed_frame_closes_the_connection_and_changes_nothing(agents: Agents, text: str | bytes) -> None:
     agent = agents()
     await agent.greet()
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     await agent.say_raw(text)
     assert await agent.closed() == wire.CLOSE_MALFORMED
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
@@ -84,20 +84,20 @@ async def test_a_frame_larger_than_a_mebibyte_closes_the_connection(agents: Agen
 
 @pytest.mark.parametrize("frame", [OBSERVED, wire.Conditions(conditions=[]), USAGE])
 async def test_the_first_frame_must_be_a_hello(agents: Agents, frame: wire.Frame) -> None:
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     agent = await agents().connect()
     await agent.say(frame)
     assert await agent.closed() == wire.CLOSE_MALFORMED
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 async def test_a_hello_with_another_nodes_gpu_is_refused(agents: Agents, real_cast: Cast) -> None:
     await in_database(lambda: Machine("gpu2", real_cast.pool))
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     agent = await agents().connect()
     await agent.say(hello("gpu2"))
     assert await agent.closed() == wire.CLOSE_MALFORMED
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 async def test_a_gpu_that_is_gone_stays_with_what_is_promised_of_it_and_takes_nothing_new(
