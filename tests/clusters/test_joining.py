@@ -1,4 +1,4 @@
-"""A node joins by its cluster's word, and by nobody else's. What a real API server says is in test_real_joining.py."""
+"""A node joins with its cluster's confirmation only. test_real_joining.py tests a real API server's answers."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ SUBJECT = "system:serviceaccount:gpucloud-agents:gpucloud-agent"
 
 
 def token(**more: Any) -> str:
-    """What it says of itself; nobody here looks at the signature."""
+    """Return a token's claims; its signature is not checked here."""
     said = {"sub": SUBJECT, "aud": ["gpucloud"], "exp": time.time() + 60, **more}
     return f"e30.{base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip('=')}.c2lnbmVk"
 
@@ -42,7 +42,7 @@ class Reviewing:
     said: Json = {}
     pod: Json = {}
     reviews = 0
-    # What happens while it is asked.
+    # Runs during a review.
     meanwhile: Callable[[], None] | None = None
     patience_seconds = 0.0
 
@@ -146,7 +146,7 @@ def test_few_ask_the_api_server_at_a_time_and_others_are_told_to_come_again(cast
     Reviewing.meanwhile = second
     assert join(cast) == (200, "gpu-1-example")
     assert inner == [(429, "busy"), (200, "gpu-1-example")]
-    # Nobody's turn is lost with a refusal.
+    # A refusal uses up nobody's attempts.
     Reviewing.said = {"authenticated": False}
     assert {join(cast) for _ in range(3)} == {(403, "enrolment-refused")}
 

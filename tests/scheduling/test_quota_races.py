@@ -127,9 +127,7 @@ def test_control_in_the_order_in_which_they_are_asked_for_they_hold_each_other(
 
     monkeypatch.setattr(charging, "_covering", as_asked)
     monkeypatch.setattr(charging, "_take", slowly(charging._take))
-    assert (
-        outcomes(charge_crossed(real_cast, 16))["OperationalError"] >= 1
-    )  # PostgreSQL ended a deadlock
+    assert outcomes(charge_crossed(real_cast, 16))["OperationalError"] >= 1  # PostgreSQL ended a deadlock
 
 
 # A quota is removed while claims arrive
