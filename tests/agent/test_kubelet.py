@@ -88,12 +88,12 @@ async def test_a_container_starts_under_the_limits_of_its_own_claim(
     [device] = answer.cdi_devices
     assert dict(answer.annotations) == {"cdi.k8s.io/gpucloud": device.name}
     assert dict(answer.envs) == {"NVIDIA_VISIBLE_DEVICES": "void"}
-    edits = await kubelet.started(one, stage.run_dir / "cdi")
+    edits = await kubelet.start_container(one, stage.run_dir / "cdi")
     assert claim_of(edits) == wanted.claim_uid
     assert f"NVIDIA_VISIBLE_DEVICES={stage.gpus[2]}" in edits.env
     assert {mount.container_path for mount in edits.mounts} >= {str(stage.claim_dir(wanted)), "/etc/ld.so.preload"}
     # A container that ends is started again, with the same devices.
-    assert claim_of(await kubelet.started(one, stage.run_dir / "cdi")) == wanted.claim_uid
+    assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
     # The image sets the user of its programs.
     assert (stage.claim_dir(wanted) / "usage").stat().st_mode & 0o777 == 0o666
 
@@ -110,7 +110,7 @@ async def test_pods_of_one_size_that_come_at_once_are_never_swapped(
     assert all(wanted[one].claim_uid != guess for one, guess in zip(pods, bound, strict=True))
     await asyncio.gather(*(kubelet.admit(one) for one in pods))
     random.shuffle(pods)
-    started = await asyncio.gather(*(kubelet.started(one, stage.run_dir / "cdi") for one in pods))
+    started = await asyncio.gather(*(kubelet.start_container(one, stage.run_dir / "cdi") for one in pods))
     assert [claim_of(edits) for edits in started] == [wanted[one].claim_uid for one in pods]
 
 
@@ -122,7 +122,7 @@ async def test_the_next_pod_of_a_name_waits_for_its_own_claim(
     former = place(stage, pod, gpu=0, pod_uid="the-former")
     await put(plugin, 1, former)
     await kubelet.admit(pod)
-    start = asyncio.ensure_future(kubelet.started(pod, stage.run_dir / "cdi"))
+    start = asyncio.ensure_future(kubelet.start_container(pod, stage.run_dir / "cdi"))
     await asyncio.sleep(0.3)
     assert not start.done()
     own = place(stage, pod, gpu=1, pod_uid="the-next")
@@ -138,7 +138,7 @@ async def test_a_kubelet_whose_note_cannot_be_read_goes_by_names(
     await put(plugin, 1, wanted)
     await kubelet.admit(pod)
     (kubelet.directory / "kubelet_internal_checkpoint").write_text('{"Data": 7}')
-    assert claim_of(await kubelet.started(pod, stage.run_dir / "cdi")) == wanted.claim_uid
+    assert claim_of(await kubelet.start_container(pod, stage.run_dir / "cdi")) == wanted.claim_uid
 
 
 async def test_containers_of_one_pod_have_each_their_own(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
@@ -147,7 +147,7 @@ async def test_containers_of_one_pod_have_each_their_own(plugin: Connection, kub
     await put(plugin, 1, *wanted)
     for one in (second, first):
         await kubelet.admit(one)
-    claims = [claim_of(await kubelet.started(one, stage.run_dir / "cdi")) for one in (first, second)]
+    claims = [claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) for one in (first, second)]
     assert claims == [one.claim_uid for one in wanted]
 
 
@@ -156,7 +156,7 @@ async def test_a_container_waits_for_a_claim_that_is_still_on_its_way(
 ) -> None:
     one = Container("web-0", core=100, blocks=BLOCKS)
     await kubelet.admit(one)
-    start = asyncio.ensure_future(kubelet.started(one, stage.run_dir / "cdi"))
+    start = asyncio.ensure_future(kubelet.start_container(one, stage.run_dir / "cdi"))
     await asyncio.sleep(0.3)
     assert not start.done()
     wanted = place(stage, one)
@@ -171,7 +171,7 @@ async def test_what_may_not_start_is_refused_in_words_before_the_kubelet_gives_u
     await kubelet.admit(one)
 
     def starts() -> Any:
-        return kubelet.started(one, stage.run_dir / "cdi", seconds=1.5)
+        return kubelet.start_container(one, stage.run_dir / "cdi", seconds=1.5)
 
     assert "container cuda of pod vision/web-0: no claim is placed for it on this node" in await refused(starts())
     first, second = place(stage, one), place(stage, one, gpu=1)
@@ -201,7 +201,7 @@ async def test_a_container_of_any_user_is_held_to_its_share(
     wanted = place(stage, one)
     await put(plugin, 1, wanted)
     await kubelet.admit(one)
-    edits = await kubelet.started(one, stage.run_dir / "cdi")
+    edits = await kubelet.start_container(one, stage.run_dir / "cdi")
     (tmp_path / "it").mkdir()
     stage.node_file.chmod(0o666)
     command = containers.namespace_command(
@@ -217,7 +217,7 @@ async def test_a_claim_on_several_gpus_gives_all_of_them(plugin: Connection, kub
     second = place(stage, half, gpu=3, claim_uid=first.claim_uid)
     await put(plugin, 1, first, second)
     await kubelet.admit(one)
-    edits = await kubelet.started(one, stage.run_dir / "cdi")
+    edits = await kubelet.start_container(one, stage.run_dir / "cdi")
     assert f"CUDA_VISIBLE_DEVICES={stage.gpus[1]},{stage.gpus[3]}" in edits.env
 
 
@@ -242,7 +242,7 @@ async def test_ids_that_are_given_again_lead_to_the_new_pods_claim(
     first = place(stage, old)
     await put(plugin, 1, first)
     await kubelet.admit(old)
-    assert claim_of(await kubelet.started(old, stage.run_dir / "cdi")) == first.claim_uid
+    assert claim_of(await kubelet.start_container(old, stage.run_dir / "cdi")) == first.claim_uid
     before = kubelet.answers[old].cdi_devices[0].name
     ids = [kubelet.given[old, resource] for resource in (CORE, MEMORY)]
     kubelet.end(old)
@@ -251,7 +251,7 @@ async def test_ids_that_are_given_again_lead_to_the_new_pods_claim(
     await put(plugin, 2, first, second)
     kubelet.given[new, CORE], kubelet.given[new, MEMORY] = ids
     kubelet.answers[new] = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=before)])
-    assert claim_of(await kubelet.started(new, stage.run_dir / "cdi")) == second.claim_uid
+    assert claim_of(await kubelet.start_container(new, stage.run_dir / "cdi")) == second.claim_uid
 
 
 async def test_an_agent_that_was_killed_is_there_again(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
@@ -259,7 +259,7 @@ async def test_an_agent_that_was_killed_is_there_again(plugin: Connection, kubel
     wanted = place(stage, one)
     await put(plugin, 1, wanted)
     await kubelet.admit(one)
-    await kubelet.started(one, stage.run_dir / "cdi")
+    await kubelet.start_container(one, stage.run_dir / "cdi")
     await stage.kill()
     await eventually(lambda: set(kubelet.plugins[CORE].devices.values()) == {"Unhealthy"})
     stage.start(**kubelet.settings)
@@ -267,7 +267,7 @@ async def test_an_agent_that_was_killed_is_there_again(plugin: Connection, kubel
     await known(kubelet)
     assert set(kubelet.plugins[CORE].devices.values()) == {"Healthy"}
     # Its container restarts: an agent that has forgotten the owner of these devices asks again.
-    assert claim_of(await kubelet.started(one, stage.run_dir / "cdi")) == wanted.claim_uid
+    assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
 
 
 async def test_a_kubelet_that_starts_again_is_told_again(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
@@ -280,7 +280,7 @@ async def test_a_kubelet_that_starts_again_is_told_again(plugin: Connection, kub
     await kubelet.start()
     await known(kubelet)
     assert len(kubelet.registrations) == told + 2
-    assert claim_of(await kubelet.started(one, stage.run_dir / "cdi")) == wanted.claim_uid
+    assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
 
 
 async def test_an_agent_that_is_there_first_waits_for_the_kubelet(stage: Stage, kubelet: Kubelet) -> None:

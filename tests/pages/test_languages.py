@@ -1,4 +1,4 @@
-"""The languages of the pages: chosen by the reader, without scripts; programs are answered in English."""
+"""Languages of the pages: chosen by the reader, without scripts; programs are answered in English."""
 
 from collections.abc import Callable
 
@@ -36,8 +36,8 @@ def test_the_browsers_language_is_spoken(cast: Cast, machine: Machine, browser: 
 def test_no_page_in_chinese_says_a_sentence_in_english(browser: SignIn, grow: Callable[[str], None], name: str) -> None:
     grow("a")
     known = messages.read(messages.file_of("zh_Hant", ".po").read_text())
-    # Names and codes of things are the same in every language, and some are also words: a condition is called
-    # Ready, and the audit log has a value True.
+    # Names and codes are the same in every language, and some are also words: a condition is called Ready, and the
+    # audit log has a value True.
     same = {"Ready", "True"}
     english = {one for one, said in known.items() if one != said and (" " in one or one[0].isupper())} - same
     reader, paths = browser(name), everywhere()

@@ -1,4 +1,4 @@
-"""Webhooks as people make, mend and try them; and what became of each message."""
+"""Webhook pages: creating, repairing and testing them; and the results of deliveries."""
 
 import csv
 import io
@@ -51,7 +51,7 @@ def path(hook: Webhook, act: str = "") -> str:
 
 
 def act(client: Client, hook: Webhook, name: str) -> str:
-    """What the page says after the button."""
+    """Press the button; return the page's message."""
     hook.refresh_from_db()
     return text(client.post(path(hook, f"{name}/"), {"version": hook.version}, follow=True))
 
