@@ -7,7 +7,7 @@ from django.test import Client
 
 from gpucloud import messages
 from tests.cast import Cast, Machine, ask, placed
-from tests.house.test_languages import Said
+from tests.house.test_languages import VisibleText
 from tests.pages.conftest import SignIn
 from tests.pages.test_queries import everywhere, grow
 
@@ -43,7 +43,7 @@ def test_no_page_in_chinese_says_a_sentence_in_english(browser: SignIn, grow: Ca
     reader, paths = browser(name), everywhere()
     left = {}
     for path in [*paths, "/clusters/", "/new-cluster/", "/integrations/"]:
-        answer, page = reader.get(path, headers=CHINESE), Said()
+        answer, page = reader.get(path, headers=CHINESE), VisibleText()
         page.feed(answer.content.decode())
         left[path] = {" ".join(text.split()) for text in page.texts} & english
     assert {path: words for path, words in left.items() if words} == {}

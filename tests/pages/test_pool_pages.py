@@ -149,7 +149,7 @@ def test_a_refusal_is_said_in_the_form(cast: Cast, browser: SignIn, wrong: dict[
 
 
 @pytest.fixture
-def make_proposal(cast: Cast, machine: Machine) -> Proposal:
+def pending(cast: Cast, machine: Machine) -> Proposal:
     """Create a proposal for a claim of acme's."""
     claim, _ = placed(cast, machine, name="hungry", core_request=20, core_limit=40)
     return Proposal.objects.create(
@@ -170,9 +170,7 @@ def answered(client: Client, proposal: Proposal, what: str, **more: Any) -> str:
     return text(answer) if answer.status_code == 200 else str(answer.status_code)
 
 
-def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(
-    make_proposal: Proposal, browser: SignIn
-) -> None:
+def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(pending: Proposal, browser: SignIn) -> None:
     for who in ("max", "olga"):
         page = text(browser(who).get("/proposals/"))
         assert "Its launches waited 50 %" in page
@@ -180,32 +178,32 @@ def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(
         assert 'core limit <span class="num">40 → 60' in page
         assert "Accept the change of hungry" in page
     assert "hungry" not in text(browser("gus").get("/proposals/"))
-    assert answered(browser("gus"), make_proposal, "accept") == "404"
+    assert answered(browser("gus"), pending, "accept") == "404"
     assert "Nothing waits for a yes" in text(browser("gus").get("/proposals/"))
 
 
-def test_a_yes_changes_the_claim_and_a_no_leaves_it(make_proposal: Proposal, browser: SignIn) -> None:
+def test_a_yes_changes_the_claim_and_a_no_leaves_it(pending: Proposal, browser: SignIn) -> None:
     other = Proposal.objects.create(
-        pool=make_proposal.pool, claim=place_another(make_proposal), kind="limit", policy="feedback", before={"core_limit": 40},
+        pool=pending.pool, claim=place_another(pending), kind="limit", policy="feedback", before={"core_limit": 40},
         after={"core_limit": 60}, explanation="It waited.",
     )  # fmt: skip
-    assert "The claim is changed as proposed." in answered(browser("max"), make_proposal, "accept")
-    assert Claim.objects.get(pk=make_proposal.claim_id).core_limit == 60
+    assert "The claim is changed as proposed." in answered(browser("max"), pending, "accept")
+    assert Claim.objects.get(pk=pending.claim_id).core_limit == 60
     assert "left as it is" in answered(browser("max"), other, "dismiss")
     assert Claim.objects.get(pk=other.claim_id).core_limit == 40
     page = text(browser("max").get("/proposals/?state=all"))
     assert 'data-state="applied"' in page
     assert 'data-state="dismissed"' in page
-    make_proposal.refresh_from_db()
-    assert "is applied: nothing is left to decide" in answered(browser("max"), make_proposal, "dismiss")
+    pending.refresh_from_db()
+    assert "is applied: nothing is left to decide" in answered(browser("max"), pending, "dismiss")
 
 
 @pytest.mark.parametrize("version", ["", "nonsense", "-1", "²", "9" * 30])
 def test_an_answer_without_the_version_that_was_seen_decides_nothing(
-    version: str, make_proposal: Proposal, browser: SignIn
+    version: str, pending: Proposal, browser: SignIn
 ) -> None:
-    assert "Somebody answered it" in answered(browser("max"), make_proposal, "accept", version=version)
-    assert Claim.objects.get(pk=make_proposal.claim_id).core_limit == 40
+    assert "Somebody answered it" in answered(browser("max"), pending, "accept", version=version)
+    assert Claim.objects.get(pk=pending.claim_id).core_limit == 40
 
 
 def place_another(proposal: Proposal) -> Claim:
@@ -216,27 +214,27 @@ def place_another(proposal: Proposal) -> Claim:
     )
 
 
-def test_an_answer_to_what_is_no_longer_so_is_refused(make_proposal: Proposal, browser: SignIn) -> None:
-    assert "Somebody answered it" in answered(browser("max"), make_proposal, "accept", version=99)
-    Claim.objects.filter(pk=make_proposal.claim_id).update(core_limit=50)
-    assert "The claim has changed since" in answered(browser("max"), make_proposal, "accept")
-    assert Claim.objects.get(pk=make_proposal.claim_id).core_limit == 50
+def test_an_answer_to_what_is_no_longer_so_is_refused(pending: Proposal, browser: SignIn) -> None:
+    assert "Somebody answered it" in answered(browser("max"), pending, "accept", version=99)
+    Claim.objects.filter(pk=pending.claim_id).update(core_limit=50)
+    assert "The claim has changed since" in answered(browser("max"), pending, "accept")
+    assert Claim.objects.get(pk=pending.claim_id).core_limit == 50
 
 
-def test_who_may_only_look_gets_no_buttons(make_proposal: Proposal, browser: SignIn, cast: Cast) -> None:
+def test_who_may_only_look_gets_no_buttons(pending: Proposal, browser: SignIn, cast: Cast) -> None:
     page = text(browser("vera").get("/proposals/"))
     assert "hungry" in page
     assert "Accept the change" not in page
-    assert answered(browser("vera"), make_proposal, "accept") == "403"
+    assert answered(browser("vera"), pending, "accept") == "403"
 
 
-def test_filters_of_proposals_live_in_the_url(make_proposal: Proposal, browser: SignIn) -> None:
+def test_filters_of_proposals_live_in_the_url(pending: Proposal, browser: SignIn) -> None:
     assert "hungry" in text(browser("max").get("/proposals/?pool=default"))
     assert "No proposal matches" in text(browser("max").get("/proposals/?state=applied"))
     assert "hungry" in text(browser("max").get("/proposals/?state=nonsense"))
 
 
-def test_the_list_of_pools_says_what_waits(make_proposal: Proposal, browser: SignIn) -> None:
+def test_the_list_of_pools_says_what_waits(pending: Proposal, browser: SignIn) -> None:
     assert "1 to decide" in text(browser("olga").get("/pools/"))
 
 

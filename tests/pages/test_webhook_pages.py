@@ -19,7 +19,7 @@ from apps.quotas.services.webhooks import hooks, outbox, sending, signing
 from apps.scheduling.pages.webhook_forms import EVENTS
 from tests.cast import Cast
 from tests.pages.conftest import SignIn
-from tests.receiver import Receiver, receiving
+from tests.receiver import Receiver, receive
 
 URL = "https://chat.example.net/in/s3cret"
 TOLD = ["claim.active", "node.lost"]
@@ -34,7 +34,7 @@ def anna(browser: SignIn) -> Client:
 @pytest.fixture
 def receiver(settings: Any) -> Iterator[Receiver]:
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.0/8")]
-    with receiving() as it:
+    with receive() as it:
         yield it
 
 

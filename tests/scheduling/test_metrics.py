@@ -24,7 +24,7 @@ from apps.scheduling.services.placing.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
 from tests.measurements import tell
-from tests.receiver import receiving
+from tests.receiver import receive
 from tests.scheduling import monitored
 from tests.scheduling.scrapes import scrape
 
@@ -212,7 +212,7 @@ def test_a_request_is_counted_by_its_route_never_by_its_path(cast: Cast) -> None
 def test_what_webhooks_were_not_told_and_what_came_of_each_attempt(cast: Cast, settings: Any) -> None:
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.0/8")]
     assert scrape(cast.olga).value("gpucloud_webhook_oldest_seconds") == 0
-    with receiving() as receiver:
+    with receive() as receiver:
         for url in (receiver.url, "http://127.0.0.1:9/nobody"):
             hooks.create(principal=SYSTEM, tenant=cast.acme, url=url, events=["claim.active"])
         outbox.tell("claim.active", tenant=cast.acme)

@@ -69,7 +69,9 @@ class Pair:
 
 
 def measure(stage: Stage, report: Report) -> None:
-    chosen = {key: each for key, each in PROGRAMS.items() if stage.is_chosen(key) and (stage.names(key) or not each.extra)}
+    chosen = {
+        key: each for key, each in PROGRAMS.items() if stage.is_chosen(key) and (stage.names(key) or not each.extra)
+    }
     pairs = start(stage, chosen)
     both = {f"{key} {mode}": process for key, pair in pairs.items() for mode, process in list_modes(pair).items()}
     failed = warm_each(both)
