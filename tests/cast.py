@@ -1,7 +1,8 @@
-"""Who acts in the tests, and on which machines. Everything is made by the services that everybody uses.
+"""Users and machines of the tests, made by the product's own services.
 
 Olga is the operator; Anna, Max and Vera are admin, member and viewer of acme; Gus is the admin of globex, who must
-never see what is acme's. A machine is a node whose agent does at once what it is told, or says what the test wants.
+never see acme's objects. A machine is a node whose agent applies at once what it is told, or reports what the test
+wants.
 """
 
 import json
@@ -37,7 +38,7 @@ UNSAID: Final = object()
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API said; `body` is None where it said nothing."""
+    """A response of the API; `body` is None if it has none."""
 
     status: int
     headers: Any
@@ -46,7 +47,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The problem's code; fails where the answer is not a problem in the documented form."""
+        """Return the problem's code; fail if the response is not a problem in the documented form."""
         assert self.headers["Content-Type"] == PROBLEM, (self.status, self.raw[:300])
         assert {"type", "title", "status", "detail"} <= set(self.body)
         assert self.body["status"] == self.status
@@ -54,14 +55,14 @@ class Answer:
 
 
 class Api:
-    """Somebody at the API, with a token or without one."""
+    """A client of the API, with a token or without one."""
 
     def __init__(self, token: str | None = None, **extra: Any) -> None:
         self.token = token
         self.client = Client(raise_request_exception=False, **extra)
 
     def call(self, method: str, path: str, body: Any = UNSAID, *, raw: bytes | None = None, **headers: Any) -> Answer:
-        """One request below /api/v1/ (or anywhere, where the path begins with a slash)."""
+        """Send a request below /api/v1/ (or anywhere, if the path begins with a slash)."""
         if raw is None:
             raw = b"" if body is UNSAID else json.dumps(body).encode()
         kind = headers.pop("content_type", "application/json")
@@ -90,7 +91,7 @@ class Api:
 
 @dataclass(frozen=True)
 class Cast:
-    """Everybody."""
+    """All users."""
 
     acme: Tenant
     globex: Tenant
@@ -101,18 +102,18 @@ class Cast:
     vera: Api
     gus: Api
     nobody: Api
-    # Max, where a test calls a service instead of the API.
+    # Max, for tests that call a service instead of the API.
     member: Principal
 
 
 def token_for(tenant: Tenant | None, role: str = "admin", *, user: User | None = None, **facts: Any) -> str:
-    """The text of a token."""
+    """Return the text of a token."""
     facts = {"scopes": SCOPES, **facts}
     return tokens.create(principal=SYSTEM, name=f"{role}'s", tenant=tenant, role=role, user=user, **facts)[1]
 
 
 def make_cast() -> Cast:
-    """Two tenants without quotas, the pool `default`, and the people."""
+    """Create two tenants without quotas, the pool `default`, and the people."""
     acme = tenants.create_tenant(principal=SYSTEM, slug="acme", name="Acme")
     globex = tenants.create_tenant(principal=SYSTEM, slug="globex", name="Globex")
     people = {
@@ -141,18 +142,18 @@ def make_cast() -> Cast:
 
 @pytest.fixture
 def cast(db: None) -> Cast:
-    """The cast in a transaction of the test's own."""
+    """Create the cast in a transaction of the test's own."""
     return make_cast()
 
 
 @pytest.fixture
 def real_cast(transactional_db: None) -> Cast:
-    """The cast, committed: for tests with several connections."""
+    """Create the cast, committed: for tests with several connections."""
     return make_cast()
 
 
 def give(tenant: Tenant, *, pool: Pool | None = None, **hard: int | None) -> dict[str, ResourceQuota]:
-    """Quotas by resource."""
+    """Set quotas by resource."""
     return {
         resource: quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=pool, resource=resource, hard=amount)
         for resource, amount in hard.items()
@@ -160,7 +161,7 @@ def give(tenant: Tenant, *, pool: Pool | None = None, **hard: int | None) -> dic
 
 
 def give_plenty(*tenants_: Tenant) -> None:
-    """No limit at all."""
+    """Set unlimited quotas."""
     for tenant in tenants_:
         give(tenant, core_percent=None, memory_mib=None)
 
@@ -170,7 +171,7 @@ def gpu_uuid(node: str, index: int) -> str:
 
 
 def hello(name: str, *, gpus: int = 4, memory_mib: int = 24 * GIB, model: str = MODEL) -> wire.Hello:
-    """What the agent of this machine says first."""
+    """Return the hello of this machine's agent."""
     return wire.Hello(
         agent_version="1",
         driver_version="1",
@@ -186,7 +187,7 @@ def hello(name: str, *, gpus: int = 4, memory_mib: int = 24 * GIB, model: str = 
 
 
 class Machine:
-    """A node, and its agent as the test wants it."""
+    """A node, and its agent under the test's control."""
 
     def __init__(self, name: str, pool: Pool, **facts: Any) -> None:
         self.name = name
@@ -198,22 +199,22 @@ class Machine:
         return Gpu.objects.get(uuid=gpu_uuid(self.name, index))
 
     def say(self, *observations: wire.Observation, frame: int | None = None) -> None:
-        """One `observed` frame."""
+        """Send one `observed` frame."""
         now = Node.objects.get(pk=self.node.pk).frame if frame is None else frame
         take_observed(node=self.node, frame=wire.Observed(frame=now, assignments=list(observations)))
 
     def obey(self, *, memory_bytes: int = 0) -> None:
-        """Do all that is wanted, and say so."""
+        """Apply the whole desired state, and report it."""
         self.say(*(done(wanted, memory_bytes=memory_bytes) for wanted in desired_state(self.node).assignments))
 
 
 def lose(machine: Machine) -> None:
-    """Its agent has not been heard of for a minute."""
+    """Let its agent be silent for a minute."""
     Node.objects.filter(pk=machine.node.pk).update(last_seen_at=timezone.now() - timedelta(minutes=1))
 
 
 def done(wanted: wire.Assignment, *, memory_bytes: int = 0) -> wire.Observation:
-    """What an agent says of an assignment that is as wanted."""
+    """Return an agent's report of an assignment in its desired state."""
     if not wanted.present:
         return wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
     state: wire.AssignmentState = "over_limit" if memory_bytes > wanted.memory_bytes else "in_force"
@@ -221,20 +222,20 @@ def done(wanted: wire.Assignment, *, memory_bytes: int = 0) -> wire.Observation:
 
 
 def seen(assignment: Assignment, state: wire.AssignmentState = "in_force", **facts: Any) -> wire.Observation:
-    """An observation of this assignment, at its wanted generation unless told otherwise."""
+    """Return an observation of this assignment, by default at its desired generation."""
     facts.setdefault("generation", Assignment.objects.get(pk=assignment.pk).generation)
     return wire.Observation(uid=str(assignment.uid), state=state, **facts)
 
 
 def ask(cast: Cast, *, tenant: Tenant | None = None, principal: Principal = SYSTEM, **asked: Any) -> Claim:
-    """A claim, through the service; small unless said."""
+    """Create a claim through the service; small by default."""
     facts = {"name": "train", "core_request": 30, "memory_mib": 8 * GIB, "pool": cast.pool, **asked}
     facts.setdefault("core_limit", facts["core_request"])
     return lifecycle.create_claim(principal=principal, spec=ClaimSpec(tenant=tenant or cast.acme, **facts))
 
 
 def placed(cast: Cast, machine: Machine, **asked: Any) -> tuple[Claim, Assignment]:
-    """A claim that is active, and its first assignment."""
+    """Create an active claim; return it and its first assignment."""
     claim = ask(cast, **asked)
     run_round(cast.pool)
     machine.obey()
@@ -246,19 +247,19 @@ def placed(cast: Cast, machine: Machine, **asked: Any) -> tuple[Claim, Assignmen
 
 
 def used(tenant: Tenant) -> dict[str, int]:
-    """What the tenant's overall quotas say is used, by resource."""
+    """Return the used amounts of the tenant's overall quotas, by resource."""
     return dict(ResourceQuota.objects.filter(tenant=tenant, pool=None).values_list("resource", "used"))
 
 
 def assert_ledger_agrees() -> None:
-    """What quotas say is used is what their entries add up to."""
+    """Check that the quotas' used amounts equal the sums of their entries."""
     for quota in ResourceQuota.objects.all():
         entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource)
         assert sum(entries.values_list("amount", flat=True)) == quota.used
 
 
 def assert_shares_agree() -> None:
-    """No cohort uses more than it is given, and each share is what its quotas add up to."""
+    """Check that no cohort uses more than its quotas, and that each share is the sum of its quotas."""
     for share in CohortShare.objects.all():
         rows = list(share.quotas.all())
         assert share.lendable == sum(row.lendable for row in rows)
@@ -271,7 +272,7 @@ def assert_shares_agree() -> None:
 
 
 def assert_books_agree() -> None:
-    """Quotas, ledger, claims, assignments and GPUs tell one story."""
+    """Check that quotas, ledger, claims, assignments and GPUs agree."""
     assert_shares_agree()
     for gpu in Gpu.objects.all():
         live = gpu.assignments.exclude(state="released")
@@ -286,7 +287,7 @@ def assert_books_agree() -> None:
 
 
 def everything(path: Api, url: str) -> Iterator[Any]:
-    """Every row of a list, page by page."""
+    """Return every row of a list, page by page."""
     while url:
         answer = path.get(url)
         assert answer.status == 200, answer.body

@@ -21,19 +21,19 @@ class Claims:
         self.programs: list[subprocess.Popen[bytes]] = []
 
     def ask(self, wait: int = 60, **asked: Any) -> Json:
-        """One more; waits so long until it is in force."""
+        """Create a claim; wait so long until it is in force."""
         body = {"tenant": self.tenant, "core_limit": 100, "memory_mib": 256, **asked}
         claim: Json = self.platform.granted("POST", f"claims/?wait={wait}", body)
         self.made.append(claim["uid"])
         return claim
 
     def read(self, uid: str) -> Json:
-        """As it is now."""
+        """Return the claim as it is now."""
         claim: Json = self.platform.granted("GET", f"claims/{uid}/")
         return claim
 
     def run(self, uid: str) -> tuple[subprocess.Popen[bytes], Echo]:
-        """A program that never has enough, once it uses its GPU, and the claim's usage page."""
+        """Start a program with unlimited demand; return it once it uses its GPU, and the claim's usage page."""
         program = self.platform.run(uid, GPULOAD, "--kernel-us", "1000", log=self.directory / uid)
         self.programs.append(program)
         run_dir = Path(self.platform.granted("GET", f"claims/{uid}/env/")["agent_socket"]).parent
@@ -42,12 +42,12 @@ class Claims:
         return program, echo
 
     def fill(self, core: int) -> None:
-        """Leave no GPU with room for so much; what does this holds still for the rebalancer."""
+        """Leave no GPU with this much free capacity; the filling claims are fixed for the rebalancer."""
         while self.ask(wait=3, core_request=core, rebalance=False)["state"] == "active":
             pass
 
     def end(self) -> None:
-        """End the programs, and release what was made."""
+        """End the programs, and release the claims."""
         for program in self.programs:
             program.kill()
             program.wait()

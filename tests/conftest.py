@@ -1,4 +1,4 @@
-"""What every test shares, with or without Django."""
+"""Hooks and fixtures of every test, with or without Django."""
 
 import os
 import shutil
@@ -14,23 +14,26 @@ from tests.services_plugin import TEMPLATE
 
 # The names under which distributions install it.
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Where a file takes minutes. Dealt out last, it would keep one process busy when the others have nothing left to do.
+# Files that take minutes. Started last, one would keep one process busy when the others have nothing left to do.
 LONGEST = ("tests/e2e/", "tests/fuzz/", "tests/demo/")
 
 
 def chromium() -> str | None:
-    """The path of a Chromium, if the machine has one."""
+    """Return the path of a Chromium, if the machine has one."""
     return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
 
 
 def pytest_configure() -> None:
-    """Programs under test inherit what is ignored here: a shell's background ignores SIGINT, `nohup` SIGHUP."""
+    """Reset ignored signals, which programs under test would inherit.
+
+    A shell's background ignores SIGINT, `nohup` SIGHUP.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; skip browser tests visibly where there is no browser."""
+    """Start the longest tests first; skip browser tests visibly if there is no browser."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if chromium() is not None:
         return
@@ -42,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def chromium_path() -> str:
-    """The browser for tests marked ``browser``."""
+    """Return the browser for tests marked ``browser``."""
     path = chromium()
     if path is None:
         pytest.skip("no browser")
@@ -51,7 +54,7 @@ def chromium_path() -> str:
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> Iterator[None]:
-    """pytest-django's hook: each process' database is a copy of one with every migration applied already.
+    """Copy a migrated database for each process; a hook of pytest-django.
 
     It is emptied where Django would truncate every table.
     """
@@ -69,12 +72,12 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
 
 @pytest.fixture(scope="session")
 def platform() -> Iterator[Platform]:
-    """A whole platform, as `make demo` starts it; for tests marked ``serial``, which share it."""
+    """Start a whole platform, as `make demo` does; for tests marked ``serial``, which share it."""
     with (
         tempfile.TemporaryDirectory(prefix="gpucloud-platform-") as directory,
         Platform(Path(directory) / "demo") as it,
     ):
-        # What the seed asked for is in place: nothing moves but what a test moves.
+        # The seed's claims are placed: nothing changes except by a test.
         until(
             lambda: {claim["state"] for claim in it.granted("GET", "claims/")["results"]} == {"active"},
             seconds=60,

@@ -1,18 +1,18 @@
-"""What a test with several connections has committed is taken away again: row by row, for there are few.
+"""Removal of the rows that a test with several connections has committed: row by row, because there are few.
 
-Django's own way truncates every table and makes its permissions anew: a quarter of a second of processor time after
+Django's own way truncates every table and creates its permissions anew: a quarter of a second of processor time after
 each of hundreds of tests. Deleting takes milliseconds.
 """
 
 from typing import Any
 
-# The schema's own: migrations, and what Django derives from the models.
+# The schema's own: migrations, and rows that Django derives from the models.
 KEPT = ("django_migrations", "django_content_type", "auth_permission")
-# Of more than this, truncating is cheaper, and leaves no dead rows in the next test's way.
+# Above this, truncating is cheaper, and leaves no dead rows for the next test.
 LARGE_BYTES = 1 << 18
 
-# As a replica a session passes foreign keys, whose order nobody need know then, and the triggers that keep the audit
-# log from being changed. Only a superuser may; others truncate.
+# As a replica a session skips foreign keys, whose order does not matter then, and the triggers that protect the audit
+# log. Only a superuser may; others truncate.
 EMPTY = f"""
 DO $$
 DECLARE

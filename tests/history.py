@@ -1,4 +1,4 @@
-"""A long past: claims that were placed and released, written in bulk. For tests of lists and for benchmarks."""
+"""A long history: placed and released claims, inserted in bulk. For tests of lists and for benchmarks."""
 
 import copy
 import uuid
@@ -15,7 +15,10 @@ Row = TypeVar("Row", Claim, Assignment)
 
 
 def add_history(assignment: Assignment, *, count: int, tenants: list[Tenant]) -> None:
-    """`count` released claims like this assignment's, the tenants' in turn, changed one a second until now."""
+    """Insert `count` released claims like this assignment's.
+
+    They alternate between tenants, and were changed one a second until now.
+    """
     for first in range(0, count, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, count))
         claims = [_past(assignment.claim, number, tenants[number % len(tenants)]) for number in numbers]

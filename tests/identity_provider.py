@@ -1,7 +1,7 @@
 """A real OpenID provider on loopback: discovery, consent, tokens signed with its key, userinfo.
 
-The package's provider takes PKCE's challenge and does not look at it again: here the token endpoint insists on the
-verifier, as providers in earnest do.
+The package's provider accepts PKCE's challenge and ignores it later: here the token endpoint requires the verifier, as
+production providers do.
 """
 
 import base64
@@ -18,7 +18,7 @@ import authlib.deprecate  # noqa: F401 - it switches its warnings on: before, no
 import requests
 
 with warnings.catch_warnings():
-    # The provider is written for the library's names of before; that is its matter, not ours.
+    # The provider uses deprecated names of the library, which is not our concern.
     warnings.simplefilter("ignore")
     import oidc_provider_mock
     from oidc_provider_mock import _app as inside
@@ -30,11 +30,11 @@ __all__ = ["CLIENT_ID", "CLIENT_SECRET", "IdentityProvider", "inside", "query_of
 
 
 class InsistOnPkce:
-    """Keeps each code's challenge and turns a token request without its verifier away."""
+    """A middleware that stores each code's challenge and refuses a token request without its verifier."""
 
     def __init__(self, provider: Wsgi) -> None:
         self.provider = provider
-        # What it says instead, by path: a provider that is broken.
+        # Broken answers by path.
         self.broken: dict[str, bytes] = {}
         self.challenges: dict[str, str] = {}
 
@@ -74,7 +74,7 @@ class IdentityProvider:
         requests.put(f"{self.issuer}/users/{subject}", json=claims, timeout=5).raise_for_status()
 
     def consent(self, url: str, subject: str | None) -> str:
-        """What the person does at the provider: sign in as `subject`, or (None) refuse; answers where it sends them."""
+        """Sign in as `subject`, or (None) refuse; return the redirect."""
         form = {"sub": subject} if subject else {"action": "deny"}
         answer = requests.post(url, data=form, allow_redirects=False, timeout=5)
         assert answer.status_code == 302, answer.text

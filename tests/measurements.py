@@ -1,4 +1,4 @@
-"""Measurements that tests make up, stored as agents' frames are."""
+"""Synthetic measurements, stored as agents' frames are."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -32,14 +32,14 @@ def keep(samples: Iterable[Sample]) -> None:
 
 
 def steady(assignment: Assignment, percent: float, *, seconds: int) -> None:
-    """It uses this much core in each of the last seconds."""
+    """Store a constant core use in each of the last seconds."""
     end = timezone.now()
     moments = [end - timedelta(seconds=ago) for ago in range(1, seconds + 1)]
     keep(Sample(assignment_uid=assignment.uid, at=at, core_percent=percent, memory_bytes=0) for at in moments)
 
 
 def tell(node: Node, usage: wire.Usage) -> None:
-    """A frame of the node's agent, by the door of all frames."""
+    """Send a frame of the node's agent through the gateway's own handler."""
     batch = [Measured(source_of(node), usage)]
     store(batch)
     Gateway().measured(batch)

@@ -1,4 +1,4 @@
-"""A whole platform for tests and benchmarks: what `make demo` starts, on a port and in a directory of its own."""
+"""A whole platform for tests and benchmarks: as `make demo` starts it, on a port and in a directory of its own."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from typing import Any, Self
 from tests.processes import alive
 
 ROOT = Path(__file__).resolve().parent.parent
-# A quarter of a minute where nothing else runs.
+# A quarter of a minute on an idle machine.
 READY_SECONDS = 300.0
 STOP_SECONDS = 90.0
-# For what comes soon on an idle machine: other platforms are started and killed beside this one, on the same cores. How
-# long it takes is measured elsewhere; the tests say that it comes.
+# For events that come soon on an idle machine: other platforms are started and killed on the same cores. Durations are
+# measured elsewhere; the tests check that they come.
 PATIENCE_SECONDS = 60.0
 # The supervisor's longest back-off, and a start on a busy machine.
 RESTART_SECONDS = 90.0
-# The platform brings its own services, whatever the tests around it use.
+# The platform has its own services, whatever the tests around it use.
 NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_PREFIX", "SECRET_KEY", "ALLOWED_HOSTS", "DATABASE_POOL_SIZE")
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer: its status, its body as JSON (text where it is none), its headers in lower case."""
+    """An HTTP response: its status, its body as JSON (text if it is none), its headers in lower case."""
 
     status: int
     body: Any
@@ -40,9 +40,9 @@ class Answer:
 
 
 class Platform:
-    """A running demo. Use as a context manager; `stop` is polite, and everything dies with this process anyway.
+    """A running demo. Use as a context manager; `stop` is orderly, and everything dies with this process anyway.
 
-    Without the seeded claims' programs, unless asked for: they would take processor time from every test there is.
+    The seeded claims' programs run on request only: they would take processor time from every test.
     """
 
     def __init__(self, state: Path, *, programs: bool = False, environment: dict[str, str] | None = None) -> None:
@@ -60,7 +60,10 @@ class Platform:
         self.stop()
 
     def start(self) -> None:
-        """Start, or resume what an earlier start left. Raises AssertionError with the log where it does not come up."""
+        """Start, or resume an earlier state.
+
+        Raises AssertionError with the log if it does not start.
+        """
         environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         environment |= {"DEMO_DIR": str(self.state), "PORT": str(self.port), "PYTHONUNBUFFERED": "1"}
         environment |= self._environment
@@ -73,7 +76,7 @@ class Platform:
         try:
             until(lambda: self._ready() or self._died(), seconds=READY_SECONDS, what="the platform to be ready")
         except BaseException:
-            # Whoever uses this directory next finds it free.
+            # The next user of this directory finds it free.
             self.stop()
             raise
 
@@ -86,7 +89,7 @@ class Platform:
         return False
 
     def stop(self) -> None:
-        """End it in order; what does not end is killed."""
+        """End it in order; kill programs that do not end."""
         if self._process is not None:
             process, self._process = self._process, None
             process.send_signal(signal.SIGTERM)
@@ -98,11 +101,11 @@ class Platform:
 
     @property
     def token(self) -> str:
-        """The operator's."""
+        """Return the operator's token."""
         return (self.state / "operator.token").read_text().strip()
 
     def pid(self, name: str) -> int:
-        """Of a part: server, worker, scheduler, beat, agent-sim-1, …; waits while it is being started again."""
+        """Return the pid of a part: server, worker, scheduler, beat, agent-sim-1, …; wait while it restarts."""
 
         def running() -> int | None:
             pids: dict[str, int] = json.loads((self.state / "pids.json").read_text())
@@ -112,7 +115,7 @@ class Platform:
         return number
 
     def kill(self, name: str) -> int:
-        """SIGKILL a part; the supervisor starts it again. Returns the pid that was killed."""
+        """Kill a part by SIGKILL; the supervisor restarts it. Return the killed pid."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
         return pid
@@ -120,7 +123,7 @@ class Platform:
     def call(
         self, method: str, path: str, body: Json | None = None, *, token: str | None = None, **headers: str
     ) -> Answer:
-        """One request to the API, below /api/v1/."""
+        """Send a request to the API, below /api/v1/."""
         request = urllib.request.Request(  # noqa: S310 - the address is ours
             f"{self.url}/api/v1/{path}",
             method=method,
@@ -138,24 +141,24 @@ class Platform:
             return _answer(refused.code, refused.read(), dict(refused.headers))
 
     def granted(self, method: str, path: str, body: Json | None = None, **headers: str) -> Any:
-        """The body of a request that must succeed."""
+        """Return the body of a request that must succeed."""
         answer = self.call(method, path, body, **headers)
         assert 200 <= answer.status < 300, answer
         return answer.body
 
     def new_tenant(self, slug: str, *, core: int = 400, memory_mib: int = 98304) -> str:
-        """A tenant with quotas over all pools."""
+        """Create a tenant with quotas over all pools."""
         self.granted("POST", "tenants/", {"slug": slug})
         for resource, hard in {"core_percent": core, "memory_mib": memory_mib}.items():
             self.granted("POST", "quotas/", {"tenant": slug, "resource": resource, "hard": hard})
         return slug
 
     def used(self, slug: str) -> dict[str, int]:
-        """What a tenant's quotas bear, by resource."""
+        """Return the used amounts of a tenant's quotas, by resource."""
         return {quota["resource"]: quota["used"] for quota in self.granted("GET", f"quotas/?tenant={slug}")["results"]}
 
     def gpu(self, uuid: str) -> Json:
-        """A GPU and what is promised of it."""
+        """Return a GPU with its allocations."""
         body: Json = self.granted("GET", f"gpus/{uuid}/")
         return body
 
@@ -182,7 +185,7 @@ def _answer(status: int, raw: bytes, headers: dict[str, str]) -> Answer:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody uses at this moment."""
+    """Return a TCP port of loopback that is free at this moment."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         port: int = trial.getsockname()[1]
@@ -190,7 +193,10 @@ def free_port() -> int:
 
 
 def until(condition: Any, *, what: str, seconds: float = PATIENCE_SECONDS, every: float = 0.05) -> Any:
-    """The first true value of `condition`, asked again and again; AssertionError after so many seconds."""
+    """Poll `condition`; return its first true value.
+
+    Raises AssertionError after so many seconds.
+    """
     deadline = time.monotonic() + seconds
     while True:
         if value := condition():

@@ -1,4 +1,4 @@
-"""Questions about processes and about time that several tests ask."""
+"""Helpers about processes and time for several tests."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs. One that has ended and waits to be collected does not."""
+    """Return True if the process runs; an ended one that is not reaped does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -15,7 +15,7 @@ def alive(pid: int) -> bool:
 
 
 def eventually(condition: Callable[[], bool], *, seconds: float) -> bool:
-    """Whether it comes true within this time."""
+    """Return True if the condition becomes true in this time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

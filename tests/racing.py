@@ -1,4 +1,4 @@
-"""Racers: threads with a database connection each, let go at one moment."""
+"""Racers: threads with a database connection each, started at one moment."""
 
 import threading
 from collections import Counter
@@ -10,12 +10,12 @@ from typing import Any
 from django.db import connection
 from django.db.models import Model
 
-# As many at once as PostgreSQL's default of 100 connections leaves room for when two processes test at once.
+# As many as PostgreSQL's default of 100 connections allows for when two processes test at once.
 AT_ONCE = 32
 
 
 def race(racers: list[Callable[[], Any]], *, at_once: int = AT_ONCE) -> list[Any]:
-    """All at once, each in a thread with a connection of its own; what each returned or raised, in order."""
+    """Run all at once, each in a thread with a connection of its own; return results or exceptions, in order."""
     gate = threading.Barrier(min(len(racers), at_once))
 
     def run(number: int, racer: Callable[[], Any]) -> Any:
@@ -34,13 +34,13 @@ def race(racers: list[Callable[[], Any]], *, at_once: int = AT_ONCE) -> list[Any
 
 
 def outcomes(results: list[object]) -> Counter[str]:
-    """How often each type was returned or raised."""
+    """Count results by type."""
     return Counter(type(result).__name__ for result in results)
 
 
 @contextmanager
 def without_constraint(model: type[Model], name: str) -> Iterator[None]:
-    """A constraint of the model's table is away; its rows are removed at the end, as they may break it."""
+    """Drop a constraint of the model's table; its rows are removed at the end, as they may violate it."""
     table = model._meta.db_table
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = %s", [name])

@@ -1,4 +1,4 @@
-"""A server that webhooks are sent to, on loopback: keeps what came, and answers as the test wants."""
+"""A receiver of webhooks on loopback: stores messages, and answers as the test wants."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ class Message:
 
 @dataclass
 class Receiver:
-    """What came, and what is answered: a status and headers."""
+    """Received messages, and the answer: a status and headers."""
 
     port: int = 0
     came: list[Message] = field(default_factory=list)
@@ -31,8 +31,8 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """A server for as long as the context lasts."""
+def receive() -> Iterator[Receiver]:
+    """Serve as long as the context lasts."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def receiving() -> Iterator[Receiver]:
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Not to the tests' output."""
+            """Write nothing to the tests' output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -1,11 +1,11 @@
-"""``make test`` and ``make test-long``: every suite in order, each to its end, then one table of what happened.
+"""``make test`` and ``make test-long``: every suite in order, each to its end, then one table of results.
 
     python -m tests.run [--long] [pytest's arguments…]
 
-What measures shares by the clock comes first, with nothing beside it: C chapters, and Python tests marked ``alone``.
-The other chapters run beside the Python tests. Tests that start a whole platform are marked ``serial`` and come last, a
-few at a time; they wait more than they compute, so the sanitizers' builds are beside them. What failed in a crowd,
-where it is little, is asked once more, alone: the table says so, and what fails again has failed (docs/decisions/0043).
+Suites that measure shares by the clock come first, with nothing beside them: C chapters, and Python tests marked
+``alone``. The other chapters run beside the Python tests. Tests that start a whole platform are marked ``serial`` and
+come last, a few at a time; they wait more than they compute, so the sanitizers' builds run beside them. A few failures
+of a crowded run are repeated once, alone: the table says so, and a second failure counts (docs/decisions/0043).
 """
 
 import argparse
@@ -22,19 +22,19 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 # pytest's status when tests failed, and when a selection is empty.
 FAILURES, NO_TESTS = 1, 5
-# More than these are no accident of a crowded machine.
+# More failures than these are not due to a crowded machine.
 FEW = 4
 AGAIN = ", again"
-# More than the two cores that there are at least: many tests wait, for agents or for what was killed.
+# More than the minimum of two cores: many tests wait, for agents or for restarts.
 PROCESSES, PLATFORMS = "3", "2"
 # The C suites and their targets in libvcuda/Makefile.
 C_SUITES = {
     "C, by the clock": "test-timed", "C, the rest": "test-untimed", "C, sanitizers": "sanitize", "C, long": "test-long",
 }  # fmt: skip
 TOGETHER = "not long and not serial and not alone and not containers"
-# Where the tests marked ``alone`` are: reading all files to find them takes longer than they do.
+# Files of the tests marked ``alone``: reading all files to find them takes longer than they do.
 BY_THE_CLOCK = "tests/benchmarks"
-# A module's tests stay together, with what they share, until a process has nothing left to do.
+# A module's tests stay together, with their fixtures, until a process has nothing left to do.
 STEALING = ("--dist", "worksteal")
 # In the order of tests/conftest.py: the longest first.
 BY_FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
@@ -42,7 +42,7 @@ BY_FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
 
 @dataclass(frozen=True)
 class Row:
-    """One suite's outcome; a count is None where the suite has none."""
+    """One suite's outcome; a count is None if the suite has none."""
 
     suite: str
     passed: int | None
@@ -61,7 +61,7 @@ class Row:
 
 
 def pytest_suite(suite: str, marks: str, *arguments: str) -> list[Row]:
-    """One row; where a few failed beside others, another of those few alone."""
+    """Run pytest; return one row, and a second one for a repeat of a few failures."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["-m", marks, "-o", f"cache_dir={directory}"]
         rows = [pytest_row(suite, Path(directory), *options, *arguments)]
@@ -79,7 +79,7 @@ def pytest_row(suite: str, directory: Path, *options: str) -> Row:
 
 
 def counts(report: Path) -> tuple[int, int, int]:
-    """Passed, failed and skipped from a JUnit report; nothing where pytest did not get so far."""
+    """Return passed, failed and skipped from a JUnit report; nothing if pytest wrote none."""
     if not report.exists():
         return 0, 1, 0
     total = failed = skipped = 0
@@ -91,7 +91,7 @@ def counts(report: Path) -> tuple[int, int, int]:
 
 
 def c_suite(suite: str, *, beside_others: bool = False) -> list[Row]:
-    """Beside others it is silent until its end, and then says all in one piece."""
+    """Run a C suite; beside others it prints everything at its end, in one piece."""
     begun = time.monotonic()
     target = C_SUITES[suite.removesuffix(AGAIN)]
     command = ["make", "--no-print-directory", "-C", "libvcuda", target]
@@ -103,7 +103,7 @@ def c_suite(suite: str, *, beside_others: bool = False) -> list[Row]:
 
 
 def beside(*lanes: list[Callable[[], list[Row]]]) -> list[Row]:
-    """All lanes at once, what is in a lane one after the other; the rows in the order given."""
+    """Run all lanes at once, each lane in order; return the rows in the order given."""
 
     def driven(lane: list[Callable[[], list[Row]]]) -> list[Row]:
         return [row for suite in lane for row in suite()]
@@ -113,7 +113,7 @@ def beside(*lanes: list[Callable[[], list[Row]]]) -> list[Row]:
 
 
 def c_suites_again(rows: list[Row]) -> list[Row]:
-    """Those of them that failed, whole: they measure, and what ran beside them or on the host was in their way."""
+    """Repeat failed suites as a whole: they measure, and other work may have disturbed them."""
     failed = [row.suite for row in rows if row.suite in C_SUITES and not row.good]
     return [row for suite in failed for row in c_suite(f"{suite}{AGAIN}")]
 
@@ -130,7 +130,7 @@ def table(rows: list[Row]) -> str:
 
 
 def is_good(rows: list[Row]) -> bool:
-    """Every suite; of one that was asked again, its last answer."""
+    """Return True if every suite passed; the last result of a repeated one counts."""
     return all(row.good for row in {row.suite.removesuffix(AGAIN): row for row in rows}.values())
 
 

@@ -2,7 +2,7 @@
 
 Under xdist the controller starts them once and the workers inherit the environment; each worker has a database of its
 own (pytest-django names them), copied from one with every migration applied, and, here, a prefix of its own for hints
-and Celery. ``DATABASE_URL`` and ``REDIS_URL`` win when set: the suite then runs against those servers.
+and Celery. ``DATABASE_URL`` and ``REDIS_URL`` take precedence: the suite then runs against those servers.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ import pytest
 from deploy import embedded
 from deploy.embedded import postgres, prepared
 
-# What the settings insist on; the values are for tests only.
+# Variables that the settings require; the values are for tests only.
 ENVIRONMENT = {
     "SECRET_KEY": "only-for-tests-0123456789abcdef0123456789abcdef0123456789abcdef",
     "ALLOWED_HOSTS": "127.0.0.1,localhost,testserver",
     "LOG_LEVEL": "WARNING",
 }
-# Names the database to copy for each worker, where the server has it.
+# The name of the database to copy for each worker, if the server has it.
 TEMPLATE = "TESTS_DATABASE_TEMPLATE"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    """A wrapper runs before every plain hook, so before pytest-django's, whatever the order of registration."""
+    """Start the services; a wrapper runs before every plain hook, so before pytest-django's."""
     _keep_bytecode()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     for name, value in ENVIRONMENT.items():
@@ -42,7 +42,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def _keep_bytecode() -> None:
-    """The tests start hundreds of Python programs: without bytecode each would compile the whole project again."""
+    """Cache bytecode: the tests start hundreds of Python programs, and each would compile the whole project again."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
 

@@ -56,7 +56,7 @@ def warm_each(programs: Mapping[str, Process]) -> dict[str, Exception]:
         for name, program in programs.items():
             try:
                 if event == "imported":
-                    imported([program])
+                    wait_for_imports([program])
                 elif name not in failed:
                     warm(program)
             except ProcessFailed as error:

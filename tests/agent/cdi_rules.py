@@ -1,6 +1,6 @@
-"""The Container Device Interface as its specification has it (version 1.1.0 and before), to check specs by.
+"""Rules of the Container Device Interface specification (version 1.1.0 and before), to check specs against.
 
-Runtimes refuse unknown fields and a version that is lower than the fields that are used; so does this.
+Runtimes refuse unknown fields, and a version that is lower than that of the fields used; so does this checker.
 """
 
 import re
@@ -19,7 +19,7 @@ Number = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class Known(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """An object of which every field is known."""
+    """An object without unknown fields."""
 
 
 class DeviceNode(Known):
@@ -76,7 +76,10 @@ class Spec(Known):
 
 
 def check(text: bytes | str | dict[str, Any]) -> Spec:
-    """The spec, if a runtime would take it. Raises msgspec.ValidationError or AssertionError."""
+    """Return the spec if a runtime would accept it.
+
+    Raises msgspec.ValidationError or AssertionError.
+    """
     spec = msgspec.convert(text, Spec) if isinstance(text, dict) else msgspec.json.decode(text, type=Spec)
     names = [device.name for device in spec.devices]
     assert len(set(names)) == len(names), "a device's name is unique in its spec"

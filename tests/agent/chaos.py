@@ -1,4 +1,4 @@
-"""What the chaos tests share: a world of claims that changes, what must always hold of it, and ways to do harm."""
+"""Shared parts of the chaos tests: a changing world of claims, its invariants, and faults."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ HEALED_SECONDS = 10.0
 STATE_FILES = {"agent.json", "desired.json", "usage.seq"}
 MOST_CLAIMS = 5
 
-# Ends the agent by SIGKILL when so many lines of its own code were run: before any line that there is.
+# Kills the agent by SIGKILL after so many executed lines of its own code, before any line there is.
 KILLED_AT = """
 import os, signal, sys
 left = int(sys.argv.pop(1))
@@ -36,7 +36,7 @@ sys.settrace(trace)
 from agent.__main__ import main
 sys.exit(main())
 """
-# A wall clock that is off by what a file says; the monotonic one is the machine's.
+# A wall clock with an offset from a file; the monotonic one is the machine's.
 WRONG_CLOCK = """
 import sys, time
 path, right = sys.argv.pop(1), time.time
@@ -47,7 +47,7 @@ sys.exit(main())
 
 
 class World:
-    """What the server wants of one node, what it has ever wanted, and what it was told to be in force."""
+    """Desired states of one node, present and past, and the states reported as in force."""
 
     def __init__(self, stage: Stage, seed: int = 0) -> None:
         self.stage = stage
@@ -55,11 +55,11 @@ class World:
         self.frame = 1
         self.wanted: dict[str, wire.Assignment] = {}
         self.ever: dict[str, dict[int, wire.Assignment]] = {}
-        # The highest generation that was told, by assignment.
+        # The highest reported generation, by assignment.
         self.told: dict[str, int] = {}
 
     def want(self, assignment: wire.Assignment) -> wire.Assignment:
-        """From the next frame on."""
+        """Want this from the next frame on."""
         self.wanted[assignment.uid] = assignment
         self.ever.setdefault(assignment.uid, {})[assignment.generation] = assignment
         return assignment
@@ -78,7 +78,7 @@ class World:
         )
 
     def change(self, *, keep: str) -> None:
-        """Something of the moment: a new claim, another size, an end."""
+        """Make a random change: a new claim, another size, an end."""
         others = [uid for uid in self.wanted if uid != keep]
         act = self.random.choice(["new", "resize", "resize", "end"])
         if act == "new" and len(self.wanted) < MOST_CLAIMS:
@@ -89,20 +89,20 @@ class World:
             self.resize(self.random.choice(list(self.wanted)))
 
     async def send(self, link: Connection) -> None:
-        """The whole wanted state, if there is still someone to hear it."""
+        """Send the whole desired state, if the agent is connected."""
         self.frame += 1
         with contextlib.suppress(ConnectionClosed):
             await link.send(wire.Desired(frame=self.frame, assignments=list(self.wanted.values())))
 
     def listen(self, link: Connection) -> None:
-        """Take what the agent said: from here on it must not be taken back."""
+        """Record the agent's reports: it must not take them back."""
         for frame in link.frames:
             for one in frame.assignments if isinstance(frame, wire.Observed) else ():
                 if one.state in ("in_force", "over_limit"):
                     self.told[one.uid] = max(self.told.get(one.uid, 0), one.generation)
 
     def check(self) -> None:
-        """At every moment, also while no agent lives: no page says what nobody wanted, or less than was told."""
+        """Check the invariants, also while no agent runs: no page has an undesired limit, or less than was reported."""
         for uid in self.wanted:
             slot = self.stage.slot(self.wanted[uid])
             if slot is None:
@@ -113,8 +113,8 @@ class World:
             assert slot.is_open
             assert slot.generation >= self.told.get(uid, 0)
 
-    async def healed(self, link: Connection) -> None:
-        """Observed equals desired, on the pages as in the agent's words, and nothing else lies there."""
+    async def wait_until_healed(self, link: Connection) -> None:
+        """Wait until observed equals desired, on the pages and in the agent's reports, and no other files exist."""
 
         def as_wanted() -> bool:
             frames = [frame for frame in link.frames if isinstance(frame, wire.Observed)]
@@ -137,7 +137,7 @@ class World:
 
 
 async def settled(stage: Stage, link: Connection, world: World) -> tuple[wire.Assignment, "subprocess.Popen[bytes]"]:
-    """A claim in force with a program under it."""
+    """Return a claim in force with a program under it."""
     steady = world.new(core_request=30, core_limit=30, memory_bytes=4 * GIB)
     await world.send(link)
     await link.state(steady.uid, "in_force")
@@ -147,20 +147,22 @@ async def settled(stage: Stage, link: Connection, world: World) -> tuple[wire.As
 
 
 async def follows(stage: Stage, assignment: wire.Assignment) -> None:
-    """The running program acts on this generation."""
+    """Wait until the running program has applied this generation."""
     await eventually(
         lambda: stage.totals(assignment).observed_generation == assignment.generation, seconds=HEALED_SECONDS
     )
 
 
 def limit_files(pid: int, most: int) -> None:
-    """No file of this process grows past it; the hard limit stays, so that it can be taken back."""
+    """Limit the file size of this process; the hard limit stays, so that it can be reset."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
 
 
 class StallingProxy:
-    """Between agent and server: while it stalls, connections stay and nothing passes, as when a cable is pulled."""
+    """A proxy between agent and server: while it stalls, connections stay and no data passes, as when a cable is
+    pulled.
+    """
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -170,7 +172,7 @@ class StallingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
-        """Its port."""
+        """Start it; return its port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -214,7 +216,7 @@ class StallingProxy:
 
 
 def offset(path: Path, seconds: float) -> None:
-    """Set the injected clock, as a whole."""
+    """Set the injected clock, atomically."""
     fresh = path.with_suffix(".new")
     fresh.write_text(str(seconds))
     fresh.replace(path)

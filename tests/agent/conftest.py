@@ -19,7 +19,7 @@ from tests.agent.stage import BUILD, GPULOAD, ROOT, Stage
 
 @pytest.fixture(scope="session", autouse=True)
 def built() -> None:
-    """libvcuda and the simulated driver, built where they are not."""
+    """Build libvcuda and the simulated driver if needed."""
     needed = [BUILD / "libvcuda-pages.so", BUILD / "libvcuda.so", BUILD / "vcuda-arbiter", BUILD / "simnode", GPULOAD]
     if not all(path.exists() for path in needed):
         subprocess.run(["make", "-C", ROOT / "libvcuda"], check=True, capture_output=True)
@@ -27,7 +27,7 @@ def built() -> None:
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """A run directory on a tmpfs, with a path that a socket fits into."""
+    """Create a run directory on a tmpfs, with a path that is short enough for sockets."""
     path = Path(tempfile.mkdtemp(prefix="gpucloud-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -43,7 +43,7 @@ async def control() -> AsyncIterator[Control]:
 
 @pytest.fixture
 async def stage(tmp_path: Path, run_dir: Path, control: Control) -> AsyncIterator[Stage]:
-    """A node whose agent is not started yet."""
+    """Return a node whose agent is not started yet."""
     it = Stage(tmp_path, run_dir, control)
     yield it
     it.close()
@@ -51,7 +51,7 @@ async def stage(tmp_path: Path, run_dir: Path, control: Control) -> AsyncIterato
 
 @pytest.fixture
 async def link(stage: Stage) -> Connection:
-    """The first connection of a started agent."""
+    """Return the first connection of a started agent."""
     stage.start()
     connection = await stage.control.connection()
     hello = await connection.expect(wire.Hello)

@@ -1,6 +1,7 @@
 """Containers without Docker: a spec's edits applied to a root file system of this machine's own programs.
 
-Two ways: by namespaces and bind mounts of the test's own, and by a real OCI runtime (crun, runc) where it is installed.
+There are two runtimes: namespaces and bind mounts of the test's own, and a real OCI runtime (crun, runc) if it is
+installed.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from tests.agent.cdi_rules import Edits, Mount
 from tests.agent.stage import GPULOAD
 
-# What a program needs to run at all; a real image brings its own.
+# The minimum for a program to run; a real image has its own.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
@@ -22,17 +23,17 @@ PROGRAM = "/opt/gpuload"
 
 
 class Container(NamedTuple):
-    """What a runtime would start: `arguments` under these edits, in `directory`."""
+    """A container to start: `arguments` under these edits, in `directory`."""
 
     directory: Path
     edits: Edits
     arguments: Sequence[str]
-    # Inside; no user namespace, so the same outside.
+    # Path inside; there is no user namespace, so ids are the same outside.
     uid: int = 0
 
     @property
     def mounts(self) -> list[Mount]:
-        """The image's, then the edits', parents before what lies in them."""
+        """Return the image's mounts, then the edits', parents before their contents."""
         image = [Mount(one, one, options=["ro", "bind"]) for one in SYSTEM if not Path(one).is_symlink()]
         image += [Mount(one, one, options=["rw", "bind"]) for one in DEVICES]
         image.append(Mount(str(GPULOAD), PROGRAM, options=["ro", "bind"]))
@@ -41,7 +42,7 @@ class Container(NamedTuple):
         return [*image, *nodes, *edits]
 
     def prepare(self) -> Path:
-        """The root file system: links into /usr as this machine has them, and an /etc of its own."""
+        """Prepare the root file system: links into /usr as on this machine, and an /etc of its own."""
         root = self.directory / "rootfs"
         for directory in ("etc", "proc", "dev", "tmp", "opt"):
             (root / directory).mkdir(parents=True)
@@ -55,31 +56,31 @@ class Container(NamedTuple):
 
 
 def namespaces_open() -> bool:
-    """Whether mounts and pid namespaces may be made here."""
+    """Return True if this process may create mount and pid namespaces."""
     if shutil.which("unshare") is None:
         return False
     tried = ["unshare", "--mount", "--pid", "--fork", "--propagation", "private", "mount", "-t", "tmpfs", "x", "/mnt"]
     return subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
-def unshared(container: Container) -> list[str]:
-    """The command that runs it in mount and pid namespaces of its own; its program is pid 1 there."""
+def namespace_command(container: Container) -> list[str]:
+    """Return the command that runs it in mount and pid namespaces of its own; its program is pid 1 there."""
     root = container.prepare()
     script = container.directory / "enter.sh"
-    # A tmpfs first: the mount points that are made in it go with the namespace.
+    # A tmpfs first: mount points created in it disappear with the namespace.
     lines = ["set -e", f"mount -t tmpfs none {root}/dev", f"mount -t tmpfs none {root}/opt"]
     for mount in container.mounts:
         inside, host = shlex.quote(f"{root}{mount.container_path}"), shlex.quote(mount.host_path)
         make = f"mkdir -p {inside}"
         if not Path(mount.host_path).is_dir():
             make = f"mkdir -p $(dirname {inside}); : >> {inside}"
-        # A mount point inside a mount that is there already is the host's own file.
+        # A mount point inside an existing mount is the host's own file.
         lines += [f"[ -e {inside} ] || {{ {make}; }}", f"mount --bind {host} {inside}"]
         if not mount.writable:
             lines.append(f"mount -o remount,bind,ro {inside}")
     lines.append(f"mount -t proc proc {root}/proc")
     variables = " ".join(shlex.quote(one) for one in (PATH, *container.edits.env))
-    # Who takes another user's rights is no longer killed with its parent: it has to be asked for anew.
+    # A change of user clears the parent-death signal: request it again.
     user = f"setpriv --reuid={container.uid} --regid={container.uid} --clear-groups --pdeathsig=KILL"
     lines.append(f"exec env -i {variables} chroot {root} {user} {shlex.join(container.arguments)}")
     script.write_text("\n".join(lines) + "\n")
@@ -87,11 +88,11 @@ def unshared(container: Container) -> list[str]:
     return ["unshare", *options, "sh", str(script)]
 
 
-def bundle(container: Container, runtime: str, name: str) -> list[str]:
-    """The command that runs it by an OCI runtime."""
+def runtime_command(container: Container, runtime: str, name: str) -> list[str]:
+    """Return the command that runs it by an OCI runtime."""
     root = container.prepare()
     (container.directory / "config.json").write_text(json.dumps(_config(container, root)))
-    # The state directory is the test's: nothing is left in /run.
+    # The state directory is the test's: no files are left in /run.
     options = [f"--root={container.directory / 'state'}"]
     if runtime == "crun":
         options.append("--cgroup-manager=disabled")

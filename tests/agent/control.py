@@ -1,4 +1,4 @@
-"""A control plane small enough to misbehave on command: enrolment over HTTP, the agent protocol over a real websocket.
+"""A small control plane with controllable faults: enrolment over HTTP, the agent protocol over a real websocket.
 
 One port, like the real one: a front passes websockets on to the `websockets` server behind it and answers the two REST
 routes that the agent uses itself.
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class Connection:
-    """One websocket of the agent, with all that it has sent."""
+    """One websocket of the agent, with all its messages."""
 
     def __init__(self, socket: ServerConnection) -> None:
         self.socket = socket
@@ -38,7 +38,7 @@ class Connection:
     async def expect(
         self, kind: type[T], holds: Callable[[T], bool] = lambda _: True, *, seconds: float = PATIENCE_SECONDS
     ) -> T:
-        """The first frame of this kind for which it holds, among those already here and those that come."""
+        """Return the first frame of this kind that satisfies the condition, received already or later."""
         async with asyncio.timeout(seconds):
             seen = 0
             while True:
@@ -50,11 +50,11 @@ class Connection:
                 await self.heard.wait()
 
     def forget(self) -> None:
-        """From here on only what comes."""
+        """Forget received frames."""
         self.frames.clear()
 
     async def state(self, uid: str, state: str, generation: int | None = None) -> wire.Observation:
-        """Wait until the agent reports the assignment so."""
+        """Wait until the agent reports this state of the assignment."""
 
         def found(frame: wire.Observed) -> wire.Observation | None:
             for one in frame.assignments:
@@ -68,24 +68,24 @@ class Connection:
 
 
 class Control:
-    """The server's side; its attributes say how it behaves."""
+    """The server's side; its attributes set its behaviour."""
 
     def __init__(self) -> None:
         self.port = 0
         self.enrolments: list[dict[str, Any]] = []
-        # For the next enrolments, in order: "drop" the connection after reading, or a (status, problem) answer.
+        # Answers to the next enrolments, in order: "drop" the connection after reading, or a (status, problem).
         self.enrol_faults: list[str | tuple[int, dict[str, Any]]] = []
         # Close the next websockets right after accepting them, with these codes.
         self.close_codes: list[int] = []
         # Refuse the next websockets before they are any with these statuses, as a proxy would.
         self.handshake_statuses: list[int] = []
         self.welcomes = True
-        # As the real server does: a newer connection takes over from the older one.
+        # As the real server does: a newer connection replaces the older one.
         self.supersedes = False
         self._newest: Connection | None = None
-        # Served as they are, by path.
+        # Files to serve, by path.
         self.files: dict[str, bytes] = {}
-        # How far its clock is ahead of the true time.
+        # Offset of its clock from the true time.
         self.clock_offset_seconds = 0.0
         self.claim_environments: dict[str, dict[str, Any]] = {}
         self.tokens_seen: list[str] = []
@@ -100,7 +100,7 @@ class Control:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Serve, on the same port as before where there was one."""
+        """Serve, on the same port as before if there was one."""
         self._sockets = await serve(self._agent, "127.0.0.1", 0, max_size=4 << 20, close_timeout=0.2)
         self._front = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = self._front.sockets[0].getsockname()[1]
@@ -115,7 +115,7 @@ class Control:
             await self._sockets.wait_closed()
 
     async def connection(self, seconds: float = PATIENCE_SECONDS) -> Connection:
-        """The agent's next connection."""
+        """Return the agent's next connection."""
         async with asyncio.timeout(seconds):
             return await self.connections.get()
 
@@ -155,7 +155,7 @@ class Control:
             else:
                 await self._answer(head, reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # The agent left, or the server stops: either way this connection is over.
+            # The agent left, or the server stops: this connection is over.
             pass
         finally:
             writer.close()

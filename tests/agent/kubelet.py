@@ -1,8 +1,8 @@
-"""A kubelet's device manager in small, over real Unix sockets: what it calls, in which order, and what it notes when.
+"""A small kubelet's device manager over real Unix sockets: its calls, their order, and its records.
 
-As in the real one: the ids are picked out of a set, in no order; a resource is asked for after the other; who has the
-devices is noted after `Allocate` has answered; `PreStartContainer` comes before each start of a container; and a
-kubelet that starts removes every socket beside its own.
+As in the real one: device ids are picked from a set, in no order; resources are requested one after the other; the
+owner of devices is recorded after `Allocate` has answered; `PreStartContainer` comes before each start of a container;
+and a kubelet that starts removes every socket beside its own.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from tests.agent.cdi_rules import Edits
 
 
 class Container(NamedTuple):
-    """One of a pod's, with what it asks for."""
+    """A pod's container, with its requests."""
 
     pod: str
     core: int
-    # Of 256 MiB.
+    # In units of 256 MiB.
     blocks: int
     name: str = "cuda"
     namespace: str = "vision"
@@ -34,13 +34,13 @@ class Container(NamedTuple):
 
     @property
     def wants(self) -> dict[str, int]:
-        """In no order, as the kubelet's maps have none."""
+        """Return requests in no order, as from the kubelet's maps."""
         wants = [(CORE, self.core), (MEMORY, self.blocks)]
         return dict(random.sample([one for one in wants if one[1]], len([one for one in wants if one[1]])))
 
 
 class Plugin:
-    """A registered plugin as the kubelet has it."""
+    """A registered plugin."""
 
     def __init__(self, path: Path) -> None:
         self.channel = aio.insecure_channel(f"unix:{path}")
@@ -67,19 +67,19 @@ class Plugin:
                 self.devices = {one.ID: one.health for one in answer.devices}
                 self.updates += 1
         except aio.AioRpcError:
-            # The plugin is gone: nothing of it can be had until it registers again.
+            # The plugin is gone: its devices are unavailable until it registers again.
             self.devices = dict.fromkeys(self.devices, "Unhealthy")
 
 
 class Kubelet:
-    """Its sockets lie below `root`: `plugins/kubelet.sock`, `pod-resources/kubelet.sock`."""
+    """A kubelet whose sockets are below `root`: `plugins/kubelet.sock`, `pod-resources/kubelet.sock`."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / "plugins"
         self.pod_resources = root / "pod-resources" / "kubelet.sock"
         self.registrations: list[pb.RegisterRequest] = []
         self.plugins: dict[str, Plugin] = {}
-        # What it has noted; a restart does not lose it.
+        # Its records; a restart keeps them.
         self.given: dict[tuple[Container, str], set[str]] = {}
         self.taken: dict[str, set[str]] = {CORE: set(), MEMORY: set()}
         self._picking = asyncio.Lock()
@@ -123,7 +123,7 @@ class Kubelet:
             await plugin.channel.close()
         self.plugins = {}
         while self._servers:
-            # Not kept by a name: a server schedules its end where its last reference goes, which needs the loop.
+            # Not stored under a name: a server schedules its end when its last reference goes, which needs the loop.
             await self._servers.pop().stop(0)
 
     async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:
@@ -160,7 +160,7 @@ class Kubelet:
         return free
 
     async def admit(self, one: Container) -> pb.ContainerAllocateResponse:
-        """The pod's admission: devices of each resource, then the note of who has them."""
+        """Admit the pod: allocate devices of each resource, then record their owner."""
         picked: dict[str, set[str]] = {}
         merged = pb.ContainerAllocateResponse()
         for resource, size in one.wants.items():
@@ -179,7 +179,9 @@ class Kubelet:
         return merged
 
     def _note(self) -> None:
-        """As its device manager keeps it, ids by memory node; a checksum follows that nobody else reads."""
+        """Write the checkpoint as its device manager does, ids by memory node; a checksum follows that nobody else
+        reads.
+        """
         entries = [
             {
                 "PodUID": one.uid, "ContainerName": one.name, "ResourceName": resource, "AllocResp": "",
@@ -204,8 +206,8 @@ class Kubelet:
         random.shuffle(ids)
         return ids
 
-    async def started(self, one: Container, cdi_dir: Path, *, seconds: float = 30.0) -> Edits:
-        """What the runtime adds to the container that it creates now."""
+    async def start_container(self, one: Container, cdi_dir: Path, *, seconds: float = 30.0) -> Edits:
+        """Return the runtime's additions to a new container."""
         for resource in one.wants:
             ids = list(self.given[one, resource])
             random.shuffle(ids)
@@ -214,17 +216,17 @@ class Kubelet:
                 "PreStartContainer", request, pb.PreStartContainerResponse, seconds=seconds
             )
         [device] = self.answers[one].cdi_devices
-        return resolved(device.name, cdi_dir)
+        return resolve(device.name, cdi_dir)
 
     def end(self, one: Container) -> None:
-        """The pod is gone: its devices are free."""
+        """End the pod: its devices are free."""
         for resource in one.wants:
             self.taken[resource] -= self.given.pop((one, resource))
         del self.answers[one]
 
 
-def resolved(device: str, cdi_dir: Path) -> Edits:
-    """The edits of a CDI device, out of the directory of the specs; exactly one spec has it."""
+def resolve(device: str, cdi_dir: Path) -> Edits:
+    """Return the edits of a CDI device from the directory of specs; exactly one spec has it."""
     kind, _, name = device.partition("=")
     specs = [cdi_rules.check(path.read_bytes()) for path in sorted(cdi_dir.glob("*.json"))]
     [edits] = [one.container_edits for spec in specs if spec.kind == kind for one in spec.devices if one.name == name]
@@ -232,6 +234,6 @@ def resolved(device: str, cdi_dir: Path) -> Edits:
 
 
 def claim_of(edits: Edits) -> str:
-    """The claim whose limits a container with these edits is held to."""
+    """Return the claim that limits a container with these edits."""
     variables = dict(one.split("=", 1) for one in edits.env)
     return Path(variables["GPUCLOUD_CLAIM_DIR"]).name

@@ -1,4 +1,4 @@
-"""A machine for the installer's tests: a directory that stands for its root, and a systemd in small."""
+"""A machine for the installer's tests: a directory as its root, and a small systemd."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,8 @@ PLACES = ("etc/systemd/system", "opt", "usr/local/bin", "var/lib", "run", "tmp")
 Files = dict[str, tuple[int, bytes]]
 
 
-def rewritten(content: bytes, **files: str) -> bytes:
-    """The bundle with other files: `daemon="…"` replaces agent/daemon.py, `manifest={…}` its words on itself."""
+def rewrite_bundle(content: bytes, **files: str) -> bytes:
+    """Return the bundle with other files: `daemon="…"` replaces agent/daemon.py, `manifest={…}` its manifest."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w") as new:
         for name in old.namelist():
@@ -32,13 +32,13 @@ def rewritten(content: bytes, **files: str) -> bytes:
 
 
 class InstalledMachine:
-    """Below `root`; `stage` has its GPUs and the server that its agent talks to."""
+    """A machine below `root`; `stage` has its GPUs and the agent's server."""
 
     def __init__(self, root: Path, stage: Stage) -> None:
         self.root, self.stage = root, stage
         for place in PLACES:
             (root / place).mkdir(parents=True)
-        # What others have there.
+        # Files of others.
         (root / "etc/systemd/system/other.service").write_text("[Service]\n")
         (root / "usr/local/bin/other").write_text("#!/bin/sh\n")
         (root / "tmp/bin").mkdir()
@@ -64,13 +64,13 @@ class InstalledMachine:
         }
         return f"--root {self.root} " + " ".join(f"--set {name}={value}" for name, value in settings.items())
 
-    async def copied(self, *, token: str = "gpe_once") -> tuple[int, str]:
-        """The line that an operator copies, as it is but for the root: its exit code and what it said."""
+    async def run_copied_line(self, *, token: str = "gpe_once") -> tuple[int, str]:
+        """Run the line that an operator copies, with another root; return its exit code and output."""
         line = command(server=self.stage.control.url, token=token).removesuffix(")")
         return await self.ran("sh", "-c", f"{line} {self.options})")
 
-    async def installs(self, content: bytes, *more: str) -> tuple[int, str]:
-        """Another bundle, by hand."""
+    async def install(self, content: bytes, *more: str) -> tuple[int, str]:
+        """Install another bundle by hand."""
         path = self.root / "tmp/other.pyz"
         path.write_bytes(content)
         return await self.ran(sys.executable, str(path), "install", "--root", str(self.root), *more)
@@ -98,7 +98,7 @@ class InstalledMachine:
 
     @property
     def pid(self) -> int | None:
-        """Of the agent that the stand-in for systemd runs."""
+        """Return the pid of the agent that the stand-in for systemd runs."""
         path = self.root / "tmp/agent.pid"
         return int(path.read_text()) if path.exists() else None
 
@@ -107,7 +107,7 @@ class InstalledMachine:
         return sorted(path.name for path in (self.root / "opt/gpucloud-agent/versions").iterdir())
 
     def files(self) -> Files:
-        """Everything on the machine but /tmp: mode and content (of a link, its target) by path."""
+        """Return everything on the machine but /tmp: mode and content (of a link, its target) by path."""
         found: Files = {}
         for path in sorted(self.root.rglob("*")):
             name = str(path.relative_to(self.root))

@@ -1,4 +1,4 @@
-"""What a test needs around the agent: its process, a virtual node, claims to put on it, programs to run under them."""
+"""Surroundings of the agent for tests: its process, a virtual node, claims, and programs under them."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ TETHER = ROOT / "agent" / "host" / "parent_death.py"
 
 
 async def eventually(holds: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
-    """What the call returns as soon as it is true."""
+    """Return the call's result as soon as it is true."""
     end = time.monotonic() + seconds
     while not (result := holds()):
         assert time.monotonic() < end, f"not within {seconds} s"
@@ -37,10 +37,10 @@ async def eventually(holds: Callable[[], Any], *, seconds: float = PATIENCE_SECO
     return result
 
 
-def _tethered(*command: str) -> list[str]:
-    """The command, ending with this process: a test that fails must not leave an agent or a program behind.
+def _tether(*command: str) -> list[str]:
+    """Return the command, ending with this process: a failed test must not leave an agent or a program behind.
 
-    By a program between them, as a `preexec_fn` would run after a fork of this process with all its threads.
+    Another program does it: a `preexec_fn` would run after a fork of this process with all its threads.
     """
     return [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *command]
 
@@ -77,8 +77,9 @@ class Stage:
         state_dir: Path | None = None,
         **more: str,
     ) -> subprocess.Popen[bytes]:
-        """Start the agent; the server's connection queue says when it is there. `code` is run in the place of its own
-        first line, with these arguments before the agent's.
+        """Start the agent; its connection appears in the server's queue.
+
+        `code` is run in the place of its own first line, with these arguments before the agent's.
         """
         variables = {
             "GPUCLOUD_ENROL_TOKEN": "gpe_once",
@@ -93,7 +94,7 @@ class Stage:
         command = [sys.executable, *first, "run", *places]
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
-                _tethered(*command),
+                _tether(*command),
                 env=self.environment(**(variables | more)),
                 stderr=log,
                 cwd=ROOT,
@@ -101,31 +102,31 @@ class Stage:
         return self.agent
 
     def fault(self, gpu: int, *faults: str) -> None:
-        """Make a virtual GPU suffer: `xid=79`, `lost=1`; what `simnode --help` says."""
+        """Inject a fault of a virtual GPU: `xid=79`, `lost=1`; see `simnode --help`."""
         subprocess.run([BUILD / "simnode", "fault", self.node_file, str(gpu), *faults], check=True, capture_output=True)
 
     def change_driver(self, version: str) -> None:
-        """As after an upgrade."""
+        """Replace the driver, as an upgrade does."""
         subprocess.run([BUILD / "simnode", "driver", self.node_file, version], check=True, capture_output=True)
 
     def log_text(self) -> str:
         return self.log.read_text()
 
     async def ended(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """The agent's exit code, once it has ended."""
+        """Return the agent's exit code, once it has ended."""
         agent = self.agent
         assert agent is not None
         await eventually(lambda: agent.poll() is not None, seconds=seconds)
         return agent.returncode
 
     async def kill(self) -> None:
-        """kill -9, as the kernel does when memory runs out."""
+        """Kill the agent by SIGKILL, as the kernel does when memory runs out."""
         assert self.agent is not None
         self.agent.kill()
         await self.ended()
 
     def assignment(self, gpu: int = 0, **more: Any) -> wire.Assignment:
-        """A new claim's share of one GPU: half of it, 4 GiB."""
+        """Return a new claim's share of one GPU: half of it, 4 GiB."""
         facts: dict[str, Any] = {
             "uid": str(uuid.uuid4()),
             "claim_uid": str(uuid.uuid4()),
@@ -143,7 +144,7 @@ class Stage:
         return self.run_dir / "claims" / assignment.claim_uid
 
     def slot(self, assignment: wire.Assignment) -> LimitSlot | None:
-        """What the limits page says of the assignment."""
+        """Return the assignment's slot of the limits page."""
         if not (self.claim_dir(assignment) / "limits").exists():
             return None
         page = LimitsPage(self.library, self.claim_dir(assignment), assignment.claim_uid)
@@ -153,7 +154,7 @@ class Stage:
             page.unmap()
 
     def totals(self, assignment: wire.Assignment, index: int = 0) -> Totals:
-        """What the usage page says of the claim's GPU in this slot."""
+        """Return the usage page's totals of the claim's GPU in this slot."""
         page = UsagePage(self.library, self.claim_dir(assignment))
         try:
             assert page.read()
@@ -164,10 +165,10 @@ class Stage:
     def exec(
         self, claim_uid: str, *command: str, secret: str = SECRET, options: tuple[str, ...] = (), **more: str
     ) -> Any:
-        """`agent exec`, as a tenant types it; a Popen with its pipes."""
+        """Run `agent exec` as a tenant does; return a Popen with its pipes."""
         variables = {"GPUCLOUD_CLAIM_SECRET": secret, "GPUCLOUD_AGENT_SOCKET": str(self.run_dir / "agent.sock")}
         program = subprocess.Popen(
-            _tethered(sys.executable, "-m", "agent", "exec", *options, claim_uid, "--", *command),
+            _tether(sys.executable, "-m", "agent", "exec", *options, claim_uid, "--", *command),
             env=self.environment(**(variables | more)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -177,20 +178,20 @@ class Stage:
         return program
 
     async def executed(self, claim_uid: str, *command: str, **more: Any) -> tuple[int, str, str]:
-        """Exit code, output and error output of `agent exec`."""
+        """Return exit code, output and error output of `agent exec`."""
         program = self.exec(claim_uid, *command, **more)
         out, error = await asyncio.to_thread(program.communicate, timeout=30)
         return program.returncode, out.decode(), error.decode()
 
     def library_without_shim(self) -> Path:
-        """Where libvcuda.so would be, in a directory that has only the pages library."""
+        """Return the path of libvcuda.so in a directory that has only the pages library."""
         directory = self.state_dir.parent / "library"
         directory.mkdir()
         (directory / "libvcuda-pages.so").symlink_to(BUILD / "libvcuda-pages.so")
         return directory / "libvcuda.so"
 
     async def ask(self, request: bytes) -> dict[str, Any]:
-        """One raw request to agent.sock."""
+        """Send one raw request to agent.sock."""
         reader, writer = await asyncio.open_unix_connection(self.run_dir / "agent.sock")
         try:
             writer.write(request)
@@ -201,7 +202,7 @@ class Stage:
             writer.close()
 
     def status(self) -> dict[str, Any]:
-        """`agent status --json`."""
+        """Return `agent status --json`."""
         told = subprocess.run(
             [sys.executable, "-m", "agent", "status", "--json"],
             env=self.environment(),
@@ -224,7 +225,7 @@ class Stage:
         self._remove_groups()
 
     def _remove_groups(self) -> None:
-        """Control groups that the agent made and did not live to take away; the tests' own process may be in one."""
+        """Remove control groups of a killed agent; the tests' own process may be in one."""
         hierarchy = cgroups.find()
         claims = self.run_dir / "claims"
         if hierarchy is None or not claims.is_dir():

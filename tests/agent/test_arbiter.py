@@ -1,4 +1,4 @@
-"""The agent starts the node's arbiter, starts it again when it dies, and takes it along when it ends."""
+"""The agent starts the node's arbiter, restarts it when it dies, and ends it at its own end."""
 
 import asyncio
 import os
@@ -15,12 +15,12 @@ from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, Stage, eventually
 from tests.agent.test_reconcile import put
 
-# Does nothing, for ever: how an arbiter is kept is tested here, what it does is not.
+# Does nothing, for ever: only its supervision is tested here.
 IDLE = "#!/bin/sh\nexec sleep 1000\n"
 
 
 def install(stage: Stage, program: str | None) -> str:
-    """A directory with libvcuda, and an arbiter beside it; the library's path, for GPUCLOUD_LIBRARY."""
+    """Install libvcuda with an arbiter beside it in a directory; return the library's path, for GPUCLOUD_LIBRARY."""
     library = stage.library_without_shim()
     library.symlink_to(BUILD / "libvcuda.so")
     (library.parent / "sim").symlink_to(BUILD / "sim")
@@ -45,11 +45,11 @@ async def connected(stage: Stage) -> Connection:
 
 
 async def arbiter(stage: Stage, *, but: int | None = None) -> Process:
-    """The arbiter as soon as it runs, and is not this one."""
+    """Return the arbiter as soon as it runs and is another one."""
 
     def running() -> Process | None:
         pid = stage.status()["arbiter"]["pid"]
-        # Until it has become its program it is still being started.
+        # Until it has become its program it is still starting.
         named = pid not in (None, but) and b"sleep" in command_line(pid)
         return processes.find(pid) if named else None
 
@@ -73,7 +73,7 @@ async def test_the_real_one_allots_to_a_claim_that_has_the_gpu_to_itself(stage: 
 
 @pytest.fixture
 async def link(stage: Stage) -> Connection:
-    """The connection of an agent with an idle arbiter."""
+    """Return the connection of an agent with an idle arbiter."""
     stage.start(GPUCLOUD_LIBRARY=install(stage, IDLE))
     return await connected(stage)
 
@@ -119,7 +119,7 @@ async def test_two_never_run_at_the_same_time(stage: Stage, control: Control) ->
     await connected(stage)
     first = await eventually(lambda: processes.find(stage.status()["arbiter"]["pid"] or 0))
     await eventually(lambda: b"parent_death.py" not in command_line(first.pid))
-    # One that hangs does not end when it is asked to: it outlives its agent.
+    # One that hangs does not end on a signal: it outlives its agent.
     os.kill(first.pid, signal.SIGSTOP)
     await stage.kill()
     stage.start()

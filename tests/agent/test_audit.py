@@ -1,4 +1,4 @@
-"""GPU processes that no limit holds are found and told of; those that are held, never."""
+"""GPU processes without limits are found and reported; limited ones never are."""
 
 import asyncio
 import os
@@ -24,13 +24,13 @@ from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
 
 MIB = 1 << 20
-# From the moment in which the context is there; a busy machine may take longer than the promised 3 s.
+# Counted from the creation of the context; a busy machine may take longer than the promised 3 s.
 PATIENCE = 30.0
 
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force: half a GPU, 4 GiB."""
+    """Put a claim in force: half a GPU, 4 GiB."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
@@ -43,8 +43,8 @@ async def found(link: Connection, code: str, pid: int) -> wire.Event:
     return await link.expect(wire.Event, is_it, seconds=PATIENCE)
 
 
-def told(link: Connection, pid: int) -> list[str]:
-    """Codes of what was said of this process."""
+def reported_codes(link: Connection, pid: int) -> list[str]:
+    """Return the codes reported for this process."""
     events = [frame for frame in link.frames if isinstance(frame, wire.Event)]
     return [event.code for event in events if event.process is not None and event.process.pid == pid]
 
@@ -55,14 +55,14 @@ def findings(stage: Stage) -> list[Any]:
 
 
 def overwrite(page: Path, at: int, words: bytes) -> None:
-    """What a tenant may do to its own page."""
+    """Overwrite a page as its tenant may."""
     with page.open("r+b") as file:
         file.seek(at)
         file.write(words)
 
 
 def outside(stage: Stage, **more: str) -> Any:
-    """A GPU program that nobody admitted."""
+    """Start a GPU program without a claim."""
     variables = {"LD_LIBRARY_PATH": str(BUILD / "sim"), "GPUCLOUD_SIM_NODE": str(stage.node_file)} | more
     command = [str(GPULOAD), "--memory", "64MiB", "--kernel-us", "0"]
     program = subprocess.Popen(command, env=stage.environment(**variables), stdout=subprocess.DEVNULL)
@@ -71,7 +71,7 @@ def outside(stage: Stage, **more: str) -> Any:
 
 
 async def unlimited(stage: Stage, held: wire.Assignment, *options: str) -> Any:
-    """A GPU program under the claim, whose user unset LD_PRELOAD; it has its context."""
+    """Start a GPU program under the claim without LD_PRELOAD; it has its context."""
     command = ["env", "-u", "LD_PRELOAD", str(GPULOAD), "--json", "--kernel-us", "0", *options]
     program = stage.exec(held.claim_uid, *command)
     await asyncio.to_thread(program.stdout.readline)
@@ -93,10 +93,10 @@ async def test_a_program_without_the_library_is_reported_and_one_with_it_is_not(
     assert (event.process.memory_bytes or 0) >= 1024 * MIB
     assert "LD_PRELOAD" in event.detail
     assert findings(stage) == [("process-unlimited", bad.pid)]
-    # Once only, however long it goes on; the other one never.
+    # Once only, however long it continues; the other one never.
     await asyncio.sleep(audit.MEMORY_SECONDS + 1)
-    assert told(link, bad.pid) == ["process-unlimited"]
-    assert told(link, good.pid) == []
+    assert reported_codes(link, bad.pid) == ["process-unlimited"]
+    assert reported_codes(link, good.pid) == []
     assert bad.poll() is None
     bad.kill()
     await asyncio.to_thread(bad.wait)
@@ -107,7 +107,7 @@ async def test_a_library_in_a_namespace_of_its_own_is_reported_within_two_second
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
     # libvcuda is preloaded, but not into the namespace in which this program's library opens the driver: it never
-    # attaches. A busy machine may hold a report up, so it has three attempts.
+    # attaches. A busy machine may delay a report, so it has three attempts.
     waited = []
     for _ in range(3):
         suite = str(BUILD / "tests" / "suite")
@@ -135,7 +135,7 @@ async def test_a_statically_linked_program_is_reported(stage: Stage, link: Conne
     if "cannot find -lc" in made.stderr:
         pytest.skip("this system has no static C library to link with")
     assert made.returncode == 0, made.stderr
-    # libvcuda is preloaded, as into every program of the claim; nothing loads it. It takes more than the limit.
+    # libvcuda is preloaded, as into every program of the claim; nothing loads it. It uses more than the limit.
     bad = stage.exec(held.claim_uid, str(BUILD / "tests" / "static"))
     assert "holds" in str(await asyncio.to_thread(bad.stdout.readline))
     event = await found(link, "process-unlimited", bad.pid)
@@ -147,7 +147,7 @@ async def test_a_statically_linked_program_is_reported(stage: Stage, link: Conne
 async def test_what_a_program_of_the_claim_starts_is_the_claims_too(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
-    # Of the claim by descent: its environment says nothing any more.
+    # It belongs to the claim by descent: its environment no longer says so.
     script = f"env -u LD_PRELOAD -u GPUCLOUD_CLAIM_DIR {GPULOAD} --kernel-us 0 --memory 64MiB & echo $!; wait"
     program = stage.exec(held.claim_uid, "sh", "-c", script)
     pid = int(await asyncio.to_thread(program.stdout.readline))
@@ -160,7 +160,7 @@ async def test_what_a_program_of_the_claim_starts_is_the_claims_too(
 async def test_a_program_with_the_claims_environment_alone_is_the_claims(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
-    # Nobody's child here, and never registered: only its environment says whose it is.
+    # A child of no known process, and never registered: only its environment names its claim.
     mine = outside(stage, GPUCLOUD_CLAIM_DIR=str(stage.claim_dir(held)))
     for program, claim_uid in ((mine, held.claim_uid), (outside(stage), None)):
         event = await found(link, "process-unlimited", program.pid)
@@ -174,7 +174,7 @@ async def test_a_slot_that_is_erased_or_a_page_that_is_damaged_is_no_slot(
     program = await load(stage, held, "--kernel-us", "0", "--memory", "64MiB")
     page = stage.claim_dir(held) / "usage"
     await asyncio.sleep(audit.GRACE_SECONDS + 1)
-    assert told(link, program.pid) == []
+    assert reported_codes(link, program.pid) == []
     overwrite(page, stage.library.processes_at, bytes(stage.library.process_bytes * 4))
     assert "erased its slot" in (await found(link, "process-unlimited", program.pid)).detail
     program.kill()
@@ -202,11 +202,13 @@ async def test_memory_that_the_page_hides_is_reported(stage: Stage, link: Connec
     await eventually(lambda: stage.totals(held).memory_bytes >= 2048 * MIB)
     at = stage.library.processes_at + stage.library.process_gpu_at
 
-    # Stopped, or its library would write the truth again.
+    # Stopped, or its library would write the correct values again.
     program.send_signal(signal.SIGSTOP)
     for field in stage.library.memory_at:
         overwrite(stage.claim_dir(held) / "usage", at + field, bytes(8))
-    await eventually(lambda: "memory-over-limit" in told(link, program.pid), seconds=audit.MEMORY_SECONDS + PATIENCE)
+    await eventually(
+        lambda: "memory-over-limit" in reported_codes(link, program.pid), seconds=audit.MEMORY_SECONDS + PATIENCE
+    )
     event = await found(link, "memory-over-limit", program.pid)
     assert event.process is not None
     assert (event.process.memory_bytes or 0) >= 2048 * MIB
@@ -220,7 +222,7 @@ async def test_a_limit_that_is_lowered_below_the_use_is_nobodys_fault(
     await link.send(wire.Desired(frame=2, assignments=[changed(held, generation=2, memory_bytes=MIB)]))
     await link.state(held.uid, "over_limit", 2)
     await asyncio.sleep(audit.MEMORY_SECONDS + 2)
-    assert told(link, program.pid) == []
+    assert reported_codes(link, program.pid) == []
 
 
 @pytest.mark.parametrize("mode", ["kill", "off"])
@@ -232,7 +234,7 @@ async def test_the_operator_says_what_becomes_of_what_is_found(stage: Stage, con
     await put(link, 1, held)
     good = await load(stage, held, "--kernel-us", "0")
     bad = await unlimited(stage, held, "--memory", "64MiB")
-    # Nobody's, and the system's own user's: it is told of, never ended.
+    # Without a claim, and of a system user: it is reported, never ended.
     stranger = outside(stage)
     if mode == "kill":
         assert "SIGTERM, as this machine's GPUCLOUD_AUDIT" in (await found(link, "process-ended", bad.pid)).detail
@@ -258,8 +260,8 @@ async def test_whoever_starts_many_programs_hides_none_of_them(stage: Stage, con
     # The minute's reports are used up.
     bad = await unlimited(stage, held, "--memory", "64MiB")
     assert await asyncio.to_thread(bad.wait, PATIENCE) == 0
-    # What was done to it is told all the same.
-    assert told(link, bad.pid) == ["process-ended"]
+    # The action on it is reported all the same.
+    assert reported_codes(link, bad.pid) == ["process-ended"]
 
 
 async def test_a_policy_that_is_none_is_refused_at_the_start(stage: Stage) -> None:
@@ -274,7 +276,7 @@ def test_in_a_container_of_its_own_a_pid_is_not_taken_for_another_process(monkey
     for now in (0.0, 1.0, 2.0):
         assert strict.look(listed, {}, now=now) == []
     assert strict.unseen == 1
-    # One that uses a GPU may still be another than NVML means: it is told of, never ended.
+    # A process that uses a GPU may be another than NVML's pid here: it is reported, never ended.
     monkeypatch.setattr(processes, "has_open", lambda process, prefix: True)
     assert strict.look(listed, {}, now=3.0) == []
     assert [one.is_certain for one in strict.look(listed, {}, now=5.0)] == [False]
@@ -288,7 +290,7 @@ def test_a_process_that_proc_does_not_show_is_counted_and_ends_nothing(monkeypat
     def refuse(path: Path) -> bytes:
         raise PermissionError(1, "Operation not permitted", str(path))
 
-    # As /proc does for other users' processes where it is mounted with hidepid=1.
+    # As /proc does for other users' processes if it is mounted with hidepid=1.
     monkeypatch.setattr(Path, "read_bytes", refuse)
     ours = Audit(pids_are_ours=True)
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", 1, 1)]
@@ -300,7 +302,7 @@ def test_a_process_without_a_slot_is_news_before_two_seconds_have_passed() -> No
     me, gpu = processes.myself(), "GPU-00000000-0000-0000-0000-000000000000"
     holding: Any = SimpleNamespace(members=SimpleNamespace(living=lambda: [me]), accounted={}, damaged=False)
     ours = Audit(pids_are_ours=True)
-    # It came onto the GPU right after a look, and a look takes some time: the longest that it can go unseen.
+    # It came onto the GPU right after a scan, and a scan takes some time: the longest time that it can go unseen.
     at = audit.LOOK_SECONDS * 1.2
     while not ours.look([Listed(gpu, me.pid, 1)], {"a claim": holding}, now=at):
         at += audit.LOOK_SECONDS * 1.2
@@ -348,7 +350,7 @@ def test_a_process_that_leaves_the_gpu_and_comes_back_is_no_news() -> None:
     [
         ([1000] * 13, True, False),
         ([1065] * 13, True, True),
-        # A program that takes and frees: one reading that agrees is enough.
+        # A program that allocates and frees: one reading that agrees is enough.
         ([*[9000] * 6, 1000, *[9000] * 6], True, False),
         # A context that libvcuda could only estimate.
         ([1600] * 13, False, False),

@@ -1,4 +1,4 @@
-"""What becomes of what the audit finds is the pool's word: told, ended, or a condition that fences the node."""
+"""Actions on the audit's findings, by the pool's policy: a report, a kill, or a condition that fences the node."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from agent.claims.auditor import MOST_ENDED, Auditor, may_end
 from agent.host import processes
 from tests.agent.control import Connection
 from tests.agent.stage import Stage
-from tests.agent.test_audit import PATIENCE, found, held, told, unlimited
+from tests.agent.test_audit import PATIENCE, found, held, reported_codes, unlimited
 
 __all__ = ["held"]
 
@@ -24,8 +24,8 @@ async def test_the_pool_says_what_becomes_of_what_is_found(
 ) -> None:
     bad = await unlimited(stage, held, "--memory", "64MiB")
     await found(link, "process-unlimited", bad.pid)
-    assert told(link, bad.pid) == ["process-unlimited"]
-    # It does not end when it is asked to.
+    assert reported_codes(link, bad.pid) == ["process-unlimited"]
+    # It ignores SIGTERM.
     os.kill(bad.pid, signal.SIGSTOP)
     policy = wire.NodePolicy(audit="kill")
     await link.send(wire.Desired(frame=2, assignments=[held], policy=policy))
@@ -48,7 +48,7 @@ async def test_what_is_found_is_a_condition_until_it_ends(
     first = await condition(lambda one: one.status == "False")
     assert (first.reason, first.unschedulable) == ("ProcessUnlimited", False)
     assert str(bad.pid) in first.message
-    # Another one is another condition: what an operator lifted a fence for may go on.
+    # Another process is another condition: the reason of an earlier fence may continue.
     other = await unlimited(stage, held, "--memory", "64MiB")
     second = await condition(lambda one: one.since > first.since and one.status == "False")
     assert "1 more" in second.message
@@ -63,7 +63,7 @@ CLAIM = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 
 
 def finding(pid: int, claim: str | None) -> Finding:
-    """One of the audit's."""
+    """Return a finding of the audit."""
     facts = wire.GpuProcess(pid=pid, command="x", gpu_uuid=GPU, memory_bytes=1, claim_uid=claim)
     return Finding("process-unlimited", processes.Process(pid, 1), facts, "It is.", is_certain=True)
 
@@ -102,7 +102,7 @@ def test_who_draws_is_left_alone_and_nothing_is_done_in_silence(monkeypatch: pyt
     it.audit.findings = [finding(4242, CLAIM), finding(4243, CLAIM)]
     it.take([], {4242}, {}, now=0.0, at=0.0)
     assert sent == [4243]
-    # What is done is limited too; nothing is done in silence.
+    # Actions are limited too; none is silent.
     it.audit.findings = [finding(5000 + number, CLAIM) for number in range(2 * MOST_ENDED)]
     it.take([], set(), {}, now=1.0, at=1.0)
     assert len(sent) == len(events) == MOST_ENDED

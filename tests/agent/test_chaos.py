@@ -1,4 +1,4 @@
-"""Harm of every kind to one agent, against a real driver's stand-in: limits hold meanwhile, and it heals by itself."""
+"""Faults of every kind in one agent, against a simulated driver: limits hold meanwhile, and it recovers by itself."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from tests.agent.control import Connection, Control
 from tests.agent.stage import GPULOAD, Stage, eventually
 from tests.agent.test_drift import status
 
-# What an agent runs of its own code from its start until it has put a dozen claims in force, roughly.
+# Lines of its own code from an agent's start until it has put a dozen claims in force, roughly.
 LINES = 30_000
 
 
@@ -35,13 +35,13 @@ async def test_an_agent_killed_before_any_line_takes_nothing_back_and_forgets_no
     stage: Stage, link: Connection, control: Control, kills: int
 ) -> None:
     seed = random.randrange(1 << 32)  # noqa: S311
-    # A failure is repeated with its seed; pytest shows what was printed.
+    # A failure is repeated with its seed; pytest shows the output.
     print("seed", seed)  # noqa: T201
     world = World(stage, seed)
     steady, program = await settled(stage, link, world)
     await stage.kill()
     for _ in range(kills):
-        # Most of its life is short loops: small numbers meet the start, where everything is taken over.
+        # Most of its life is short loops: small numbers hit the start, where everything is taken over.
         line = int(LINES ** world.random.uniform(0.3, 1))
         stage.start(code=KILLED_AT, arguments=(str(line),))
         agent = stage.agent
@@ -61,7 +61,7 @@ async def test_an_agent_killed_before_any_line_takes_nothing_back_and_forgets_no
         stage.start()
         link = await control.connection(seconds=60)
         await world.send(link)
-        await world.healed(link)
+        await world.wait_until_healed(link)
         await follows(stage, world.wanted[steady.uid])
         await stage.kill()
 
@@ -75,7 +75,7 @@ async def test_a_killed_arbiter_comes_back_and_limits_stay(stage: Stage, link: C
         os.kill(before["pid"], signal.SIGKILL)
         world.resize(steady.uid)
         await world.send(link)
-        await world.healed(link)
+        await world.wait_until_healed(link)
         await follows(stage, world.wanted[steady.uid])
         await eventually(
             lambda before=before: stage.status()["arbiter"]["pid"] not in (None, before["pid"])  # type: ignore[misc]
@@ -100,13 +100,13 @@ async def test_a_network_that_is_cut_during_resizes_heals(stage: Stage, control:
             world.resize(steady.uid)
             await world.send(link)
             await asyncio.sleep(seconds / 20)
-            # It cannot have heard of it.
+            # It cannot have received it.
             assert stage.slot(kept) is not None
             assert stage.slot(kept).generation == kept.generation  # type: ignore[union-attr]
             assert program.poll() is None
         proxy.heal()
         healed = time.monotonic()
-        # Connected again, or still: whichever connection it is, the whole state is sent on each new one.
+        # Connected again, or still: the whole state is sent on each new connection.
         while True:
             await asyncio.sleep(0.05)
             if not control.connections.empty():
@@ -139,16 +139,16 @@ async def test_a_wall_clock_that_jumps_moves_no_limit_and_ends_no_program(stage:
         link.forget()
         world.resize(steady.uid)
         await world.send(link)
-        await world.healed(link)
+        await world.wait_until_healed(link)
         await follows(stage, world.wanted[steady.uid])
         usage = await link.expect(wire.Usage, lambda frame, by=jump: abs(frame.at - time.time() - by) < 60)  # type: ignore[misc]
-        # Numbers grow whatever the clock says: a frame that seems older must not be taken for one that was stored.
+        # Numbers grow whatever the clock says: a frame that seems older must not be taken for a stored one.
         assert usage.seq > sequence
         sequence = usage.seq
         assert program.poll() is None
     del world.wanted[ending.uid]
     await world.send(link)
-    await world.healed(link)
+    await world.wait_until_healed(link)
 
 
 async def test_a_full_disk_stops_no_resize_and_what_it_stops_is_told_and_done_later(
@@ -170,7 +170,7 @@ async def test_a_full_disk_stops_no_resize_and_what_it_stops_is_told_and_done_la
     assert program.poll() is None
     limit_files(stage.agent.pid, resource.RLIM_INFINITY)
     await world.send(link)
-    await world.healed(link)
+    await world.wait_until_healed(link)
 
 
 async def test_an_agent_that_could_not_store_a_change_does_not_take_it_back_after_a_restart(
@@ -183,12 +183,12 @@ async def test_an_agent_that_could_not_store_a_change_does_not_take_it_back_afte
     world.resize(steady.uid)
     await world.send(link)
     await link.state(steady.uid, "in_force", 2)
-    # Nobody tells the next one what is wanted.
+    # Nobody sends the next one its desired state.
     await control.stop()
     await stage.kill()
     stage.start()
     await eventually(lambda: status(stage))
-    # Steps and looks for drift after that change nothing, either.
+    # Steps and drift checks after that change nothing, either.
     await asyncio.sleep(1.5)
     slot = stage.slot(steady)
     assert slot is not None
@@ -212,7 +212,7 @@ async def test_two_agents_with_one_identity_do_not_throw_each_other_out_for_ever
     stage.agent, stage.programs = first, [*stage.programs, second]  # type: ignore[list-item]
     newer = await control.connection(seconds=60)
     await asyncio.wait_for(link.closed.wait(), 10)
-    # The older one waits long, and the newer one is left in peace for so long.
+    # The older one waits long, and the newer one is undisturbed meanwhile.
     assert "superseded" in stage.log_text()
     before = len(control.attempts)
     await asyncio.sleep(1)
@@ -226,7 +226,7 @@ async def test_two_agents_with_one_identity_do_not_throw_each_other_out_for_ever
     link = await control.connection(seconds=60)
     world.resize(steady.uid)
     await world.send(link)
-    await world.healed(link)
+    await world.wait_until_healed(link)
     await follows(stage, world.wanted[steady.uid])
 
 
@@ -241,11 +241,11 @@ async def test_a_lost_gpu_takes_its_program_along_and_nobody_elses(stage: Stage,
     )
     assert code != 0, words
     assert program.poll() is None
-    # What the dead program held is given back, and the claim can be used again and released.
+    # The dead program's share is freed, and the claim can be used again and released.
     await eventually(lambda: stage.totals(lost).memory_bytes == 0)
     world.resize(steady.uid)
     await world.send(link)
-    await world.healed(link)
+    await world.wait_until_healed(link)
     del world.wanted[lost.uid]
     await world.send(link)
-    await world.healed(link)
+    await world.wait_until_healed(link)

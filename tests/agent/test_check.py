@@ -1,4 +1,4 @@
-"""The self-check: each thing that is wrong is named, with what to do about it."""
+"""The self-check: each fault is named, with its remedy."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from agent.local_wire import Refusal
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, ROOT, Stage
 
-# The agent, with a state directory of 8 MiB that only it sees: what a unit's sandbox may do.
+# The agent, with a private state directory of 8 MiB: as in a unit's sandbox.
 SANDBOXED = """
 import ctypes, subprocess, sys
 assert ctypes.CDLL(None, use_errno=True).unshare(0x00020000) == 0
@@ -33,10 +33,10 @@ sys.exit(main())
 """
 
 
-async def checked(
+async def run_check(
     stage: Stage, *options: str, url: str | None = None, seen_by: str = "command", **more: str
 ) -> tuple[int, dict[str, Any]]:
-    """Exit code and findings by name of `agent check --json`."""
+    """Return exit code and findings by name of `agent check --json`."""
     variables = {"GPUCLOUD_SIM_NODE": str(stage.node_file), "GPUCLOUD_LIBRARY": str(BUILD / "libvcuda.so")} | more
     command = [sys.executable, "-m", "agent", "check", "--json", "--server", url or stage.control.url]
     program = await asyncio.create_subprocess_exec(
@@ -55,7 +55,7 @@ async def checked(
 
 
 async def test_a_machine_that_lacks_nothing_passes_though_it_is_not_a_node_yet(stage: Stage) -> None:
-    code, found = await checked(stage)
+    code, found = await run_check(stage)
     assert code == 0
     assert {name for name, check in found.items() if check["state"] == "failed"} == set()
     assert found["enrolled"]["state"] == "warning"
@@ -66,7 +66,7 @@ async def test_it_tells_what_keeps_limits_from_holding_and_ends_with_1(stage: St
     stage.state_dir.mkdir()
     broken = stage.state_dir / "libvcuda.so"
     broken.write_text("no library")
-    code, found = await checked(stage, url="http://127.0.0.1:9", GPUCLOUD_LIBRARY=str(broken))
+    code, found = await run_check(stage, url="http://127.0.0.1:9", GPUCLOUD_LIBRARY=str(broken))
     assert code == 1
     failed = {name for name, check in found.items() if check["state"] == "failed"}
     assert failed == {"driver", "library", "preload", "server"}
@@ -83,19 +83,19 @@ async def test_a_started_agent_sends_what_it_finds_of_the_machine(stage: Stage, 
 
 async def test_a_running_agent_checks_what_it_needs_itself(stage: Stage, link: Connection) -> None:
     await link.expect(wire.Hello)
-    # What the shell of a person says of the library is not what the agent has loaded.
+    # The library in a person's shell is not the one that the agent has loaded.
     broken = {"GPUCLOUD_LIBRARY": str(stage.state_dir / "libvcuda.so")}
-    code, found = await checked(stage, seen_by="agent", **broken)
+    code, found = await run_check(stage, seen_by="agent", **broken)
     assert found["library"]["state"] == found["preload"]["state"] == found["enrolled"]["state"] == "ok"
     # The control plane of these tests answers nothing but what the agent needs.
     assert {name for name, check in found.items() if check["state"] == "failed"} <= {"server"}
-    code, found = await checked(stage, "--here", **broken)
+    code, found = await run_check(stage, "--here", **broken)
     assert (code, found["library"]["state"]) == (1, "failed")
 
 
 async def test_another_servers_agent_is_not_taken_for_this_ones(stage: Stage, link: Connection) -> None:
     await link.expect(wire.Hello)
-    code, found = await checked(stage, url="http://127.0.0.1:9")
+    code, found = await run_check(stage, url="http://127.0.0.1:9")
     assert (code, found["server"]["state"]) == (1, "failed")
 
 
@@ -104,9 +104,9 @@ async def test_the_check_tells_what_holds_in_the_agents_sandbox(stage: Stage, co
     stage.state_dir.mkdir()
     stage.start(code=SANDBOXED, arguments=(str(stage.state_dir),))
     await (await control.connection(seconds=60)).expect(wire.Hello)
-    _, inside = await checked(stage, seen_by="agent")
+    _, inside = await run_check(stage, seen_by="agent")
     assert (inside["disk"]["state"], inside["enrolled"]["state"]) == ("failed", "ok")
-    _, outside = await checked(stage, "--here")
+    _, outside = await run_check(stage, "--here")
     assert (outside["disk"]["state"], outside["enrolled"]["state"]) == ("ok", "warning")
 
 

@@ -21,13 +21,13 @@ from tests.agent.test_reconcile import put
 
 LONG = pytest.mark.long
 ENOUGH = ("--memory", "1GiB", "--kernel-us", "0", "--seconds", "0.1")
-# Twice the claim's memory: more than it may have, less than the GPU has.
+# Twice the claim's memory: more than its limit, less than the GPU has.
 TOO_MUCH = ("--memory", "8GiB", "--kernel-us", "0", "--seconds", "0.1")
 
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force: half a GPU, 4 GiB."""
+    """Put a claim in force: half a GPU, 4 GiB."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
@@ -96,7 +96,7 @@ def each(test: Callable[..., object]) -> Callable[..., object]:
 
 
 def is_whole(stage: Stage, held: wire.Assignment) -> bool:
-    """Whether a program of any user who may see the pages finds its limits there."""
+    """Return True if a program of any user with access to the pages finds its limits there."""
     directory = stage.claim_dir(held)
     sizes = {"limits": stage.library.limits_bytes, "usage": stage.library.usage_bytes}
     try:
@@ -112,8 +112,8 @@ def is_whole(stage: Stage, held: wire.Assignment) -> bool:
     return slot is not None and slot.is_open and slot.memory_bytes == held.memory_bytes
 
 
-async def without_asking(stage: Stage, held: wire.Assignment, *options: str) -> tuple[int, str]:
-    """Start a GPU program by the claim's variables alone, as a unit with its env file does."""
+async def start_by_variables(stage: Stage, held: wire.Assignment, *options: str) -> tuple[int, str]:
+    """Start a GPU program with the claim's variables only, as a unit with its env file does."""
     program = await asyncio.create_subprocess_exec(
         str(GPULOAD),
         *options,
@@ -162,14 +162,14 @@ async def test_a_program_that_asks_nobody_gets_no_cuda_and_the_page_is_made_anew
     inode = page.stat().st_ino
     await stage.kill()
     cut(page)
-    code, out = await without_asking(stage, held, *TOO_MUCH)
+    code, out = await start_by_variables(stage, held, *TOO_MUCH)
     assert code != 0
     assert f"libvcuda: {page} cannot be used" in out
     stage.start()
     await eventually(lambda: is_whole(stage, held))
-    # Containers have this very file mounted.
+    # Containers have this file mounted.
     assert page.stat().st_ino == inode
-    code, out = await without_asking(stage, held, *TOO_MUCH)
+    code, out = await start_by_variables(stage, held, *TOO_MUCH)
     assert (code, "CUDA_ERROR_OUT_OF_MEMORY" in out) == (0, True), out
 
 

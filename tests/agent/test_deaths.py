@@ -1,4 +1,4 @@
-"""A process that ends is heard of at once, and once."""
+"""The end of a process is reported at once, and once."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ async def test_each_end_wakes_and_many_at_once_wake_once() -> None:
     for program, _ in pairs[:2]:
         program.kill()
     await eventually(lambda: woken)
-    # They are not collected yet: zombies are watched no more, though they are named.
+    # They are not reaped yet: zombies are no longer watched, though they are named.
     deaths.watch({process for _, process in pairs})
     await asyncio.sleep(2 * NEAREST_SECONDS)
     assert len(woken) == 1

@@ -1,4 +1,4 @@
-"""What somebody changes behind the agent's back: seen, told, and put right, at once or when an operator says so.
+"""Manual changes behind the agent's back: detected, reported, and repaired, at once or on an operator's order.
 
 The agent is a real one; so are the pages, and the programs that run under them.
 """
@@ -23,7 +23,7 @@ from tests.agent.test_reconcile import changed, put
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """An assignment in force."""
+    """Put an assignment in force."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
@@ -31,7 +31,7 @@ async def held(stage: Stage, link: Connection) -> wire.Assignment:
 
 @pytest.fixture
 async def program(stage: Stage, held: wire.Assignment) -> AsyncIterator[Any]:
-    """A GPU program under it, which has its slot."""
+    """Start a GPU program under it, which has its slot."""
     it = stage.exec(held.claim_uid, str(GPULOAD), "--seconds", "60", LD_LIBRARY_PATH=str(BUILD / "sim"))
     await eventually(lambda: stage.totals(held).processes == 1)
     yield it
@@ -92,7 +92,7 @@ async def test_a_running_program_stays_and_follows_after_its_page_was_taken_away
     observed = await drifts(link, "files-lost")
     assert isinstance(observed.drifts, list)
     assert not observed.drifts[0].mendable
-    # It maps the page that is gone; a change reaches it there.
+    # It maps the removed page; a change reaches it there.
     after = changed(held, generation=2)
     await put(link, 2, after)
     await eventually(lambda: stage.totals(held).observed_generation == 2)
@@ -127,7 +127,7 @@ async def test_a_directory_without_an_assignment_goes_away(
     stranger = stage.run_dir / "claims" / str(uuid.uuid4())
     shutil.copytree(stage.claim_dir(held), stranger)
     (stage.run_dir / "claims" / "notes").mkdir()
-    # A copy is of another claim: it is not believed, and made anew before it is taken away.
+    # A copy is of another claim: it is rejected, and remade before it is removed.
     (stranger / "limits").unlink()
     await told(link, "drift-repaired", "no assignment on this node has it")
     await eventually(lambda: not stranger.exists())
@@ -168,7 +168,7 @@ async def test_where_the_policy_is_to_wait_nothing_is_touched_until_somebody_say
     assert isinstance(observed.drifts, list)
     assert observed.drifts[0].mendable
     assert observed.drifts[0].claim_uid == held.claim_uid
-    # Another look, and every step meanwhile, leave it so.
+    # Another check, and every step meanwhile, leave it so.
     await asyncio.sleep(1.5)
     assert not as_wanted(stage, held)
     link.forget()

@@ -1,4 +1,4 @@
-"""How an agent becomes a node."""
+"""Enrolment of an agent as a node."""
 
 import hashlib
 import json

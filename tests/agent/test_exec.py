@@ -1,4 +1,4 @@
-"""`python -m agent exec`: the program's own pid, exit code and signals, or an error that helps."""
+"""`python -m agent exec`: the program's own pid, exit code and signals, or a helpful error."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ from tests.agent.test_reconcile import changed, put
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force."""
+    """Put a claim in force."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment

@@ -1,4 +1,4 @@
-"""One GPU that does not answer is its own loss: the others stay the node's, and so does it."""
+"""A GPU that does not answer affects itself only: the node keeps the others."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ class Driver:
     """Three GPUs; the handle of each is its index."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        # What each call answers with instead, by its name and the GPU's index.
+        # Errors of calls, by name and the GPU's index.
         self.errors: dict[tuple[str, int], int] = {}
         self.opened = 0
         answers: dict[str, Callable[[int], object]] = {

@@ -1,4 +1,4 @@
-"""Every process of a claim, however it tries to be forgotten, is the claim's and ends with it."""
+"""Every process of a claim, whatever it does to hide, belongs to the claim and ends with it."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from agent.claims.attribution import Seen
 from agent.host import cgroups, processes
 from agent.host.cgroups import Group, Hierarchy
 from agent.host.processes import Process
-from tests.agent.containers import PROGRAM, Container, namespaces_open, unshared
+from tests.agent.containers import PROGRAM, Container, namespace_command, namespaces_open
 from tests.agent.control import Connection, Control
 from tests.agent.stage import SECRET, Stage, eventually
 from tests.agent.test_reconcile import changed, put
@@ -34,7 +34,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(os.getpid(), flush=True)
 os.execve("/bin/sleep", ["sleep", "600"], {})
 """
-# Never the same process for longer than a moment, and nothing that signals can do about it.
+# Never the same process for longer than a moment: signals cannot stop it.
 COMET = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -43,7 +43,7 @@ while True:
     if os.fork(): os._exit(0)
     time.sleep(0.001)
 """
-# Starts again at once whoever ends, each in a session of its own.
+# Restarts each process that ends, in a session of its own.
 HYDRA = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -59,7 +59,7 @@ while True:
     os.wait()
     head()
 """
-# Its main thread ends (SYS_exit, on x86-64 and on arm64), another goes on.
+# Its main thread ends (SYS_exit, on x86-64 and on arm64), another one continues.
 HEADLESS = """
 import ctypes, os, threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()
@@ -69,7 +69,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 
 
 def hierarchies() -> dict[int, Hierarchy]:
-    """Those in which groups may be made here, by version."""
+    """Return the hierarchies in which groups may be created here, by version."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, kind = line.partition(" - ")
@@ -87,7 +87,7 @@ needs_namespaces = pytest.mark.skipif(not namespaces_open(), reason="mount and p
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force: half a GPU, 4 GiB."""
+    """Put a claim in force: half a GPU, 4 GiB."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
@@ -95,7 +95,7 @@ async def held(stage: Stage, link: Connection) -> wire.Assignment:
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Iterator[Group]:
-    """A group of its own, in the tree of this version."""
+    """Create a group of its own, in the tree of this version."""
     version: int = request.param
     if version not in OPEN:
         pytest.skip(f"control groups of version {version} cannot be made here")
@@ -118,8 +118,8 @@ async def release(link: Connection, held: wire.Assignment) -> None:
     await link.state(held.uid, "released", 9)
 
 
-async def forgotten(stage: Stage, held: wire.Assignment) -> Process:
-    """A process of the claim that cut all that leads to it."""
+async def start_hidden(stage: Stage, held: wire.Assignment) -> Process:
+    """Start a process of the claim that removes all its traces."""
     program = stage.exec(held.claim_uid, sys.executable, "-c", FORGOTTEN)
     pid = int(await asyncio.to_thread(program.stdout.readline))
     await asyncio.to_thread(program.wait, 10)
@@ -134,7 +134,7 @@ async def forgotten(stage: Stage, held: wire.Assignment) -> Process:
 async def test_a_process_that_cut_all_ties_is_the_claims_and_ends_with_it(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
-    process = await forgotten(stage, held)
+    process = await start_hidden(stage, held)
     status = await asyncio.to_thread(stage.status)
     assert status["assignments"][0]["processes"] == [process.pid]
     await release(link, held)
@@ -146,7 +146,7 @@ async def test_a_process_that_cut_all_ties_is_the_claims_and_ends_with_it(
 async def test_a_restarted_agent_knows_it_still(
     stage: Stage, link: Connection, held: wire.Assignment, control: Control
 ) -> None:
-    process = await forgotten(stage, held)
+    process = await start_hidden(stage, held)
     await stage.kill()
     stage.start()
     await release(await control.connection(), held)
@@ -193,7 +193,7 @@ async def test_without_groups_children_in_sessions_of_their_own_are_found(stage:
     stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
     held = stage.assignment()
     await put(link, 1, held)
-    # One by its environment, one by who started it.
+    # One by its environment, one by its parent.
     script = "setsid sleep 600 & echo $!; env -i sleep 601 & echo $!; wait"
     program = stage.exec(held.claim_uid, "sh", "-c", script)
     pids = [int(await asyncio.to_thread(program.stdout.readline)) for _ in range(2)]
@@ -221,11 +221,11 @@ async def test_all_of_a_container_ends_though_one_program_alone_is_known(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
     edits = await edits_of(stage, held)
-    # Pid 1 names no claim and runs on when the GPU program ends.
+    # Pid 1 names no claim and keeps running when the GPU program ends.
     inside = (
         f"env -i setsid sleep 602 & {PROGRAM} --kernel-us 0 & exec env -i sh -c 'trap : TERM; sleep 603; sleep 604'"
     )
-    program = start(stage, unshared(Container(stage.state_dir / "all", edits, ["sh", "-c", inside])))
+    program = start(stage, namespace_command(Container(stage.state_dir / "all", edits, ["sh", "-c", inside])))
     await eventually(lambda: program.poll() is not None or stage.totals(held).processes == 1)
     assert program.poll() is None, program.stderr.read().decode()
     await release(link, held)

@@ -1,4 +1,4 @@
-"""What goes wrong with a GPU or around the agent becomes a condition, and stays one for as long as it should."""
+"""Faults of a GPU or its surroundings become conditions, and stay as long as they should."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ PATIENCE = 30.0
 
 
 async def started(stage: Stage, **more: Any) -> Connection:
-    """An agent that believes in a recovery after a second."""
+    """Start an agent with a recovery time of a second."""
     variables: dict[str, Any] = {"GPUCLOUD_HEALTH_HOLD_SECONDS": "1", **more}
     stage.start(**variables)
     link = await stage.control.connection()
@@ -30,8 +30,10 @@ async def started(stage: Stage, **more: Any) -> Connection:
     return link
 
 
-async def told(link: Connection, kind: str, *, status: str = "False", gpu: str | None = None) -> wire.Condition:
-    """The condition, as soon as it is told so; only what comes from now on counts afterwards."""
+async def wait_for_condition(
+    link: Connection, kind: str, *, status: str = "False", gpu: str | None = None
+) -> wire.Condition:
+    """Return the condition as soon as it is reported so; only later reports count afterwards."""
 
     def found(frame: wire.Conditions) -> list[wire.Condition]:
         return [one for one in frame.conditions if (one.type, one.status, one.gpu_uuid) == (kind, status, gpu)]
@@ -55,30 +57,30 @@ async def test_an_agent_tells_all_conditions_at_once_and_all_is_well(stage: Stag
 
 async def test_an_xid_that_needs_a_reset_stays_until_an_operator_clears_it(stage: Stage, control: Control) -> None:
     link = await started(stage)
-    await told(link, "NoXidErrors", status="True", gpu=stage.gpus[1])
+    await wait_for_condition(link, "NoXidErrors", status="True", gpu=stage.gpus[1])
     stage.fault(1, "xid=79")
-    sick = await told(link, "NoXidErrors", gpu=stage.gpus[1])
+    sick = await wait_for_condition(link, "NoXidErrors", gpu=stage.gpus[1])
     assert (sick.reason, sick.unschedulable) == ("Xid79", True)
     assert "fallen off the bus" in sick.message
     # Longer than recovery takes, and over a restart of the agent: it remembers.
     await stage.kill()
     link = await started(stage)
-    again = await told(link, "NoXidErrors", gpu=stage.gpus[1])
+    again = await wait_for_condition(link, "NoXidErrors", gpu=stage.gpus[1])
     assert again.reason == "Xid79"
     await link.send(wire.Desired(frame=2, assignments=[], policy=wire.NodePolicy(cleared={stage.gpus[1]: time.time()})))
-    assert (await told(link, "NoXidErrors", status="True", gpu=stage.gpus[1])).reason == "AsExpected"
+    assert (await wait_for_condition(link, "NoXidErrors", status="True", gpu=stage.gpus[1])).reason == "AsExpected"
 
 
 async def test_an_xid_of_a_program_is_told_and_keeps_nobody_off(stage: Stage) -> None:
     link = await started(stage)
-    await told(link, "NoXidErrors", status="True", gpu=stage.gpus[0])
+    await wait_for_condition(link, "NoXidErrors", status="True", gpu=stage.gpus[0])
     stage.fault(0, "xid=31")
     event = await link.expect(wire.Event, lambda event: event.code == "xid")
     assert "XID 31" in event.detail
     assert stage.gpus[0] in event.detail
-    # Whatever came with it: the GPU is well.
+    # Despite the accompanying events the GPU is healthy.
     stage.fault(1, "remap-pending=1")
-    await told(link, "MemoryHealthy", gpu=stage.gpus[1])
+    await wait_for_condition(link, "MemoryHealthy", gpu=stage.gpus[1])
     assert not [one for frame in link.frames if isinstance(frame, wire.Conditions)
                 for one in frame.conditions if one.reason == "Xid31"]  # fmt: skip
 
@@ -89,21 +91,21 @@ async def test_a_lost_gpu_is_told_of_its_claims_stay_and_it_comes_back(stage: St
     await put(link, 1, held)
     program = await load(stage, held, "--kernel-us", "0", "--memory", "64MiB")
     stage.fault(0, "lost=1")
-    lost = await told(link, "Reachable", gpu=stage.gpus[0])
+    lost = await wait_for_condition(link, "Reachable", gpu=stage.gpus[0])
     assert (lost.reason, lost.unschedulable) == ("GpuLost", True)
     assert program.poll() is None
-    # Another connection's hello still has the GPU: what is promised of it is not forgotten.
+    # Another connection's hello still has the GPU: its allocations are not forgotten.
     await link.socket.close(1000)
     link = await stage.control.connection()
     hello = await link.expect(wire.Hello)
     assert [gpu.uuid for gpu in hello.gpus] == stage.gpus
     stage.fault(0, "lost=0")
-    # It comes back with its links to the others, which a new hello tells.
+    # It returns with its links to the others, which a new hello reports.
     link = await stage.control.connection(PATIENCE)
-    await told(link, "Reachable", status="True", gpu=stage.gpus[0])
+    await wait_for_condition(link, "Reachable", status="True", gpu=stage.gpus[0])
 
 
-# By GPU: what suffers there, what is told of it, and whether new claims are kept off.
+# By GPU: the fault, its condition, and True if new claims are kept off.
 FAULTS = [
     (0, "remap-failed", "MemoryHealthy", "RemapFailed", True),
     (1, "pages-pending", "MemoryHealthy", "RemapPending", True),
@@ -115,7 +117,7 @@ AMOUNTS = {"UncorrectedEcc": 3, "HwThermalSlowdown": 64, "SwThermalSlowdown": 32
 
 
 async def test_what_nvml_counts_becomes_a_condition_and_ends(stage: Stage) -> None:
-    """All at once: each GPU has its own, and an agent takes its time to start."""
+    """All at once: each GPU has its own fault, and an agent takes its time to start."""
     link = await started(stage)
 
     async def becomes(gpu: int, *wanted: object) -> None:
@@ -133,7 +135,7 @@ async def test_what_nvml_counts_becomes_a_condition_and_ends(stage: Stage) -> No
         await becomes(gpu, kind, "False", reason, unschedulable)
     link.forget()
     for gpu, fault, *_ in FAULTS:
-        # Errors are counted and stay so; what is counted no further is over.
+        # Counters never fall; a condition ends when its counter stops growing.
         if fault != "ecc":
             stage.fault(gpu, f"{fault}=0")
     for gpu, _, kind, *_ in FAULTS:
@@ -147,15 +149,15 @@ async def test_a_full_disk_a_missing_library_and_a_dead_arbiter_are_told(stage: 
         (directory / name).symlink_to(BUILD / name)
     much = str(10**9)
     link = await started(stage, GPUCLOUD_LIBRARY=str(directory / "libvcuda.so"), GPUCLOUD_LEAST_FREE_MIB=much)
-    assert (await told(link, "DiskSpace")).unschedulable
+    assert (await wait_for_condition(link, "DiskSpace")).unschedulable
     (directory / "libvcuda.so").unlink()
-    missing = await told(link, "LibraryPresent")
+    missing = await wait_for_condition(link, "LibraryPresent")
     assert (missing.reason, missing.unschedulable) == ("LibraryMissing", True)
     # There is no arbiter beside that library.
-    down = await told(link, "ArbiterRunning")
+    down = await wait_for_condition(link, "ArbiterRunning")
     assert (down.reason, down.unschedulable) == ("ArbiterDown", False)
     (directory / "libvcuda.so").symlink_to(BUILD / "libvcuda.so")
-    assert not (await told(link, "LibraryPresent", status="True")).unschedulable
+    assert not (await wait_for_condition(link, "LibraryPresent", status="True")).unschedulable
 
 
 async def test_a_driver_that_changes_under_running_claims_is_told_until_they_end(stage: Stage) -> None:
@@ -163,22 +165,22 @@ async def test_a_driver_that_changes_under_running_claims_is_told_until_they_end
     held = stage.assignment()
     await put(link, 1, held)
     program = await load(stage, held, "--kernel-us", "0", "--memory", "64MiB")
-    await told(link, "DriverHealthy", status="True")
+    await wait_for_condition(link, "DriverHealthy", status="True")
     stage.change_driver("581.00")
-    changed = await told(link, "DriverHealthy")
+    changed = await wait_for_condition(link, "DriverHealthy")
     assert (changed.reason, changed.unschedulable) == ("DriverChanged", True)
     assert "581.00" in changed.message
     program.kill()
-    await told(link, "DriverHealthy", status="True")
+    await wait_for_condition(link, "DriverHealthy", status="True")
 
 
 async def test_a_clock_that_is_off_is_told_and_keeps_nobody_off(stage: Stage, control: Control) -> None:
     link = await started(stage)
-    await told(link, "ClockInSync", status="True")
+    await wait_for_condition(link, "ClockInSync", status="True")
     control.clock_offset_seconds = 600
     await link.socket.close(1000)
     link = await control.connection()
-    behind = await told(link, "ClockInSync")
+    behind = await wait_for_condition(link, "ClockInSync")
     assert (behind.reason, behind.unschedulable) == ("ClockBehind", False)
     assert "600 s behind" in behind.message
 
@@ -198,7 +200,7 @@ def test_a_gpu_that_comes_and_goes_is_sick_until_it_stayed_well(tmp_path: Path) 
     assert look(it, 1, lost=True)["Reachable"].since == 1001
     for now in range(2, 61):
         assert look(it, now)["Reachable"].status == "False"
-    # Lost once more: the time begins anew, the condition is the same.
+    # Lost once more: the time starts again, the condition is the same.
     assert look(it, 61, lost=True)["Reachable"].since == 1001
     assert look(it, 62)["Reachable"].status == "False"
     assert look(it, 121)["Reachable"].status == "False"
@@ -214,7 +216,7 @@ def test_an_xid_that_time_cures_ends_and_one_that_a_reset_cures_does_not(tmp_pat
     assert look(it, 61)["NoXidErrors"].status == "True"
     assert look(it, 62, xids=(79,))["NoXidErrors"].unschedulable
     assert look(it, 100_000)["NoXidErrors"].reason == "Xid79"
-    # What is cleared is what was told, not what came after.
+    # Clearing affects the reported fault, not later ones.
     since = look(it, 100_001)["NoXidErrors"].since
     it.clear({GPU: since - 1})
     assert look(it, 100_002)["NoXidErrors"].status == "False"
@@ -279,5 +281,5 @@ def test_each_xid_is_treated_as_nvidias_catalogue_acts_on_it() -> None:
     by_cure = {cure: {number for number in range(1, 173) if xids.cure(number) is cure} for cure in xids.Cure}
     assert by_cure[xids.Cure.PROGRAM] == program
     assert by_cure[xids.Cure.RESET] == reset
-    # Each has words of its own.
+    # Each has a message of its own.
     assert all("catalogue" not in xids.words(number) for number in program | reset)

@@ -1,4 +1,4 @@
-"""What a tenant's programs may do to what is theirs, and to the agent's: it stays up and says so."""
+"""Damage by a tenant's programs to its own files, and to the agent's: the agent keeps running and reports it."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ CLAIM = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force: half a GPU, 4 GiB."""
+    """Put a claim in force: half a GPU, 4 GiB."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
@@ -77,7 +77,7 @@ async def test_forged_counters_behind_a_good_header_break_nothing(
         page.write(os.urandom(4))
         page.seek(stage.library.processes_at)
         page.write(os.urandom(usage.stat().st_size - stage.library.processes_at))
-    # Samples go on, and each is one that the server takes.
+    # Samples continue, and the server accepts each.
     link.forget()
     for _ in range(2):
         await link.expect(wire.Usage)
@@ -93,7 +93,7 @@ async def test_a_deleted_directory_is_told_and_made_again_when_its_programs_have
     directory = stage.claim_dir(held)
     shutil.rmtree(directory)
     assert str(directory) in await told(link, "claim-files-lost")
-    # The program goes on under its last limits; no other may start without any.
+    # The program continues under its last limits; no other may start without any.
     assert program.poll() is None
     code, _, error = await stage.executed(held.claim_uid, "true")
     assert (code, "was deleted or replaced" in error) == (125, True)
@@ -148,7 +148,7 @@ async def test_a_page_that_is_full_is_told(stage: Stage, link: Connection, held:
         page.write(places.to_bytes(4, "little"))
         for place in range(places):
             page.seek(stage.library.processes_at + place * stage.library.process_bytes)
-            # One that lives, so that no place is cleared.
+            # A living one, so that no slot is cleared.
             page.write(((processes.own_namespace() << 32) | me.pid).to_bytes(8, "little"))
             page.write(me.start_ticks.to_bytes(8, "little"))
     assert held.claim_uid in await told(link, "usage-page-full")
@@ -163,7 +163,7 @@ async def test_a_killed_program_that_still_lives_is_told_once(stage: Stage, run_
     node.know_gpus(frozenset(stage.gpus), None)
     held = stage.assignment()
     node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
-    # One that does not end whatever the agent does: this one.
+    # A process that does not end whatever the agent does: this one.
     registry.add(held.claim_uid, processes.myself())
     troubles = Troubles(grace_seconds=10)
     node.holdings[held.claim_uid].ending_since = 0.0
@@ -187,7 +187,7 @@ async def test_a_programs_word_that_it_is_a_claims_counts_where_it_may_write_the
         monkeypatch.setattr(processes, "user", lambda _, user=user: user)
         counts.append(holding.may_hold(processes.myself()))
     assert counts == [True, True, False, False]
-    # A pod's: its programs are of whatever users its images name.
+    # A pod's: its programs run as the users of its images.
     holding.share()
     monkeypatch.setattr(processes, "user", lambda _: 61001)
     assert holding.may_hold(processes.myself())

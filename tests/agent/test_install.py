@@ -1,4 +1,4 @@
-"""The copied command on a machine, a new version over an old one, and taking it all away again."""
+"""The copied command on a machine, a new version over an old one, and a complete removal."""
 
 import asyncio
 import hashlib
@@ -15,7 +15,7 @@ import pytest
 
 from agent import wire
 from tests.agent.control import Connection, Control
-from tests.agent.machine import InstalledMachine, rewritten
+from tests.agent.machine import InstalledMachine, rewrite_bundle
 from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
 
 UNIT = ROOT / "deploy/systemd/gpucloud-agent.service"
@@ -23,7 +23,7 @@ UNIT = ROOT / "deploy/systemd/gpucloud-agent.service"
 
 @pytest.fixture
 async def machine(stage: Stage, run_dir: Path) -> AsyncIterator[InstalledMachine]:
-    """With systemd, and nothing of ours on it."""
+    """Create a machine with systemd, and none of our files."""
     it = InstalledMachine(run_dir, stage)
     it.boot_systemd()
     yield it
@@ -40,7 +40,7 @@ async def connected(machine: InstalledMachine) -> Connection:
 async def test_the_copied_command_makes_a_machine_a_node_with_a_running_agent(
     machine: InstalledMachine, control: Control
 ) -> None:
-    code, words = await machine.copied()
+    code, words = await machine.run_copied_line()
     assert code == 0, words
     link = await connected(machine)
     assert (await link.expect(wire.Hello)).library == f"{machine.root}/opt/gpucloud-agent/current/libvcuda.so"
@@ -51,7 +51,7 @@ async def test_the_copied_command_makes_a_machine_a_node_with_a_running_agent(
     assert log == ["daemon-reload", "enable --quiet gpucloud-agent.service", "start gpucloud-agent.service"]
     identity = machine.stage.state_dir / "agent.json"
     assert stat.S_IMODE(identity.stat().st_mode) == 0o600
-    # The one-time token is nowhere on the machine, and neither is what was fetched.
+    # Neither the one-time token nor the download is left on the machine.
     assert not any(b"gpe_once" in content for _, content in machine.files().values())
     assert sorted(path.name for path in (machine.root / "tmp").iterdir()) == [
         "agent.log", "agent.pid", "bin", "systemctl.log"
@@ -61,7 +61,7 @@ async def test_the_copied_command_makes_a_machine_a_node_with_a_running_agent(
 async def test_a_bundle_that_is_not_the_promised_one_is_not_run(machine: InstalledMachine, control: Control) -> None:
     before = machine.files()
     control.files[machine.bundle.path] += b"\0"
-    code, words = await machine.copied()
+    code, words = await machine.run_copied_line()
     assert code != 0
     assert "checksum" in words.lower() or "FAILED" in words
     assert machine.files() == before
@@ -73,7 +73,7 @@ async def test_a_failed_check_leaves_the_machine_as_it_was_and_the_token_unused(
 ) -> None:
     before = machine.files()
     machine.stage.node_file = Path("/nowhere")
-    code, words = await machine.copied()
+    code, words = await machine.run_copied_line()
     assert (code, "FAIL  driver" in words) == (3, True)
     assert machine.files() == before
     assert control.enrolments == []
@@ -82,16 +82,16 @@ async def test_a_failed_check_leaves_the_machine_as_it_was_and_the_token_unused(
 async def test_a_refused_token_leaves_the_machine_as_it_was(machine: InstalledMachine, control: Control) -> None:
     before = machine.files()
     control.enrol_faults = [(403, {"title": "Enrolment refused", "detail": "This enrolment token has expired."})]
-    code, words = await machine.copied()
+    code, words = await machine.run_copied_line()
     assert (code, "has expired" in words) == (3, True)
     kept = {name for name in machine.files() if name not in before}
-    # The secret that was shown to the server stays: the next token may find its answer lost, too.
+    # The secret that the server knows stays: the next token's answer may be lost, too.
     assert kept == {"var/lib/gpucloud-agent", "var/lib/gpucloud-agent/agent.json"}
 
 
 async def test_without_systemd_it_says_how_to_start_the_agent(stage: Stage, run_dir: Path, control: Control) -> None:
     machine = InstalledMachine(run_dir, stage)
-    code, words = await machine.copied()
+    code, words = await machine.run_copied_line()
     assert code == 0, words
     assert f"{machine.agent} run" in words
     assert len(control.enrolments) == 1
@@ -102,7 +102,7 @@ async def test_without_systemd_it_says_how_to_start_the_agent(stage: Stage, run_
 async def test_a_new_version_leaves_programs_and_pages_alone_and_takes_the_claims_over(
     machine: InstalledMachine, control: Control
 ) -> None:
-    assert (await machine.copied())[0] == 0
+    assert (await machine.run_copied_line())[0] == 0
     link = await connected(machine)
     assignment = machine.stage.assignment(core_request=40, core_limit=40, memory_bytes=4 * GIB)
     await link.send(wire.Desired(frame=2, assignments=[assignment]))
@@ -113,9 +113,9 @@ async def test_a_new_version_leaves_programs_and_pages_alone_and_takes_the_claim
     library = mapped_library(program.pid)
     agent, old = machine.pid, machine.versions
 
-    # As a program of the moment sees it, the library is always there.
-    content = rewritten(machine.bundle.content, manifest=manifest(machine, version="9.9.9"))
-    code, words = await machine.installs(content)
+    # For a program at any moment, the library is always there.
+    content = rewrite_bundle(machine.bundle.content, manifest=manifest(machine, version="9.9.9"))
+    code, words = await machine.install(content)
     assert code == 0, words
     link = await connected(machine)
     observed = await link.state(assignment.uid, "in_force", 1)
@@ -124,7 +124,7 @@ async def test_a_new_version_leaves_programs_and_pages_alone_and_takes_the_claim
     assert machine.versions != old
     assert [name.split("-")[0] for name in machine.versions] == ["9.9.9"]
     assert len(control.enrolments) == 1
-    # The same pages, and the same library in the same process: removed by name, but not from under it.
+    # The same pages, and the same library in the same process: removed by name, but still mapped.
     assert {path: path.stat().st_ino for path in pages} == pages
     assert program.poll() is None
     assert mapped_library(program.pid).inode == library.inode
@@ -138,9 +138,9 @@ async def test_a_new_version_leaves_programs_and_pages_alone_and_takes_the_claim
 async def test_upgrade_fetches_what_the_server_serves_and_refuses_what_it_does_not(
     machine: InstalledMachine, control: Control
 ) -> None:
-    assert (await machine.copied())[0] == 0
+    assert (await machine.run_copied_line())[0] == 0
     await connected(machine)
-    content = rewritten(machine.bundle.content, manifest=manifest(machine, version="9.9.9"))
+    content = rewrite_bundle(machine.bundle.content, manifest=manifest(machine, version="9.9.9"))
     told = {"version": "9.9.9", "path": "/agent/new.pyz", "sha256": hashlib.sha256(content).hexdigest()}
     control.files |= {"/agent/bundle.json": json.dumps(told).encode(), "/agent/new.pyz": content + b"\0"}
     before, agent = programs(machine.files()), machine.pid
@@ -156,26 +156,26 @@ async def test_upgrade_fetches_what_the_server_serves_and_refuses_what_it_does_n
 
 
 async def test_pages_of_another_version_are_refused_while_claims_lie_there(machine: InstalledMachine) -> None:
-    assert (await machine.copied())[0] == 0
+    assert (await machine.run_copied_line())[0] == 0
     link = await connected(machine)
     assignment = machine.stage.assignment()
     await link.send(wire.Desired(frame=2, assignments=[assignment]))
     await link.state(assignment.uid, "in_force")
     before, agent = machine.files(), machine.pid
-    content = rewritten(machine.bundle.content, manifest=manifest(machine, pages=99))
-    code, words = await machine.installs(content)
+    content = rewrite_bundle(machine.bundle.content, manifest=manifest(machine, pages=99))
+    code, words = await machine.install(content)
     assert (code, "version 99" in words) == (3, True)
     assert programs(machine.files()) == programs(before)
     assert machine.pid == agent
 
 
 async def test_a_version_that_does_not_come_up_is_switched_back(machine: InstalledMachine) -> None:
-    assert (await machine.copied())[0] == 0
+    assert (await machine.run_copied_line())[0] == 0
     await connected(machine)
     old = machine.versions
     broken = "class Daemon:\n    def __init__(self, *_, **__): raise RuntimeError('only when it runs')\n"
-    content = rewritten(machine.bundle.content, daemon=broken, manifest=manifest(machine, version="9.9.9"))
-    code, words = await machine.installs(content, "--patience", "1")
+    content = rewrite_bundle(machine.bundle.content, daemon=broken, manifest=manifest(machine, version="9.9.9"))
+    code, words = await machine.install(content, "--patience", "1")
     assert (code, "runs again" in words) == (3, True), words
     await connected(machine)
     assert (machine.root / "opt/gpucloud-agent/current").readlink().name == old[0]
@@ -185,7 +185,7 @@ async def test_a_machine_with_claims_keeps_its_agent_and_one_without_is_left_as_
     machine: InstalledMachine,
 ) -> None:
     before = machine.files()
-    assert (await machine.copied())[0] == 0
+    assert (await machine.run_copied_line())[0] == 0
     link = await connected(machine)
     assignment = machine.stage.assignment()
     await link.send(wire.Desired(frame=2, assignments=[assignment]))
@@ -203,7 +203,7 @@ async def test_a_machine_with_claims_keeps_its_agent_and_one_without_is_left_as_
 
 async def test_forced_away_the_agent_leaves_programs_under_their_last_limits(machine: InstalledMachine) -> None:
     before = machine.files()
-    assert (await machine.copied())[0] == 0
+    assert (await machine.run_copied_line())[0] == 0
     link = await connected(machine)
     assignment = machine.stage.assignment(memory_bytes=2 * GIB)
     await link.send(wire.Desired(frame=2, assignments=[assignment]))
@@ -222,7 +222,7 @@ def test_systemd_finds_no_fault_with_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
     unit = tmp_path / UNIT.name
-    # What it starts need not be on this machine.
+    # Its programs need not be on this machine.
     unit.write_text(UNIT.read_text().replace("/usr/local/bin/gpucloud-agent", "/bin/true"))
     told = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")
@@ -231,12 +231,12 @@ def test_systemd_finds_no_fault_with_the_unit(tmp_path: Path) -> None:
     )
     level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", judged.stdout)
     assert level is not None
-    # 9.6 is a unit without any of it; root's own rights to signal and look are what is left.
+    # 9.6 is a unit without sandbox options; only root's own rights to signal and read remain.
     assert float(level[1]) <= 4.0
 
 
 class Mapped:
-    """The library as a process has it mapped."""
+    """A process' mapping of the library."""
 
     def __init__(self, line: str) -> None:
         fields = line.split(maxsplit=5)

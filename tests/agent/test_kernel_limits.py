@@ -1,4 +1,4 @@
-"""With a driver of r615, a claim's memory limit holds programs that do not load libvcuda, too."""
+"""With a driver of r615, a claim's memory limit applies to programs that do not load libvcuda, too."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ from tests.agent.test_reconcile import changed, put
 
 pytestmark = pytest.mark.skipif(2 not in OPEN, reason="control groups of version 2 cannot be made here")
 
-# As a static program, or one whose user unset it.
+# A static program, or one whose user unset it.
 UNLIMITED = ("env", "-u", "LD_PRELOAD", str(GPULOAD), "--kernel-us", "0")
 
 
@@ -32,31 +32,31 @@ async def started(stage: Stage, *, driver: str = "615.71.00-sim", **more: Any) -
 
 @pytest.fixture
 async def link(stage: Stage) -> Connection:
-    """A started agent, under the new driver."""
+    """Return a started agent, under the new driver."""
     return await started(stage)
 
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force: half a GPU, 4 GiB."""
+    """Put a claim in force: half a GPU, 4 GiB."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
 
 
 def limits(stage: Stage) -> dict[str, int]:
-    """MiB by control group, as the driver holds them."""
+    """Return the driver's limits in MiB by control group."""
     shown = subprocess.run([BUILD / "simnode", "show", stage.node_file], capture_output=True, text=True, check=True)
     rows = [line.split() for line in shown.stdout.splitlines() if line.startswith("  limit ")]
     return {row[3]: int(row[1]) for row in rows if Path(row[3]).exists()}
 
 
 def limit(stage: Stage, held: wire.Assignment) -> int | None:
-    """The limit of the claim's only group, in MiB."""
+    """Return the limit of the claim's only group, in MiB."""
     return next((mib for path, mib in limits(stage).items() if path.endswith(held.claim_uid)), None)
 
 
-async def tried(stage: Stage, held: wire.Assignment, size: str) -> str:
+async def try_allocation(stage: Stage, held: wire.Assignment, size: str) -> str:
     """Return the driver's answer to a program without libvcuda that allocates this much after a second."""
     script = f"sleep 1; exec {' '.join(UNLIMITED)} --memory {size} --seconds 0.1"
     code, out, error = await stage.executed(held.claim_uid, "sh", "-c", script)
@@ -65,15 +65,15 @@ async def tried(stage: Stage, held: wire.Assignment, size: str) -> str:
 
 
 async def test_a_program_without_libvcuda_cannot_pass_the_claims_limit(stage: Stage, held: wire.Assignment) -> None:
-    assert "hold 6144 MiB: CUDA_ERROR_OUT_OF_MEMORY" in await tried(stage, held, "6GiB")
-    assert "hold 3072 MiB: CUDA_SUCCESS" in await tried(stage, held, "3GiB")
+    assert "hold 6144 MiB: CUDA_ERROR_OUT_OF_MEMORY" in await try_allocation(stage, held, "6GiB")
+    assert "hold 3072 MiB: CUDA_SUCCESS" in await try_allocation(stage, held, "3GiB")
 
 
 async def test_control_under_an_older_driver_it_can(stage: Stage) -> None:
     link = await started(stage, driver="580.00.00-sim")
     held = stage.assignment()
     await put(link, 1, held)
-    assert "hold 6144 MiB: CUDA_SUCCESS" in await tried(stage, held, "6GiB")
+    assert "hold 6144 MiB: CUDA_SUCCESS" in await try_allocation(stage, held, "6GiB")
     assert limits(stage) == {}
 
 
@@ -84,7 +84,7 @@ async def test_a_moved_limit_moves_in_the_kernel_and_ends_with_the_claim(
     await eventually(lambda: limit(stage, held) == 4096)
     await link.send(wire.Desired(frame=2, assignments=[changed(held, generation=2, memory_bytes=8 * GIB)]))
     await eventually(lambda: limit(stage, held) == 8192)
-    # Below what is in use: what is used, and no more.
+    # Below the amount in use: that amount, and no more.
     await link.send(wire.Desired(frame=3, assignments=[changed(held, generation=3, memory_bytes=GIB)]))
     used = await eventually(lambda: (mib := limit(stage, held)) is not None and mib < 4096 and mib)
     assert used >= 3072
@@ -108,7 +108,7 @@ async def test_an_agent_that_starts_anew_moves_the_limit_of_a_running_program(
 
 @pytest.fixture
 def container() -> Iterator[Group]:
-    """The group that a runtime makes for a container, named after its id."""
+    """Create a container's group as a runtime does, named after its id."""
     path = OPEN[2].mount / f"docker-{uuid.uuid4().hex * 2}.scope"
     path.mkdir()
     group = Group(path)

@@ -20,7 +20,7 @@ from tests.agent.kubelet import Container, Kubelet, claim_of
 from tests.agent.stage import Stage, eventually
 from tests.agent.test_metrics import read
 from tests.agent.test_reconcile import put
-from tests.agent.test_ways import LOAD, limited, needs_namespaces, needs_root, start
+from tests.agent.test_ways import LOAD, check_limits, needs_namespaces, needs_root, start
 from tests.platform import free_port
 
 # Of one virtual GPU of 24 GiB.
@@ -37,7 +37,7 @@ async def kubelet(run_dir: Path) -> AsyncIterator[Kubelet]:
 
 @pytest.fixture
 async def plugin(stage: Stage, kubelet: Kubelet) -> Connection:
-    """The connection of an agent that has told the kubelet of its GPUs."""
+    """Return the connection of an agent that has reported its GPUs to the kubelet."""
     stage.start(**kubelet.settings)
     link = await stage.control.connection()
     hello = await link.expect(wire.Hello)
@@ -51,8 +51,8 @@ async def known(kubelet: Kubelet) -> None:
     await eventually(lambda: len(kubelet.plugins) == 2 and all(one.devices for one in kubelet.plugins.values()))
 
 
-def placed(stage: Stage, one: Container, gpu: int = 0, **more: Any) -> wire.Assignment:
-    """What the scheduler has decided for the container."""
+def place(stage: Stage, one: Container, gpu: int = 0, **more: Any) -> wire.Assignment:
+    """Place the container as the scheduler decided."""
     pod = wire.Pod(namespace=one.namespace, name=one.pod, container=one.name)
     limits = {"core_request": one.core, "core_limit": one.core, "memory_bytes": one.blocks * BLOCK_BYTES}
     return stage.assignment(gpu=gpu, **limits, pod=pod, **more)
@@ -82,19 +82,19 @@ async def test_a_container_starts_under_the_limits_of_its_own_claim(
     plugin: Connection, kubelet: Kubelet, stage: Stage
 ) -> None:
     one = Container("web-0", core=30, blocks=8)
-    wanted = placed(stage, one, gpu=2)
+    wanted = place(stage, one, gpu=2)
     await put(plugin, 1, wanted)
     answer = await kubelet.admit(one)
     [device] = answer.cdi_devices
     assert dict(answer.annotations) == {"cdi.k8s.io/gpucloud": device.name}
     assert dict(answer.envs) == {"NVIDIA_VISIBLE_DEVICES": "void"}
-    edits = await kubelet.started(one, stage.run_dir / "cdi")
+    edits = await kubelet.start_container(one, stage.run_dir / "cdi")
     assert claim_of(edits) == wanted.claim_uid
     assert f"NVIDIA_VISIBLE_DEVICES={stage.gpus[2]}" in edits.env
     assert {mount.container_path for mount in edits.mounts} >= {str(stage.claim_dir(wanted)), "/etc/ld.so.preload"}
-    # A container that ends is started again, by the same devices.
-    assert claim_of(await kubelet.started(one, stage.run_dir / "cdi")) == wanted.claim_uid
-    # The image says who its programs are.
+    # A container that ends is started again, with the same devices.
+    assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
+    # The image sets the user of its programs.
     assert (stage.claim_dir(wanted) / "usage").stat().st_mode & 0o777 == 0o666
 
 
@@ -102,30 +102,30 @@ async def test_pods_of_one_size_that_come_at_once_are_never_swapped(
     plugin: Connection, kubelet: Kubelet, stage: Stage
 ) -> None:
     pods = [Container(f"web-{number}", core=25, blocks=12) for number in range(16)]
-    wanted = {one: placed(stage, one, gpu=number % 4) for number, one in enumerate(pods)}
+    wanted = {one: place(stage, one, gpu=number % 4) for number, one in enumerate(pods)}
     await put(plugin, 1, *wanted.values())
     bound = [one.claim_uid for one in wanted.values()]
-    # The last that was bound comes first: who went by size and order would give each another's claim.
+    # The last that was bound comes first: a match by size and order would give each another's claim.
     pods.reverse()
     assert all(wanted[one].claim_uid != guess for one, guess in zip(pods, bound, strict=True))
     await asyncio.gather(*(kubelet.admit(one) for one in pods))
     random.shuffle(pods)
-    started = await asyncio.gather(*(kubelet.started(one, stage.run_dir / "cdi") for one in pods))
+    started = await asyncio.gather(*(kubelet.start_container(one, stage.run_dir / "cdi") for one in pods))
     assert [claim_of(edits) for edits in started] == [wanted[one].claim_uid for one in pods]
 
 
 async def test_the_next_pod_of_a_name_waits_for_its_own_claim(
     plugin: Connection, kubelet: Kubelet, stage: Stage
 ) -> None:
-    """As a StatefulSet makes them: the claim of the one before is still there when the next one starts."""
+    """A StatefulSet makes such pods: the previous claim still exists when the next one starts."""
     pod = Container("web-0", core=30, blocks=8, uid="the-next")
-    former = placed(stage, pod, gpu=0, pod_uid="the-former")
+    former = place(stage, pod, gpu=0, pod_uid="the-former")
     await put(plugin, 1, former)
     await kubelet.admit(pod)
-    start = asyncio.ensure_future(kubelet.started(pod, stage.run_dir / "cdi"))
+    start = asyncio.ensure_future(kubelet.start_container(pod, stage.run_dir / "cdi"))
     await asyncio.sleep(0.3)
     assert not start.done()
-    own = placed(stage, pod, gpu=1, pod_uid="the-next")
+    own = place(stage, pod, gpu=1, pod_uid="the-next")
     await put(plugin, 2, former, own)
     assert claim_of(await start) == own.claim_uid
 
@@ -134,20 +134,20 @@ async def test_a_kubelet_whose_note_cannot_be_read_goes_by_names(
     plugin: Connection, kubelet: Kubelet, stage: Stage
 ) -> None:
     pod = Container("web-0", core=30, blocks=8, uid="the-next")
-    wanted = placed(stage, pod, pod_uid="another")
+    wanted = place(stage, pod, pod_uid="another")
     await put(plugin, 1, wanted)
     await kubelet.admit(pod)
     (kubelet.directory / "kubelet_internal_checkpoint").write_text('{"Data": 7}')
-    assert claim_of(await kubelet.started(pod, stage.run_dir / "cdi")) == wanted.claim_uid
+    assert claim_of(await kubelet.start_container(pod, stage.run_dir / "cdi")) == wanted.claim_uid
 
 
 async def test_containers_of_one_pod_have_each_their_own(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
     first, second = (Container("web-0", core=50, blocks=16, name=name) for name in ("train", "serve"))
-    wanted = [placed(stage, first, gpu=0), placed(stage, second, gpu=1)]
+    wanted = [place(stage, first, gpu=0), place(stage, second, gpu=1)]
     await put(plugin, 1, *wanted)
     for one in (second, first):
         await kubelet.admit(one)
-    claims = [claim_of(await kubelet.started(one, stage.run_dir / "cdi")) for one in (first, second)]
+    claims = [claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) for one in (first, second)]
     assert claims == [one.claim_uid for one in wanted]
 
 
@@ -156,10 +156,10 @@ async def test_a_container_waits_for_a_claim_that_is_still_on_its_way(
 ) -> None:
     one = Container("web-0", core=100, blocks=BLOCKS)
     await kubelet.admit(one)
-    start = asyncio.ensure_future(kubelet.started(one, stage.run_dir / "cdi"))
+    start = asyncio.ensure_future(kubelet.start_container(one, stage.run_dir / "cdi"))
     await asyncio.sleep(0.3)
     assert not start.done()
-    wanted = placed(stage, one)
+    wanted = place(stage, one)
     await put(plugin, 1, wanted)
     assert claim_of(await start) == wanted.claim_uid
 
@@ -171,15 +171,15 @@ async def test_what_may_not_start_is_refused_in_words_before_the_kubelet_gives_u
     await kubelet.admit(one)
 
     def starts() -> Any:
-        return kubelet.started(one, stage.run_dir / "cdi", seconds=1.5)
+        return kubelet.start_container(one, stage.run_dir / "cdi", seconds=1.5)
 
     assert "container cuda of pod vision/web-0: no claim is placed for it on this node" in await refused(starts())
-    first, second = placed(stage, one), placed(stage, one, gpu=1)
+    first, second = place(stage, one), place(stage, one, gpu=1)
     await put(plugin, 1, first, second)
     assert "are all for it" in await refused(starts())
     await put(plugin, 2, second, msgspec.structs.replace(first, present=False))
     assert claim_of(await starts()) == second.claim_uid
-    # The kubelet has noted nobody: an init container, say.
+    # The kubelet has recorded no owner: an init container, for example.
     for resource in one.wants:
         kubelet.given[one, resource] = kubelet.given.pop((one, resource))
     other = Container("init-0", core=20, blocks=8)
@@ -198,24 +198,26 @@ async def test_a_container_of_any_user_is_held_to_its_share(
     plugin: Connection, kubelet: Kubelet, stage: Stage, tmp_path: Path
 ) -> None:
     one = Container("web-0", core=50, blocks=16)
-    wanted = placed(stage, one)
+    wanted = place(stage, one)
     await put(plugin, 1, wanted)
     await kubelet.admit(one)
-    edits = await kubelet.started(one, stage.run_dir / "cdi")
+    edits = await kubelet.start_container(one, stage.run_dir / "cdi")
     (tmp_path / "it").mkdir()
     stage.node_file.chmod(0o666)
-    command = containers.unshared(containers.Container(tmp_path / "it", edits, [containers.PROGRAM, *LOAD], uid=61003))
-    await limited(stage, plugin, wanted, start(stage, command))
+    command = containers.namespace_command(
+        containers.Container(tmp_path / "it", edits, [containers.PROGRAM, *LOAD], uid=61003)
+    )
+    await check_limits(stage, plugin, wanted, start(stage, command))
 
 
 async def test_a_claim_on_several_gpus_gives_all_of_them(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
     one = Container("big-0", core=200, blocks=2 * BLOCKS)
     half = Container("big-0", core=100, blocks=BLOCKS)
-    first = placed(stage, half, gpu=1)
-    second = placed(stage, half, gpu=3, claim_uid=first.claim_uid)
+    first = place(stage, half, gpu=1)
+    second = place(stage, half, gpu=3, claim_uid=first.claim_uid)
     await put(plugin, 1, first, second)
     await kubelet.admit(one)
-    edits = await kubelet.started(one, stage.run_dir / "cdi")
+    edits = await kubelet.start_container(one, stage.run_dir / "cdi")
     assert f"CUDA_VISIBLE_DEVICES={stage.gpus[1]},{stage.gpus[3]}" in edits.env
 
 
@@ -223,11 +225,11 @@ async def test_the_kubelet_is_told_to_take_ids_of_the_gpu_that_was_chosen(
     plugin: Connection, kubelet: Kubelet, stage: Stage
 ) -> None:
     one = Container("web-0", core=40, blocks=10)
-    await put(plugin, 1, placed(stage, one, gpu=3))
+    await put(plugin, 1, place(stage, one, gpu=3))
     await kubelet.admit(one)
     assert {int(device.rpartition("-")[2]) // 100 for device in kubelet.given[one, CORE]} == {3}
     assert {int(device.rpartition("-")[2]) // BLOCKS for device in kubelet.given[one, MEMORY]} == {3}
-    # Nobody waits for so many: those of the GPU that is used already, so that whole ones stay whole.
+    # No claim has so many: those of the GPU that is in use already, so that whole ones stay whole.
     other = Container("web-1", core=10, blocks=1)
     await kubelet.admit(other)
     assert {int(device.rpartition("-")[2]) // 100 for device in kubelet.given[other, CORE]} == {3}
@@ -237,40 +239,40 @@ async def test_ids_that_are_given_again_lead_to_the_new_pods_claim(
     plugin: Connection, kubelet: Kubelet, stage: Stage
 ) -> None:
     old, new = (Container(name, core=100, blocks=BLOCKS) for name in ("old", "new"))
-    first = placed(stage, old)
+    first = place(stage, old)
     await put(plugin, 1, first)
     await kubelet.admit(old)
-    assert claim_of(await kubelet.started(old, stage.run_dir / "cdi")) == first.claim_uid
+    assert claim_of(await kubelet.start_container(old, stage.run_dir / "cdi")) == first.claim_uid
     before = kubelet.answers[old].cdi_devices[0].name
     ids = [kubelet.given[old, resource] for resource in (CORE, MEMORY)]
     kubelet.end(old)
-    # The server has not heard of its end yet, and the kubelet picks the same ids.
-    second = placed(stage, new, gpu=1)
+    # The server has not received its end yet, and the kubelet picks the same ids.
+    second = place(stage, new, gpu=1)
     await put(plugin, 2, first, second)
     kubelet.given[new, CORE], kubelet.given[new, MEMORY] = ids
     kubelet.answers[new] = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=before)])
-    assert claim_of(await kubelet.started(new, stage.run_dir / "cdi")) == second.claim_uid
+    assert claim_of(await kubelet.start_container(new, stage.run_dir / "cdi")) == second.claim_uid
 
 
 async def test_an_agent_that_was_killed_is_there_again(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
     one = Container("web-0", core=30, blocks=8)
-    wanted = placed(stage, one)
+    wanted = place(stage, one)
     await put(plugin, 1, wanted)
     await kubelet.admit(one)
-    await kubelet.started(one, stage.run_dir / "cdi")
+    await kubelet.start_container(one, stage.run_dir / "cdi")
     await stage.kill()
     await eventually(lambda: set(kubelet.plugins[CORE].devices.values()) == {"Unhealthy"})
     stage.start(**kubelet.settings)
     await eventually(lambda: len(kubelet.registrations) == 4)
     await known(kubelet)
     assert set(kubelet.plugins[CORE].devices.values()) == {"Healthy"}
-    # Its container starts anew: an agent that has forgotten whose devices these are asks again.
-    assert claim_of(await kubelet.started(one, stage.run_dir / "cdi")) == wanted.claim_uid
+    # Its container restarts: an agent that has forgotten the owner of these devices asks again.
+    assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
 
 
 async def test_a_kubelet_that_starts_again_is_told_again(plugin: Connection, kubelet: Kubelet, stage: Stage) -> None:
     one = Container("web-0", core=30, blocks=8)
-    wanted = placed(stage, one)
+    wanted = place(stage, one)
     await put(plugin, 1, wanted)
     await kubelet.admit(one)
     told = len(kubelet.registrations)
@@ -278,7 +280,7 @@ async def test_a_kubelet_that_starts_again_is_told_again(plugin: Connection, kub
     await kubelet.start()
     await known(kubelet)
     assert len(kubelet.registrations) == told + 2
-    assert claim_of(await kubelet.started(one, stage.run_dir / "cdi")) == wanted.claim_uid
+    assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
 
 
 async def test_an_agent_that_is_there_first_waits_for_the_kubelet(stage: Stage, kubelet: Kubelet) -> None:
@@ -339,7 +341,7 @@ async def test_a_pods_metrics_are_those_of_gpu_manager(stage: Stage, kubelet: Ku
     link = await stage.control.connection()
     stage.gpus = [gpu.uuid for gpu in (await link.expect(wire.Hello)).gpus]
     one = Container("web-0", core=25, blocks=12)
-    old, new = (placed(stage, one, gpu=2) for _ in range(2))
+    old, new = (place(stage, one, gpu=2) for _ in range(2))
     # The pod before it, of the same names, is not quite gone.
     await put(link, 1, old)
     await put(

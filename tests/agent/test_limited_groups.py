@@ -1,4 +1,4 @@
-"""Limits in the kernel follow what is wanted, whatever the driver answers."""
+"""Kernel limits follow the desired state, whatever the driver answers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +29,9 @@ class Driver:
         self.hard: dict[str, int] = {}
         self.used: dict[str, int] = {}
         self.writes = 0
-        # What setting a limit answers with instead.
+        # The error of setting a limit.
         self.error: int | None = None
-        # As where the kernel has the dmem controller: groups without its files have no limit.
+        # As with the dmem controller of the kernel: groups without its files have no limit.
         self.dmem = False
         patch.setattr(pynvml, "nvmlDeviceSetMemoryLimits_v1", self._write)
         patch.setattr(pynvml, "nvmlDeviceGetMemoryLimits_v1", self._read)
@@ -46,7 +46,7 @@ class Driver:
         if self.dmem and not Path(group, "dmem.max").exists():
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         assert limits.softLimit == 0
-        # The kernel's counters take no maximum below what is in use, and say nothing.
+        # The kernel's counters accept no maximum below the amount in use, without an error.
         if self.used.get(group, 0) <= limits.hardLimit:
             self.hard[group] = limits.hardLimit
 
@@ -76,7 +76,7 @@ def groups(tmp_path: Path) -> LimitedGroups:
 
 @pytest.fixture
 def sync(groups: LimitedGroups, group: str) -> Callable[[int], dict[Key, str]]:
-    """Want this limit of the group; what failed."""
+    """Set this limit of the group; return the failures."""
 
     def synced(limit: int) -> dict[Key, str]:
         groups.sync({Key(group, GPU): limit}, HANDLES)
@@ -135,7 +135,7 @@ def test_a_group_that_was_made_again_is_another_one(driver: Driver, groups: Limi
     path = tmp_path / "container"
     path.mkdir()
     groups.sync({Key(str(path), GPU): GIB}, HANDLES)
-    # Somebody else's now; the old one's inode is still taken.
+    # Another owner's now; the old one's inode is still taken.
     path.rename(tmp_path / "old")
     path.mkdir()
     driver.hard[str(path)] = 3 * GIB

@@ -17,14 +17,14 @@ MIB = 1 << 20
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force: half a GPU, 4 GiB."""
+    """Put a claim in force: half a GPU, 4 GiB."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
 
 
 async def load(stage: Stage, held: wire.Assignment, *options: str) -> Any:
-    """A GPU program under the claim, attached to its pages."""
+    """Start a GPU program under the claim, attached to its pages."""
     before = stage.totals(held).processes
     program = stage.exec(held.claim_uid, str(GPULOAD), "--json", *options)
     await eventually(lambda: program.poll() is not None or stage.totals(held).processes > before)
@@ -33,7 +33,7 @@ async def load(stage: Stage, held: wire.Assignment, *options: str) -> Any:
 
 
 async def usage(link: Connection, held: wire.Assignment, holds: Any) -> wire.AssignmentUsage:
-    """The first new sample of the assignment for which it holds."""
+    """Return the first new sample of the assignment that satisfies the condition."""
 
     def find(frame: wire.Usage) -> wire.AssignmentUsage | None:
         return next((one for one in frame.assignments if one.uid == held.uid and holds(one)), None)
@@ -89,7 +89,7 @@ async def test_memory_over_a_lowered_limit_is_told_until_it_falls(
     over = await link.state(held.uid, "over_limit", 2)
     assert over.memory_bytes >= 2 * GIB
     assert "over the limit" in (over.reason or "")
-    # No sooner than the memory is free: the server would give it to someone else.
+    # No sooner than the memory is free: the server would allocate it to another claim.
     assert not [one for frame in link.frames if isinstance(frame, wire.Observed) for one in frame.assignments
                 if one.generation == 2 and one.state == "in_force"]  # fmt: skip
     program.terminate()
@@ -113,7 +113,7 @@ async def test_programs_keep_their_limits_while_the_agent_is_dead_and_are_adopte
     program = await load(stage, held, "--memory", "1GiB", "--grow", "4GiB", "--every", "0.05")
     await usage(link, held, lambda one: 40 < one.core_percent < 60)
     await stage.kill()
-    # Still refused what is past its limit, with nobody there to say so.
+    # Allocations past the limit are still refused, without an agent.
     lines = [json.loads(await asyncio.to_thread(program.stdout.readline)) for _ in range(60)]
     grown = [line["error_name"] for line in lines if line.get("event") == "grow"]
     assert len(grown) > 40
@@ -136,17 +136,17 @@ async def test_programs_keep_their_limits_while_the_server_is_away(
     await control.stop()
     await asyncio.sleep(1)
     assert program.poll() is None
-    # New programs come in without the server, too.
+    # New programs can start without the server, too.
     other = await load(stage, held, "--kernel-us", "0")
     assert other.poll() is None
     await control.start()
     again = await control.connection()
-    # What was measured meanwhile was kept.
+    # The samples of that time were kept.
     await again.expect(wire.Usage, lambda frame: any(40 < one.core_percent < 60 for one in frame.assignments))
 
 
 def damage(page: Path, with_bytes: bytes = bytes(16)) -> None:
-    """Write over the head of a page in its place, as long as programs run on it."""
+    """Overwrite the head of a page in its place, while programs run on it."""
     with page.open("r+b") as file:
         file.write(with_bytes[:16])
 
@@ -156,10 +156,10 @@ async def test_a_shrink_is_not_confirmed_by_a_damaged_usage_page(
 ) -> None:
     page = stage.claim_dir(held) / "usage"
     whole = page.read_bytes()
-    # A damaged page is made anew where no program runs on it.
+    # A damaged page is remade if no program runs on it.
     program = await load(stage, held)
     damage(page)
-    # Nothing is to be freed: the assignment is what it was.
+    # No memory must be freed: the assignment is unchanged.
     await asyncio.sleep(1.2)
     assert stage.status()["assignments"][0]["state"] == "in_force"
     smaller = changed(held, generation=2, memory_bytes=GIB)
@@ -176,7 +176,7 @@ async def test_a_shrink_is_not_confirmed_by_a_damaged_usage_page(
     await again.send(wire.Desired(frame=3, assignments=[smaller]))
     await again.expect(wire.Observed, lambda frame: frame.frame == 3 and frame.assignments[0].state == "over_limit")
     assert program.poll() is None
-    # The control: the page as it was confirms the shrink, for less was in use.
+    # The control: the page as it was confirms the shrink, because less was in use.
     damage(page, whole)
     assert (await again.state(held.uid, "in_force", 2)).memory_bytes < GIB
     await again.send(wire.Desired(frame=4, assignments=[changed(smaller, present=False, generation=3)]))

@@ -1,4 +1,4 @@
-"""The connection: kept, made again, never fought for."""
+"""The connection: kept, made again, and given up to a newer agent."""
 
 import asyncio
 import time
@@ -68,7 +68,7 @@ async def test_usage_is_sent_again_until_it_is_acknowledged(link: Connection, co
     first = await link.expect(wire.Usage)
     third = await link.expect(wire.Usage, lambda frame: frame.seq == first.seq + 2)
     await link.send(wire.Ack(seq=first.seq + 1))
-    # What is said after it is answered after it was taken.
+    # Later messages are answered after it was handled.
     await link.send(wire.Desired(frame=7, assignments=[]))
     await link.expect(wire.Observed, lambda frame: frame.frame == 7)
     await link.socket.close(1001)
@@ -123,7 +123,7 @@ async def test_a_malformed_frame_closes_the_connection_and_changes_nothing(
 async def test_a_wanted_state_of_many_claims_with_long_names_is_taken(stage: Stage, link: Connection) -> None:
     held = stage.assignment()
     text = wire.encode(wire.Desired(frame=1, assignments=[held]))
-    # What a newer server says besides is passed over: it stands for the names of fifteen hundred claims.
+    # Unknown fields of a newer server are skipped: they stand for the names of fifteen hundred claims.
     await link.socket.send(text[:-1] + ',"besides":"' + "名" * (1 << 20) + '"}')
     await link.state(held.uid, "in_force")
 

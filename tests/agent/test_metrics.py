@@ -18,8 +18,8 @@ def read(port: int, path: str = "/metrics") -> dict[str, Any]:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
 
-async def scraped(stage: Stage, control: Control) -> tuple[int, Connection]:
-    """The port of a started agent, and its connection."""
+async def metrics_port(stage: Stage, control: Control) -> tuple[int, Connection]:
+    """Return the metrics port of a started agent, and its connection."""
     port = free_port()
     stage.start(GPUCLOUD_METRICS=str(port))
     connection = await control.connection()
@@ -29,7 +29,7 @@ async def scraped(stage: Stage, control: Control) -> tuple[int, Connection]:
 
 
 async def test_claims_and_devices_have_the_names_of_gpu_manager_and_dcgm(stage: Stage, control: Control) -> None:
-    port, link = await scraped(stage, control)
+    port, link = await metrics_port(stage, control)
     held = stage.assignment(gpu=2, core_request=25, core_limit=75, claim_name="train")
     await put(link, 1, held)
     await link.expect(wire.Usage, lambda frame: [one.uid for one in frame.assignments] == [held.uid])
@@ -57,7 +57,7 @@ async def test_claims_and_devices_have_the_names_of_gpu_manager_and_dcgm(stage: 
 
 
 async def test_the_last_xid_of_a_gpu_is_told_whatever_cures_it(stage: Stage, control: Control) -> None:
-    port, link = await scraped(stage, control)
+    port, link = await metrics_port(stage, control)
     stage.fault(3, "xid=79")
     await link.expect(wire.Event, lambda event: "XID 79" in event.detail)
     stage.fault(3, "xid=31")
@@ -71,7 +71,7 @@ async def test_the_last_xid_of_a_gpu_is_told_whatever_cures_it(stage: Stage, con
 
 
 async def test_the_agent_tells_of_itself_and_at_gpu_managers_path_too(stage: Stage, control: Control) -> None:
-    port, link = await scraped(stage, control)
+    port, link = await metrics_port(stage, control)
     await put(link, 9, stage.assignment())
     families = await asyncio.to_thread(read, port, "/metric")
     assert families["gpucloud_agent_connected"].samples[0].value == 1

@@ -1,4 +1,4 @@
-"""Users name their programs, cgroups and mount points: a name is never taken for another's, nor ends the agent."""
+"""User-chosen names of programs, cgroups and mount points: no name is mistaken for another's, or crashes the agent."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Write = Callable[[str, bytes], None]
 
 @pytest.fixture
 def proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
-    """Says what a file of /proc holds, by its path."""
+    """Write a file of /proc, by its path."""
     held: dict[str, Path] = {}
     real = Path.open
 
@@ -52,7 +52,7 @@ def test_a_cgroup_that_a_user_names_after_a_container_is_not_that_container(proc
     machine = [Seen(Process(pid, 1), 0, container(pid), None) for pid in (ME, PARENT)]
     members = {"a": [Process(PARENT, 1)]}
     assert attribution.divide(machine, members, {}, may_hold=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
-    # The control: what runs further below is in the same container.
+    # The control: a process further below is in the same container.
     proc(f"/proc/{PARENT}/cgroup", f"0::/system.slice/docker-{ID}.scope/init\n".encode())
     assert container(PARENT) == container(ME)
 

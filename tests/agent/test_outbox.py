@@ -1,4 +1,4 @@
-"""What an agent keeps for its server, and how fast it sends that again."""
+"""The agent's outbox for its server, and its rate of resending."""
 
 import asyncio
 
@@ -19,8 +19,8 @@ def filled(frames: int) -> Outbox:
     return outbox
 
 
-async def sent(outbox: Outbox) -> list[int]:
-    """The numbers of the usage frames that go out until nothing more does."""
+async def sent_frames(outbox: Outbox) -> list[int]:
+    """Return the numbers of the usage frames that are sent until nothing more is."""
     found: list[int] = []
     while True:
         try:
@@ -34,25 +34,25 @@ async def sent(outbox: Outbox) -> list[int]:
 
 async def test_what_was_kept_goes_out_in_step_with_what_is_acknowledged() -> None:
     outbox = filled(30)
-    assert await sent(outbox) == list(range(1, MAX_IN_FLIGHT + 1))
+    assert await sent_frames(outbox) == list(range(1, MAX_IN_FLIGHT + 1))
     outbox.acknowledge(3)
-    assert await sent(outbox) == [MAX_IN_FLIGHT + number for number in (1, 2, 3)]
+    assert await sent_frames(outbox) == [MAX_IN_FLIGHT + number for number in (1, 2, 3)]
     outbox.acknowledge(MAX_IN_FLIGHT + 3)
-    assert len(await sent(outbox)) == MAX_IN_FLIGHT
+    assert len(await sent_frames(outbox)) == MAX_IN_FLIGHT
 
 
 async def test_a_new_connection_begins_again_with_the_oldest_that_is_kept() -> None:
     outbox = filled(5)
-    await sent(outbox)
+    await sent_frames(outbox)
     outbox.acknowledge(2)
     outbox.restart()
-    assert await sent(outbox) == [3, 4, 5]
+    assert await sent_frames(outbox) == [3, 4, 5]
 
 
 async def test_a_long_absence_keeps_the_newest() -> None:
     outbox = filled(MAX_USAGE_FRAMES + 7)
     assert outbox.unacknowledged == MAX_USAGE_FRAMES
-    assert (await sent(outbox))[0] == 8
+    assert (await sent_frames(outbox))[0] == 8
 
 
 @pytest.mark.parametrize("seq", [0, 5])
@@ -60,7 +60,7 @@ async def test_an_acknowledgement_of_what_was_never_sent_changes_nothing_else(se
     outbox = filled(5)
     outbox.acknowledge(seq)
     assert outbox.unacknowledged == 5 - seq
-    assert await sent(outbox) == list(range(seq + 1, 6))
+    assert await sent_frames(outbox) == list(range(seq + 1, 6))
 
 
 async def test_a_frame_that_has_no_text_is_left_out_and_the_next_ones_go_out() -> None:

@@ -1,4 +1,4 @@
-"""A usage page is its tenant's: whatever it does with the file, the agent lives and the dead are cleared."""
+"""A usage page belongs to its tenant: whatever it does with the file, the agent lives and dead slots are cleared."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ def library() -> PagesLibrary:
 
 
 def write_row(page: UsagePage, library: PagesLibrary, row: Attached) -> None:
-    """What a program writes when it attaches: its owner word and its start time, in the first slot."""
+    """Write the first slot as a program does when it attaches: its owner word and its start time."""
     file = os.open(page.path, os.O_RDWR)
     owner = row.namespace << 32 | row.pid
     os.pwrite(file, (1).to_bytes(4, "little"), library.slots_used_at)
@@ -37,7 +37,7 @@ def idle(page: UsagePage) -> bool:
 
 async def test_a_page_that_exists_is_never_mapped(run_dir: Path, library: PagesLibrary) -> None:
     UsagePage(library, run_dir).close()
-    # The control: without the page, the library's call that maps is the one that makes it.
+    # The control: without the page, the library's call that maps it creates it.
     library.calls = SimpleNamespace(vcuda_usage_processes=library.calls.vcuda_usage_processes)
     page = UsagePage(library, run_dir)
     write_row(page, library, DEAD)

@@ -1,4 +1,4 @@
-"""The generated modules of the kubelet's interfaces are those that the .proto files make."""
+"""The generated modules of the kubelet's interfaces match the .proto files."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Wanted → in force: pages, states, frames, and an agent that may be killed at any moment."""
+"""From desired to in force: pages, states, frames, and an agent that may be killed at any moment."""
 
 import asyncio
 import uuid
@@ -12,7 +12,7 @@ from tests.agent.stage import GIB, Stage, eventually
 
 
 async def put(link: Connection, frame: int, *assignments: wire.Assignment) -> None:
-    """Send the whole wanted state and wait until all of it is in force."""
+    """Send the whole desired state and wait until all of it is in force."""
     await link.send(wire.Desired(frame=frame, assignments=list(assignments)))
     for one in assignments:
         if one.present:
@@ -67,7 +67,7 @@ async def test_a_stale_frame_is_ignored_and_answered_with_what_is_in_force(stage
     for frame in (5, 4):
         link.forget()
         await link.send(wire.Desired(frame=frame, assignments=[]))
-        # Who sends it has not heard what is in force: it is told again.
+        # The server does not know what is in force: the agent reports it again.
         assert (await link.expect(wire.Observed)).frame == 5
     slot = stage.slot(held)
     assert slot is not None
@@ -198,7 +198,7 @@ async def test_without_its_state_file_the_agent_takes_nothing_away(
     slot = stage.slot(held)
     assert slot is not None
     assert slot.is_open
-    # The server's word is what releases it.
+    # Only the server's message releases it.
     await again.send(wire.Desired(frame=1, assignments=[]))
     await again.state(held.uid, "released")
 

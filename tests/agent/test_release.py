@@ -1,4 +1,4 @@
-"""A released claim's programs end: asked first, then made to; never a stranger's."""
+"""A released claim's programs end: by SIGTERM, then by SIGKILL; never a stranger's."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
 
-# Does not end on SIGTERM.
+# Ignores SIGTERM.
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -34,7 +34,7 @@ time.sleep(600)
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force."""
+    """Put a claim in force."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
@@ -50,7 +50,7 @@ async def test_a_gpu_program_gets_sigterm_and_the_claim_is_released(
     program = await load(stage, held, "--memory", "1GiB")
     await release(link, held)
     await link.state(held.uid, "released", 2)
-    assert await asyncio.to_thread(program.wait, 10) == 0  # gpuload's own answer to SIGTERM
+    assert await asyncio.to_thread(program.wait, 10) == 0  # gpuload's exit code for SIGTERM
     assert not stage.claim_dir(held).exists()
 
 
@@ -81,7 +81,7 @@ async def test_a_stopped_program_cannot_hold_a_claim(stage: Stage, link: Connect
 async def test_a_child_that_attached_by_itself_is_ended_too(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
-    # The shell is the registered one; the program is its child and known by the usage page only.
+    # The shell is the registered process; the program is its child and known by the usage page only.
     shell = stage.exec(held.claim_uid, "sh", "-c", f"trap '' TERM; {GPULOAD} --kernel-us 0 & wait; exit 0")
     await eventually(lambda: stage.totals(held).processes == 1)
     status = await eventually(
@@ -233,7 +233,7 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
     for tenth in range(11):
         node.end_processes(now=10 + tenth / 10)
     assert len(looks) == 3
-    # The control: with nobody left it looks at once, and only then is the claim released.
+    # The control: with no process left it checks at once, and only then is the claim released.
     stubborn.kill()
     stubborn.wait()
     stubborn.stdout.close()

@@ -1,4 +1,4 @@
-"""The run directory is the agent's own, or the agent does not start."""
+"""The agent starts only with a run directory of its own."""
 
 import os
 from pathlib import Path

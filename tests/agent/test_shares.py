@@ -1,4 +1,4 @@
-"""Claims that compute more than they may are found by NVML's account; those at their limit never are."""
+"""Claims that exceed their share are found by NVML's account; those at their limit never are."""
 
 import os
 import shutil
@@ -22,14 +22,14 @@ from agent.host import processes
 from agent.host.gpus import Listed
 from tests.agent.control import Connection
 from tests.agent.stage import GPULOAD, Stage, eventually
-from tests.agent.test_audit import told
+from tests.agent.test_audit import reported_codes
 from tests.agent.test_limits import load
 
 SECONDS = shares.WINDOW_SECONDS + 15.0
 
 
-def forged(stage: Stage, held: wire.Assignment) -> Path:
-    """A claim's directory as its tenant would like it: the real usage page, so that it has a slot, and no limit."""
+def forge(stage: Stage, held: wire.Assignment) -> Path:
+    """Forge a claim's directory as its tenant could: the real usage page, so that it has a slot, and no limit."""
     directory, real = stage.run_dir / "forged", stage.claim_dir(held)
     directory.mkdir()
     shutil.copy(real / "limits", directory / "limits")
@@ -42,7 +42,7 @@ def forged(stage: Stage, held: wire.Assignment) -> Path:
 
 
 async def cheat(stage: Stage, held: wire.Assignment, directory: Path) -> Any:
-    """A program with a slot in the claim's page that keeps to limits which it wrote itself."""
+    """Start a program with a slot in the claim's page that keeps to limits of its own making."""
     before = stage.totals(held).processes
     variables = (f"GPUCLOUD_CLAIM_DIR={directory}",)
     program = stage.exec(held.claim_uid, "env", *variables, str(GPULOAD), "--json", "--kernel-us", "1000")
@@ -55,14 +55,14 @@ async def test_who_launches_past_the_meter_is_found_and_who_is_at_the_limit_is_n
     stage: Stage, link: Connection
 ) -> None:
     bad_claim = stage.assignment(core_request=20, core_limit=20)
-    # Two that share a GPU: NVML tells one of them too much.
+    # Two that share a GPU: NVML reports too much for one of them.
     good = [stage.assignment(gpu=1, core_request=30, core_limit=30) for _ in range(2)]
     claims = [bad_claim, *good]
     await link.send(wire.Desired(frame=1, assignments=claims))
     for held in claims:
         await link.state(held.uid, "in_force", 1)
     honest = [await load(stage, held, "--kernel-us", "1000") for held in good]
-    bad = await cheat(stage, bad_claim, forged(stage, bad_claim))
+    bad = await cheat(stage, bad_claim, forge(stage, bad_claim))
 
     def is_it(event: wire.Event) -> bool:
         return event.code == "core-over-limit" and event.process is not None and event.process.pid == bad.pid
@@ -72,9 +72,9 @@ async def test_who_launches_past_the_meter_is_found_and_who_is_at_the_limit_is_n
     assert event.process is not None
     assert event.process.claim_uid == bad_claim.claim_uid
     # It has a slot: nothing else finds it.
-    assert told(link, bad.pid) == ["core-over-limit"]
-    # Those who keep to their limits never are, whatever becomes of it (which is decided a minute later, below).
-    assert [(told(link, one.pid), one.poll()) for one in honest] == [([], None)] * 2
+    assert reported_codes(link, bad.pid) == ["core-over-limit"]
+    # Claims within their limits are never reported, whatever is decided about it (a minute later, below).
+    assert [(reported_codes(link, one.pid), one.poll()) for one in honest] == [([], None)] * 2
 
 
 def readings(*percents: float, limit: int = 20, every: float = 0.5) -> list[_Reading]:
@@ -111,7 +111,7 @@ def test_who_may_burst_is_judged_by_what_it_may_use_alone(alone: int, is_over: b
     holding: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: alone)
     ours, found = shares.Shares(), {}
     for second in range(11):
-        # Two processes of one claim count together; a third is nobody's.
+        # Two processes of one claim count together; a third belongs to no claim.
         measured = {gpu: {1: 30.0, 2: 30.0, 3: 40.0}}
         found = ours.take(measured, {("claim", gpu): [1, 2]}, {"claim": holding}, now=float(second))
     assert [round(one.percent) for one in found.values()] == ([60] if is_over else [])
@@ -122,7 +122,7 @@ def test_where_nvml_has_nothing_new_nobody_is_judged() -> None:
     holding: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: 20)
     ours = shares.Shares()
     for second in range(30):
-        # Every fourth second says something.
+        # Only every fourth second has a sample.
         measured = {gpu: {1: 100.0}} if second % 4 == 0 else {}
         assert ours.take(measured, {("claim", gpu): [1]}, {"claim": holding}, now=float(second)) == {}
 
@@ -130,7 +130,7 @@ def test_where_nvml_has_nothing_new_nobody_is_judged() -> None:
 def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One kernel of forty seconds is nobody's fault: the library let it through, and the claim owes its time."""
+    """A single kernel of forty seconds is legitimate: the library let it through, and the claim owes its time."""
     gpu = "GPU-00000000-0000-0000-0000-000000000000"
     program = subprocess.Popen(["sleep", "60"])
     process = processes.find(program.pid)
@@ -155,13 +155,13 @@ def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_las
     try:
         assert seconds(0, 40, 100.0) == ["core-over-limit"]
         assert (program.poll(), it.verdict().reason) == (None, None)
-        # What it owes.
+        # Its debt.
         assert seconds(40, 200, 0.0) == []
         it.follow("fence")
         assert seconds(200, 280, 100.0) == []
         assert it.verdict().reason == "CoreOverLimit"
         it.follow("kill")
-        # The second look may find it still ending, where there is no grace.
+        # The second scan may find it still ending, without a grace.
         assert seconds(280, 282, 100.0) in (["process-ended"], ["process-ended", "process-killed"])
         assert program.wait(10) in (-signal.SIGTERM, -signal.SIGKILL)
     finally:
@@ -188,5 +188,5 @@ def test_a_claim_does_not_answer_for_a_process_of_which_only_its_own_word_says_t
     for now in range(15):
         it.look([Listed(gpu, me.pid, 0)], {"b": holding}, now=float(now), measured={gpu: {me.pid: 100.0}})
     assert list(it._over) == ([("b", gpu)] if has_slot else [])
-    # Whose it is said to be is told all the same, where its user may say so.
+    # Its attribution is reported all the same, if its user may name it.
     assert [one.facts.claim_uid for one in it.findings] == ["b" if may_hold else None]

@@ -1,4 +1,4 @@
-"""agent.sock: who may come in, and what a bad request is told."""
+"""agent.sock: admission, and answers to malformed requests."""
 
 import asyncio
 import json
@@ -113,7 +113,7 @@ async def test_silent_callers_of_a_user_keep_that_user_out_and_nobody_else(
 
     silent = [await asyncio.open_unix_connection(run_dir / "agent.sock") for _ in range(listener.MAX_OF_A_USER)]
     assert [await told(61001), await told(61002)] == ["busy", "failed"]
-    # Many users together may fill it; root's and the agent's own programs come in all the same.
+    # Many users together may fill it; connections of root and of the agent's user are accepted all the same.
     monkeypatch.setattr(listener, "MAX_CALLERS", listener.MAX_OF_A_USER)
     assert [await told(uid) for uid in (61002, 0, os.getuid())] == ["busy", "failed", "failed"]
     for _, writer in silent:

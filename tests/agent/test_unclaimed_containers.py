@@ -1,4 +1,4 @@
-"""Programs in the pid namespace of a container that no claim admitted, as the machine sees them."""
+"""Programs in the pid namespace of a container without a claim, seen from the host."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,8 @@ pytestmark = [
 ]
 
 
-def inside(stage: Stage) -> Any:
-    """A GPU program that is process 1 of a pid namespace of its own."""
+def start_inside(stage: Stage) -> Any:
+    """Start a GPU program that is process 1 of a pid namespace of its own."""
     command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", str(GPULOAD)]
     program = subprocess.Popen(
         [*command, "--memory", "64MiB", "--kernel-us", "0"],
@@ -37,12 +37,12 @@ def inside(stage: Stage) -> Any:
 
 
 def pid_outside(program: Any) -> int:
-    """The number of its only child here."""
+    """Return the pid of its only child in this namespace."""
     return int(Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text())
 
 
 async def gpu_memory(link: Connection, stage: Stage, *, holds: int) -> int:
-    """What a new sample says that is in use of the first GPU, once it is at least so much or, of 0, nothing."""
+    """Return the first GPU's memory use in a new sample, once it is at least this much or, for 0, nothing."""
 
     def used(frame: wire.Usage) -> int:
         return next(gpu.memory_bytes for gpu in frame.gpus if gpu.uuid == stage.gpus[0])
@@ -55,7 +55,7 @@ async def gpu_memory(link: Connection, stage: Stage, *, holds: int) -> int:
 async def test_a_container_without_a_claim_is_found_by_its_number_on_the_machine(
     stage: Stage, link: Connection
 ) -> None:
-    program = inside(stage)
+    program = start_inside(stage)
     await asyncio.to_thread(program.stdout.readline)
     pid = pid_outside(program)
     event = await found(link, "process-unlimited", pid)
@@ -64,7 +64,7 @@ async def test_a_container_without_a_claim_is_found_by_its_number_on_the_machine
 
 
 async def test_memory_of_a_container_that_was_killed_is_free_again(stage: Stage, link: Connection) -> None:
-    program = inside(stage)
+    program = start_inside(stage)
     await asyncio.to_thread(program.stdout.readline)
     assert await gpu_memory(link, stage, holds=64 * MIB) >= 64 * MIB
     pid = pid_outside(program)

@@ -1,4 +1,4 @@
-"""`gpucloud-agent upgrade` at an address where something else answers, and on a machine whose places were moved."""
+"""`gpucloud-agent upgrade` at an address of another service, and on a machine with other paths."""
 
 import argparse
 import asyncio
@@ -19,8 +19,8 @@ OTHERS = {
 }
 
 
-async def upgraded(said: bytes, root: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code, where this is all that the server ever says."""
+async def run_upgrade(said: bytes, root: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the exit code, if this is the server's only answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -38,19 +38,19 @@ async def test_what_is_no_gpucloud_server_is_refused_in_words(
     body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body
-    assert await upgraded(said, tmp_path, monkeypatch) == command.REFUSED
+    assert await run_upgrade(said, tmp_path, monkeypatch) == command.REFUSED
     assert "is no gpucloud server; nothing was changed" in capsys.readouterr().err
 
 
 async def test_what_speaks_no_http_is_said_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await upgraded(b"SSH-2.0-OpenSSH_9.2\r\n", tmp_path, monkeypatch) == command.FAILED
+    assert await run_upgrade(b"SSH-2.0-OpenSSH_9.2\r\n", tmp_path, monkeypatch) == command.FAILED
     assert "speaks no HTTP" in capsys.readouterr().err
 
 
-def moved(root: Path) -> tuple[install.Asked, Path]:
-    """A machine whose settings name its places; a claim lies there."""
+def machine_with_paths(root: Path) -> tuple[install.Asked, Path]:
+    """Create a machine whose settings name its paths; a claim is there."""
     layout = Layout(root)
     (root / "etc").mkdir()
     (root / "srv/run/claims/one").mkdir(parents=True)
@@ -61,7 +61,7 @@ def moved(root: Path) -> tuple[install.Asked, Path]:
 
 
 def test_an_upgrade_leaves_the_machines_places_where_its_settings_have_them(tmp_path: Path) -> None:
-    asked, place = moved(tmp_path)
+    asked, place = machine_with_paths(tmp_path)
     install._settle(asked, asked.layout.settings.read_text())
     chosen = settings_of(asked.layout.settings.read_text())
     assert (chosen["GPUCLOUD_RUN_DIR"], chosen["GPUCLOUD_STATE_DIR"]) == (f"{place}/run", f"{place}/state")
@@ -73,12 +73,12 @@ def test_an_upgrade_leaves_the_machines_places_where_its_settings_have_them(tmp_
 
 
 def test_claims_keep_the_agent_wherever_the_settings_have_them(tmp_path: Path) -> None:
-    asked, place = moved(tmp_path)
+    asked, place = machine_with_paths(tmp_path)
     said: list[str] = []
     assert asked.layout.claims() == ["one"]
     with pytest.raises(uninstall.Refused, match="1 claims lie"):
         uninstall.uninstall(asked.layout, force=False, say=said.append)
-    # What may be others' too is not removed, and said.
+    # A path that others may use too is not removed, and named.
     uninstall.uninstall(asked.layout, force=True, say=said.append)
     assert (place / "run/claims/one").is_dir()
     assert not asked.layout.home.exists()

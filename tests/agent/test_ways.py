@@ -1,4 +1,4 @@
-"""The ways in for a program that does not ask the agent: the same limits by a CDI spec and by an environment file."""
+"""Launch methods for programs that do not ask the agent: the same limits by a CDI spec and by an environment file."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from agent.local_wire import Environment
 from agent.settings import Library
 from tests.agent import cdi_rules
 from tests.agent.cdi_rules import Edits
-from tests.agent.containers import PROGRAM, Container, bundle, namespaces_open, unshared
+from tests.agent.containers import PROGRAM, Container, namespace_command, namespaces_open, runtime_command
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, GIB, GPULOAD, SECRET, Stage, eventually
 from tests.agent.test_limits import usage
@@ -38,7 +38,7 @@ RUNTIMES = [
 
 @pytest.fixture
 async def held(stage: Stage, link: Connection) -> wire.Assignment:
-    """A claim in force: half a GPU, 4 GiB."""
+    """Put a claim in force: half a GPU, 4 GiB."""
     assignment = stage.assignment()
     await put(link, 1, assignment)
     return assignment
@@ -49,7 +49,7 @@ def spec_file(stage: Stage, held: wire.Assignment) -> Path:
 
 
 async def edits_of(stage: Stage, held: wire.Assignment) -> Edits:
-    """What the claim's device adds to a container."""
+    """Return the edits of the claim's device for a container."""
     file = spec_file(stage, held)
     await eventually(file.exists)
     spec = cdi_rules.check(file.read_bytes())
@@ -69,12 +69,12 @@ def start(stage: Stage, command: list[str], **variables: str) -> Any:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started."""
+    """Return the processes that this one has started."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def limited(stage: Stage, link: Connection, held: wire.Assignment, program: Any) -> None:
-    """The program has its 1 GiB, no more than 4, and half of the GPU: as under `agent exec`."""
+async def check_limits(stage: Stage, link: Connection, held: wire.Assignment, program: Any) -> None:
+    """Check the limits: the program has its 1 GiB, no more than 4, and half of the GPU, as under `agent exec`."""
     await eventually(lambda: program.poll() is not None or stage.totals(held).processes == 1)
     assert program.poll() is None, program.stderr.read().decode()
     sample = await usage(link, held, lambda one: 40 < one.core_percent < 60)
@@ -101,7 +101,7 @@ async def test_a_read_only_container_of_docker_can_still_write_its_usage_page(
     stage: Stage, held: wire.Assignment
 ) -> None:
     edits = await edits_of(stage, held)
-    # `docker run --read-only`: every mount that does not say `ro` gets it as its last option.
+    # `docker run --read-only`: every mount without `ro` gets it as its last option.
     hardened = [
         mount if "ro" in mount.options else msgspec.structs.replace(mount, options=[*mount.options, "ro"])
         for mount in edits.mounts
@@ -118,7 +118,7 @@ async def test_a_spec_follows_the_claims_gpus_and_ends_with_the_release(
     await put(link, 2, held, grown)
     await eventually(lambda: grown.gpu_uuid in spec_file(stage, held).read_text())
     assert grown.gpu_uuid in environment_file(stage, held)["CUDA_VISIBLE_DEVICES"]
-    # What still runs must not keep the way in open for more.
+    # A running program must not keep the launch method open for others.
     program = stage.exec(held.claim_uid, "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done")
     await asyncio.to_thread(program.stdout.readline)
     link.forget()
@@ -138,7 +138,7 @@ async def test_what_was_deleted_or_left_behind_is_put_right(
     await stage.kill()
     gone = spec_file(stage, changed(held, claim_uid="0" * 8 + held.claim_uid[8:]))
     gone.write_text(spec_file(stage, held).read_text().replace(held.claim_uid, gone.stem.partition("_")[2]))
-    # The control: another agent's spec in the same directory, and a file of somebody else.
+    # The control: another agent's spec in the same directory, and another program's file.
     others = spec_file(stage, changed(held, claim_uid="1" * 8 + held.claim_uid[8:]))
     others.write_text(gone.read_text().replace(str(stage.run_dir), "/run/gpucloud"))
     foreign = others.with_name("gpucloud.io-vgpu_x.json")
@@ -173,7 +173,7 @@ async def test_a_directory_that_cannot_be_written_is_told_and_tried_again(stage:
     await put(link, 1, held)
     event = await link.expect(wire.Event, lambda one: one.code == "ways-not-written")
     assert str(taken) in event.detail
-    # The other way is not lost with it.
+    # The other launch method still works.
     assert environment_file(stage, held)
     taken.unlink()
     await eventually((taken / spec_file(stage, held).name).exists)
@@ -183,7 +183,7 @@ async def test_a_directory_that_cannot_be_written_is_told_and_tried_again(stage:
 async def test_a_container_by_cdi_is_held_like_exec(stage: Stage, link: Connection, held: wire.Assignment) -> None:
     edits = await edits_of(stage, held)
     load = Container(stage.state_dir / "load", edits, [PROGRAM, *LOAD])
-    await limited(stage, link, held, start(stage, unshared(load)))
+    await check_limits(stage, link, held, start(stage, namespace_command(load)))
 
 
 @needs_namespaces
@@ -193,12 +193,12 @@ async def test_a_container_of_an_oci_runtime_is_held_like_exec(
 ) -> None:
     edits = await edits_of(stage, held)
     container = Container(stage.state_dir / "load", edits, [PROGRAM, *LOAD])
-    program = start(stage, bundle(container, runtime, held.claim_uid))
+    program = start(stage, runtime_command(container, runtime, held.claim_uid))
     await eventually(lambda: program.poll() is not None or stage.totals(held).processes == 1)
     if program.poll() is not None and b"hybrid mode not supported" in (words := program.stderr.read()):
         pytest.skip(words.decode().strip())
-    await limited(stage, link, held, program)
-    # And it ends with the claim, though its processes have numbers of their own.
+    await check_limits(stage, link, held, program)
+    # And it ends with the claim, though its processes have other pids there.
     await link.send(wire.Desired(frame=2, assignments=[changed(held, present=False, generation=2)]))
     await link.state(held.uid, "released", 2)
     await asyncio.to_thread(program.wait, 10)
@@ -209,7 +209,7 @@ async def test_in_a_container_a_cleared_environment_gets_no_gpu(stage: Stage, he
     edits = await edits_of(stage, held)
     simulator = [one for one in edits.env if one.startswith(("GPUCLOUD_SIM_NODE", "LD_LIBRARY_PATH"))]
     command = ["env", "-i", *simulator, PROGRAM, "--seconds", "0.1"]
-    program = start(stage, unshared(Container(stage.state_dir / "cleared", edits, command)))
+    program = start(stage, namespace_command(Container(stage.state_dir / "cleared", edits, command)))
     _, error = await asyncio.to_thread(program.communicate, timeout=30)
     assert program.returncode != 0, error
 
@@ -221,7 +221,7 @@ async def test_in_a_container_limits_and_turns_cannot_be_written(stage: Stage, h
     await eventually((directory / "turns").exists)
     script = f"for f in limits turns new; do ( : >> {directory}/$f ) 2>/dev/null && echo wrote $f; done; : >> "
     command = ["sh", "-c", f"{script}{directory}/usage && echo wrote usage"]
-    program = start(stage, unshared(Container(stage.state_dir / "writes", edits, command)))
+    program = start(stage, namespace_command(Container(stage.state_dir / "writes", edits, command)))
     out, error = await asyncio.to_thread(program.communicate, timeout=30)
     assert (out.decode(), error.decode()) == ("wrote usage\n", "")
 
@@ -241,14 +241,14 @@ async def test_a_program_by_the_environment_file_is_held_like_exec(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
     variables = environment_file(stage, held) | {"PATH": os.environ["PATH"]}
-    await limited(stage, link, held, start(stage, [str(GPULOAD), *LOAD], **variables))
+    await check_limits(stage, link, held, start(stage, [str(GPULOAD), *LOAD], **variables))
 
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 
 
 async def give(stage: Stage, held: wire.Assignment, *options: str) -> tuple[int, str]:
-    """`agent give`: its exit code and its words."""
+    """Run `agent give`; return its exit code and its output."""
     command = [sys.executable, "-m", "agent", "give", held.claim_uid, *options]
     opened = stage.environment(
         GPUCLOUD_CLAIM_SECRET=SECRET, GPUCLOUD_AGENT_SOCKET=str(stage.run_dir / "agent.sock"), PATH=os.environ["PATH"]
@@ -267,7 +267,9 @@ async def test_a_container_of_another_user_is_held_once_the_claim_was_given_to_i
     stage.node_file.chmod(0o666)
 
     def container(name: str, *arguments: str) -> Any:
-        return start(stage, unshared(Container(stage.state_dir / name, edits, [PROGRAM, *arguments], uid=61003)))
+        return start(
+            stage, namespace_command(Container(stage.state_dir / name, edits, [PROGRAM, *arguments], uid=61003))
+        )
 
     # The control: somebody else's page, so no GPU.
     program = container("before", "--seconds", "0.1")
@@ -277,8 +279,8 @@ async def test_a_container_of_another_user_is_held_once_the_claim_was_given_to_i
     facts = (stage.claim_dir(held) / "usage").stat()
     assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (61003, 61003, 0o600)
     program = container("after", *LOAD)
-    await limited(stage, link, held, program)
-    # The container ends with who started it, though it has become another user.
+    await check_limits(stage, link, held, program)
+    # The container ends with its starter, though it has become another user.
     (inside,) = children(program.pid)
     program.kill()
     await eventually(lambda: not alive(inside))

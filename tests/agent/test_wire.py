@@ -20,7 +20,7 @@ OF_SERVERS: list[dict[str, Any]] = [
 
 
 def newer(value: Any) -> Any:
-    """The same from a server that knows more, at every level."""
+    """Return the same message from a server with new fields, at every level."""
     if isinstance(value, dict):
         return {**{name: newer(each) for name, each in value.items()}, "of_tomorrow": {"some": ["thing"]}}
     return [newer(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The churn benchmark: everybody starts once, and what is counted is what happened."""
+"""The churn benchmark: every claim starts once, and the figures match the events."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def starts(load: Load, scheduler: Scheduler) -> list[float]:
     return [course.started[number] / HOUR for number in range(len(load.arrivals))]
 
 
-# One GPU is taken for four hours; a pair waits for it, and behind it a claim for the other GPU.
+# One GPU is in use for four hours; a pair waits for it, and behind it a claim for the other GPU.
 BLOCKED = load(("a", WHOLE, 0, 4, None), ("b", PAIR, 1, 1, None), ("c", WHOLE, 2, 3, None))
 
 
@@ -61,7 +61,7 @@ def test_the_figures_are_those_of_what_happened() -> None:
     assert found["wait, mean"] == pytest.approx((0 + 180 + 180) / 3)
     assert found["GPU-hours served"] == pytest.approx(4 + 2 + 3)
     assert found["utilisation %"] == pytest.approx(100 * 9 / 20)
-    # From hour 1 to hour 4 one GPU of two was held, from 4 to 5 both, and all that time somebody waited.
+    # From hour 1 to hour 4 one GPU of two was in use, from 4 to 5 both, and all that time a claim waited.
     assert found["while some wait %"] == pytest.approx(100 * 5 / 8)
 
 

@@ -41,7 +41,7 @@ def test_without_data_it_says_which_and_whose(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_fills_what_can_be_filled(policy: str) -> None:
-    # The checker looks at each answer; requests for six and a half GPUs arrive at five.
+    # The checker verifies each answer; requests for six and a half GPUs arrive at five.
     for seed in range(5):
         given = allocated(draw(MACHINES, ASKS, seed), ASKS, policy)
         assert 40 <= given[max(given)] <= 100

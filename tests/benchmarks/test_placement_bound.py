@@ -1,4 +1,4 @@
-"""The linear program beside the placement benchmark says no more and no less than small cases allow."""
+"""The linear program beside the placement benchmark gives the exact bound of small cases."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""``make bench-shim`` on the simulated driver: the figures mean little, but they are there and make sense."""
+"""``make bench-shim`` on the simulated driver: the figures mean little, but they exist and are plausible."""
 
 import json
 import subprocess
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.timeout(300)
 
 
-def measured(out: Path, *parts: str) -> dict[str, Any]:
-    """Every part's JSON, by its name."""
+def measure_parts(out: Path, *parts: str) -> dict[str, Any]:
+    """Return every part's JSON, by its name."""
     command = [sys.executable, "-m", "benchmarks.shim", *parts, "--simulated", "--quick", "--seconds", "1"]
     subprocess.run([*command, "--out", str(out)], cwd=ROOT, check=True, timeout=240, stdout=subprocess.DEVNULL)
     return {part["part"]: part for part in json.loads((out / "results.json").read_text())}
@@ -27,19 +27,19 @@ def as_limited(rows: list[dict[str, Any]]) -> bool:
 
 @pytest.mark.alone
 def test_a_share_is_measured_by_the_page_and_by_the_program_itself(tmp_path: Path) -> None:
-    # A busy machine holds a share down: it is measured again.
+    # A busy machine lowers a share: it is measured again.
     for _ in range(2):
-        rows = measured(tmp_path, "share")["share"]["tables"][0]["rows"]
+        rows = measure_parts(tmp_path, "share")["share"]["tables"][0]["rows"]
         if as_limited(rows):
             break
     else:
-        rows = measured(tmp_path, "share")["share"]["tables"][0]["rows"]
+        rows = measure_parts(tmp_path, "share")["share"]["tables"][0]["rows"]
         assert as_limited(rows)
     assert [row["limit"] for row in rows] == [10, 25, 50, 75, 90]
 
 
 def test_no_way_to_allocate_that_the_simulated_driver_has_passes_the_limit(tmp_path: Path) -> None:
-    ways, race, views = measured(tmp_path, "memory")["memory"]["tables"]
+    ways, race, views = measure_parts(tmp_path, "memory")["memory"]["tables"]
     plain = next(row for row in ways["rows"] if row["way"] == "plain")
     assert plain["refused with"] == "CUDA_ERROR_OUT_OF_MEMORY"
     assert plain["bare, NVML"] > 8192
@@ -49,7 +49,7 @@ def test_no_way_to_allocate_that_the_simulated_driver_has_passes_the_limit(tmp_p
 
 
 def test_each_result_says_on_what_machine_it_was_measured(tmp_path: Path) -> None:
-    found = measured(tmp_path, "calls")["calls"]
+    found = measure_parts(tmp_path, "calls")["calls"]
     assert "simulated" in found["machine"]["gpu"]
     assert "kernel launch" in (tmp_path / "calls.md").read_text()
 
@@ -69,8 +69,8 @@ def test_parts_that_need_pytorch_are_skipped_on_the_simulated_driver(tmp_path: P
 
 @pytest.mark.alone
 def test_a_limit_that_is_moved_is_seen_to_be_in_force_soon_after(tmp_path: Path) -> None:
-    moves, _, memory = measured(tmp_path, "change")["change"]["tables"]
-    # 20 ms at least: the first window cannot end sooner. A busy machine makes it later.
+    moves, _, memory = measure_parts(tmp_path, "change")["change"]["tables"]
+    # At least 20 ms: the first window cannot end sooner. A busy machine delays it.
     assert all(20 <= row["median, ms"] < 300 for row in moves["rows"] if "page" in row["change"])
     assert "runs on, is refused" in memory["rows"][1]["the program"]
     assert (tmp_path / "change-moves.svg").read_text().startswith("<svg")
@@ -87,7 +87,7 @@ BARE = Figures(share=80.0, rate=8000.0)
         (50, 51.5, 5000.0, ("above",)),
         (50, 48.0, 4700.0, ("slow",)),
         (50, 2.0, 200.0, ("starved", "slow")),
-        # It wants 80 % and no more, so all of its launches must go.
+        # It wants 80 % and no more, so all of its launches must run.
         (90, 80.0, 8000.0, ()),
         (90, 70.0, 7000.0, ("slow",)),
     ],
@@ -106,11 +106,11 @@ def test_several_processes_whose_kernels_spin_on_while_they_wait_are_scaled_to_t
 
 @pytest.mark.alone
 def test_a_program_of_the_matrix_is_measured_at_every_limit_after_a_bare_run(tmp_path: Path) -> None:
-    # A busy machine holds a share down: it is measured again. One kind of kernels: others are the library's matter.
-    matrix = measured(tmp_path, "matrix")["matrix"]
+    # A busy machine lowers a share: it is measured again. One kind of kernels: others are the library's tests.
+    matrix = measure_parts(tmp_path, "matrix")["matrix"]
     for _ in range(2):
         if matrix["tables"][0]["rows"][0]["broken"]:
-            matrix = measured(tmp_path, "matrix")["matrix"]
+            matrix = measure_parts(tmp_path, "matrix")["matrix"]
     (row,) = matrix["tables"][0]["rows"]
     (raw,) = matrix["raw"].values()
     assert [cell["limit"] for cell in raw["cells"]] == [10, 25, 50, 75, 90, 100]
@@ -121,14 +121,15 @@ def test_a_program_of_the_matrix_is_measured_at_every_limit_after_a_bare_run(tmp
 
 @pytest.mark.alone
 def test_a_stopped_or_ended_arbiter_or_tenant_is_a_row_that_says_how_long_each_waited(tmp_path: Path) -> None:
-    rows = measured(tmp_path, "stops")["stops"]["tables"][0]["rows"]
+    rows = measure_parts(tmp_path, "stops")["stops"]["tables"][0]["rows"]
     assert {row["event"].partition(" SIG")[0] for row in rows} == {
         "none", "arbiter", "who holds the turn:", "who waits for it:",
     }  # fmt: skip
     undisturbed = rows[0]
     assert undisturbed["A, share"] < undisturbed["B, share"]
     assert undisturbed["nobody"] < undisturbed["A, page"] < 1000
-    # An arbiter that died or stands still is not obeyed after 0.2 s. With the second of before, nobody ran for 0.85.
+    # Limits of an arbiter that died or stands still are ignored after 0.2 s. With the earlier second, nothing ran for
+    # 0.85.
     gaps = [row["nobody"] for row in rows if row["window"] in {"without an arbiter", "stopped"}]
     assert gaps
     assert max(gaps) < 600

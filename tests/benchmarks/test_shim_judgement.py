@@ -1,4 +1,4 @@
-"""How measurements of programs are judged: gaps without progress, and limits by the times of kernels."""
+"""Judgement of measurements: gaps without progress, and limits by the times of kernels."""
 
 import itertools
 import time
@@ -11,7 +11,7 @@ from benchmarks.shim.parts.foreign import Judged, judge_limit, make_row
 
 
 class Page:
-    """A claim whose GPU time grows by a millisecond with every look, and no more after some looks."""
+    """A claim whose GPU time grows by a millisecond with every reading, until it stops."""
 
     def __init__(self, looks: int) -> None:
         self._values = itertools.chain(range(looks), itertools.repeat(looks))
@@ -20,8 +20,8 @@ class Page:
         return {"gpu_time_ns": 1_000_000 * next(self._values)}
 
 
-def judged(rate: float, ns: float = 1e6) -> Judged:
-    """A program whose iteration has a millisecond of kernels, unless told otherwise."""
+def make_judged(rate: float, ns: float = 1e6) -> Judged:
+    """Return a program whose iteration has a millisecond of kernels by default."""
     return Judged(rate, None, Profiled(0.0, ns, None))
 
 
@@ -57,22 +57,22 @@ def test_a_tenant_that_stops_leaves_a_gap_and_another_that_goes_on_fills_it() ->
     ],
 )
 def test_a_limit_is_judged_by_kernels_and_by_what_the_program_needs(limit: int, rate: float, verdict: str) -> None:
-    assert judge_limit(limit, judged(800.0), judged(rate)) == verdict
+    assert judge_limit(limit, make_judged(800.0), make_judged(rate)) == verdict
 
 
 def test_kernels_that_take_less_time_under_a_limit_are_not_over_it() -> None:
     # A power-bound program: 58 % of the rate with 50 % of the time.
-    assert judge_limit(50, judged(1000.0), judged(580.0, 0.86e6)) == "yes"
+    assert judge_limit(50, make_judged(1000.0), make_judged(580.0, 0.86e6)) == "yes"
 
 
 def test_nothing_is_judged_that_the_profiler_did_not_see() -> None:
-    assert judge_limit(50, judged(800.0), Judged(400.0, Charged(400.0, 50.0), None)) == "not judged"
+    assert judge_limit(50, make_judged(800.0), Judged(400.0, Charged(400.0, 50.0), None)) == "not judged"
 
 
 def test_the_page_is_judged_by_the_iterations_that_it_was_charged_for() -> None:
     # The window saw 400 a second; the whole run, which was charged, had 480.
     limited = Judged(400.0, Charged(480.0, 49.0), Profiled(40.0, 1e6, 40.5))
-    row = make_row("a program", 50, judged(800.0), limited)
+    row = make_row("a program", 50, make_judged(800.0), limited)
     assert (row["kernels"], row["whole run: kernels"]) == (pytest.approx(40.0), pytest.approx(48.0))
     assert (row["page − kernels"], row["page − CUPTI, same time"]) == ("+1.00", "+0.50")
     assert row["page right"] == "yes"

@@ -1,4 +1,4 @@
-"""A real browser in front of a real platform; what it complains about is a failure."""
+"""A real browser and a real platform; the browser's errors fail a test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 
 
 class Visitor:
-    """The operator at a page, and what the browser complained about: errors, violations of the policy."""
+    """The operator at a page, and the browser's errors and policy violations."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -35,7 +35,7 @@ class Visitor:
             self.complaints.append(f"{self.page.url}: {message.text}")
 
     def sign_in(self, platform: Platform) -> None:
-        """Through the form, as people do."""
+        """Sign in through the form, as people do."""
         self.page.goto("/sign-in/")
         self.page.get_by_label("Name", exact=True).fill("operator")
         self.page.get_by_label("Password", exact=True).fill((platform.state / "operator.password").read_text().strip())
@@ -45,7 +45,7 @@ class Visitor:
 
 @pytest.fixture(scope="module")
 def chrome(chromium_path: str) -> Iterator[Browser]:
-    """The browser, without a window; gone with its file, and with it the loop that would be in others' way."""
+    """Start a headless browser; its end closes the loop that would disturb others."""
     # Its driver runs an event loop in this thread, which Django would take for an asynchronous caller.
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
@@ -56,7 +56,7 @@ def chrome(chromium_path: str) -> Iterator[Browser]:
 
 @pytest.fixture
 def visitor(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
-    """Signed in; at the end nothing may have been complained about."""
+    """Return a signed-in visitor; check at the end that there were no errors."""
     context = chrome.new_context(base_url=platform.url, viewport={"width": 1280, "height": 900})
     context.set_default_timeout(1000 * PATIENCE_SECONDS)
     visitor = Visitor(context.new_page())
@@ -68,5 +68,5 @@ def visitor(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
 
 @pytest.fixture
 def axe() -> str:
-    """The accessibility checker's script."""
+    """Return the accessibility checker's script."""
     return (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text()

@@ -1,4 +1,4 @@
-"""A page without a mouse: to a thing by Tab, then Enter, or what is typed."""
+"""Keyboard control of a page: focus an element by Tab, then Enter or text."""
 
 from playwright.sync_api import Locator, Page, expect
 
@@ -7,7 +7,7 @@ MOST_STOPS = 150
 
 
 def reach(page: Page, target: Locator) -> None:
-    """Tab until it has the focus."""
+    """Press Tab until it has the focus."""
     target.wait_for()
     for _ in range(MOST_STOPS):
         if target.evaluate("element => element === document.activeElement"):
@@ -17,20 +17,20 @@ def reach(page: Page, target: Locator) -> None:
 
 
 def press(page: Page, target: Locator) -> None:
-    """A button or a link, by Enter."""
+    """Activate a button or a link by Enter."""
     reach(page, target)
     page.keyboard.press("Enter")
 
 
 def write(page: Page, label: str, text: str) -> None:
-    """Into a field, in the place of what was there."""
+    """Replace a field's text."""
     reach(page, page.get_by_label(label, exact=True))
     page.keyboard.press("ControlOrMeta+a")
     page.keyboard.type(text)
 
 
 def choose(page: Page, label: str, option: str) -> None:
-    """In a list, by the option's first letters."""
+    """Choose from a list, by the option's first letters."""
     field = page.get_by_label(label, exact=True)
     reach(page, field)
     page.keyboard.type(option)

@@ -1,4 +1,4 @@
-"""A limit is moved on a GPU's page, and the running program and its chart follow."""
+"""Moving a limit on a GPU's page: the running program and its chart follow."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_the_end_of_a_share_is_dragged_and_apply_makes_it_so(
     page.mouse.move(box["x"] + box["width"] * end / 100, middle)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * (end + 8) / 100, middle, steps=4)
-    # A bar that is fetched anew while it is held would slip away.
+    # A bar that is refreshed while it is dragged would be lost.
     page.evaluate("htmx.trigger('#living', 'refresh')")
     page.wait_for_timeout(500)
     page.mouse.move(box["x"] + box["width"] * (end + 15) / 100, middle, steps=4)

@@ -1,4 +1,4 @@
-"""What people come for, from beginning to end, by the keyboard alone: no mouse is moved in this file."""
+"""Main tasks from beginning to end, by the keyboard alone: no mouse is moved in this file."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def stranger(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
-    """Somebody who has not signed in yet, and who wants nothing to move."""
+    """Return a visitor who is not signed in and prefers reduced motion."""
     context = chrome.new_context(base_url=platform.url, reduced_motion="reduce")
     context.set_default_timeout(15_000)
     visitor = Visitor(context.new_page())
@@ -50,7 +50,7 @@ def test_nothing_moves_by_itself_for_those_who_ask_for_that(stranger: Visitor, p
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
     moving = "() => document.getAnimations().filter(one => one.effect.getComputedTiming().activeDuration > 100).length"
     assert page.evaluate(moving) == 0
-    # What waits for an agent: its sign turns for everybody else.
+    # A node that waits for an agent: its icon turns for other readers.
     page.locator("#main").evaluate("main => { main.dataset.pending = '' }")
     assert page.evaluate(moving) == 0
     page.emulate_media(reduced_motion="no-preference")
@@ -58,7 +58,7 @@ def test_nothing_moves_by_itself_for_those_who_ask_for_that(stranger: Visitor, p
 
 
 def test_a_page_that_only_stands_open_is_not_drawn_all_the_time(visitor: Visitor) -> None:
-    """An animation without an end has it drawn sixty times a second."""
+    """An endless animation would repaint it sixty times a second."""
     page = visitor.page
     page.goto("/")
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
@@ -118,7 +118,7 @@ def test_a_reservation_is_made_begins_and_is_given_back_before_its_end(visitor: 
     write(page, "Name", "exam")
     write(page, "Core", "10")
     write(page, "Memory", "256")
-    # The form takes whole minutes, and the service what begins less than one ago.
+    # The form takes whole minutes, and the service accepts a start less than one ago.
     begin = (datetime.now(UTC) + timedelta(seconds=20)).replace(second=0, microsecond=0)
     for label, moment in (("From", begin), ("To", begin + timedelta(hours=1))):
         # A field of parts: month, day, year, hour, minute, half of the day.
@@ -159,7 +159,7 @@ def test_a_node_is_cordoned_after_a_word_of_what_stays_and_the_log_says_who_did_
 
 
 def cordon(page: Page, word: str) -> None:
-    """By the dialog, which is left with Escape first: the focus is then where it was."""
+    """Cordon by the dialog, after leaving it with Escape first: the focus returns to where it was."""
     button = page.locator("[data-opens=cordon-dialog]")
     press(page, button)
     expect(page.get_by_role("dialog")).to_contain_text(f"{word} sim-1?")

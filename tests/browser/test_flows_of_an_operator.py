@@ -1,4 +1,4 @@
-"""What an operator does, by the keyboard alone: answers a request, empties a node after a look, makes a token."""
+"""An operator's tasks by the keyboard alone: answer a request, drain a node after a preview, create a token."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Forms and living parts where something comes between: a double click, a server that fails, another row."""
+"""Forms and live fragments under disturbances: a double click, a server that fails, another row."""
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -10,7 +10,7 @@ from tests.platform import Platform
 pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
 
-# As a browser asks at each submit, without sending anything.
+# The beforeunload question of a browser, without sending anything.
 SUBMITS = (
     """form => [1, 2].map(() => form.dispatchEvent(new SubmitEvent("submit", { bubbles: true, cancelable: true })))"""
 )
@@ -21,7 +21,7 @@ def test_a_form_is_sent_once(visitor: Visitor) -> None:
     page.goto("/new-token/")
     form = page.locator("form").filter(has=page.get_by_role("button", name="Make the token"))
     assert form.evaluate(SUBMITS) == [True, False]
-    # What only asks may be asked as often as one likes.
+    # Read-only requests may be repeated freely.
     page.goto("/claims/")
     assert page.locator("form.filters").evaluate(SUBMITS) == [True, True]
 
@@ -36,7 +36,7 @@ def test_what_was_not_done_is_said_and_can_be_tried_again(visitor: Visitor, plat
     page.route(resize, lambda route: route.fulfill(status=503))
     press(page, page.get_by_role("button", name="Apply"))
     expect(page.get_by_role("alert")).to_contain_text("Not done: the server answered 503.")
-    # The browser itself says so in its console.
+    # The browser itself logs it in its console.
     visitor.complaints.clear()
     page.unroute(resize)
     press(page, page.get_by_role("button", name="Apply"))
@@ -62,4 +62,4 @@ def test_focus_stays_with_what_it_was_on_when_another_row_comes_before_it(visito
     page.evaluate("htmx.trigger('#living', 'refresh')")
     expect(page.get_by_role("button", name="newer")).to_be_attached()
     expect(row).to_be_focused()
-    page.unroute_all(behavior="ignoreErrors")  # the page goes on refreshing itself until it is closed
+    page.unroute_all(behavior="ignoreErrors")  # the page keeps refreshing itself until it is closed

@@ -1,4 +1,4 @@
-"""The pages as people meet them: a claim resized under a running program, keyboard, phones, both themes."""
+"""Pages in use: a claim resized under a running program, keyboard, phones, both themes."""
 
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
 GPULOAD = ROOT / "libvcuda" / "build" / "gpuload"
 PHONE = {"width": 390, "height": 844}
-# Pages that are there whatever runs.
+# Pages that always exist.
 PATHS = [
     "/",
     "/claims/",
@@ -55,7 +55,7 @@ LEGEND = """figure => Object.fromEntries([...figure.querySelectorAll('.legend-it
 
 @pytest.fixture
 def running(platform: Platform, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """A claim of 25 % with a GPU program under it that takes what it gets."""
+    """Run a claim of 25 % with a GPU program under it that uses all it gets."""
     slug = f"browser-{tmp_path.name[-12:].strip('-_').replace('_', '-').lower()}"
     platform.new_tenant(slug)
     claim = platform.granted(
@@ -76,7 +76,7 @@ def running(platform: Platform, tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def reserved(platform: Platform, running: dict[str, Any]) -> Iterator[str]:
-    """The page of a reservation of tomorrow. Given back: what others claim would keep off its GPU."""
+    """Open the page of a reservation of tomorrow, released at the end: it would block others' claims."""
     begin = datetime.now(UTC) + timedelta(days=1)
     window = {"start_at": begin.isoformat(), "end_at": (begin + timedelta(hours=1)).isoformat()}
     asked = {"tenant": running["tenant"], "name": "exam", "core_request": 20, "memory_mib": 256}
@@ -114,7 +114,7 @@ def test_a_resize_that_is_refused_says_why_and_keeps_what_was_typed(visitor: Vis
     expect(page.get_by_role("alert")).to_contain_text("core_limit 10 is below core_request 25")
     page.wait_for_timeout(1500)
     assert page.get_by_label("Core limit", exact=True).input_value() == "10"
-    # The refusal's status is an error to the browser's console; here it was meant.
+    # The refusal's status is an error to the browser's console; here it is expected.
     visitor.complaints[:] = [text for text in visitor.complaints if "422" not in text]
 
 
@@ -198,7 +198,7 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
         page.wait_for_timeout(400)
         assert in_both_themes(page, axe) == [], path
         page.set_viewport_size(PHONE)  # type: ignore[arg-type]
-        # Charts are drawn anew after the window has changed.
+        # Charts are redrawn after the window has changed.
         until(
             lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"),
             what=f"{path} to be no wider than a phone",
@@ -215,14 +215,14 @@ def test_on_a_phone_a_tables_row_is_a_card_with_all_its_values(visitor: Visitor)
     page.goto("/nodes/")
     memory = page.get_by_role("row").filter(has_text="sim-1").locator("td[data-label='Memory leased']")
     expect(memory).to_be_visible()
-    # What comes later is labelled too.
+    # Later content is labelled too.
     memory.evaluate("cell => cell.dataset.label = ''")
     page.evaluate("htmx.trigger('#living', 'refresh')")
     expect(memory).to_be_visible()
 
 
 def now(page: Page) -> dict[str, float]:
-    """What the core chart's legend says at this moment."""
+    """Return the core chart's legend at this moment."""
     values: dict[str, float] = page.locator("[data-chart=core]").first.evaluate(LEGEND)
     return values
 
@@ -233,7 +233,7 @@ def near(values: dict[str, float], *, used: float, limit: float) -> bool:
 
 
 def in_both_themes(page: Page, axe: str) -> list[str]:
-    """What axe finds in the light and, on the same page, in the dark."""
+    """Return axe's findings in the light and, on the same page, in the dark theme."""
     found = violations(page, axe)
     page.emulate_media(color_scheme="dark")
     expect(page.locator("html")).to_have_attribute("data-bs-theme", "dark")
@@ -243,7 +243,7 @@ def in_both_themes(page: Page, axe: str) -> list[str]:
 
 
 def violations(page: Page, axe: str) -> list[str]:
-    """What axe finds, WCAG 2.2 A and AA and its best practices."""
+    """Return axe's findings, WCAG 2.2 A and AA and its best practices."""
     page.evaluate(axe)
     found = page.evaluate("axe.run()")["violations"]
     return [

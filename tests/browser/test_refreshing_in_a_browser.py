@@ -1,4 +1,4 @@
-"""How often an open page fetches its living part again when one change follows another."""
+"""Refreshes of an open page's live fragment while changes follow one another."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from tests.platform import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
-# As if putting the part in had kept the browser busy for so long.
+# As if inserting the fragment had kept the browser busy for this long.
 BUSY = """() => document.body.addEventListener("htmx:afterSwap", () => {
     const begun = performance.now();
     while (performance.now() - begun < 400);
@@ -19,7 +19,7 @@ BUSY = """() => document.body.addEventListener("htmx:afterSwap", () => {
 
 
 class Changes:
-    """A page's websocket that says ten times a second that something has changed."""
+    """A page's websocket that sends a change ten times a second."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -35,7 +35,7 @@ class Changes:
         self.refreshes += "hx-request" in request.headers
 
     def tell(self, seconds: float, *, until: int | None = None) -> int:
-        """For so long, or until it was fetched so often; returns how often it was."""
+        """Send changes for so long, or until so many refreshes; return their number."""
         before, begun = self.refreshes, time.monotonic()
         while time.monotonic() - begun < seconds and (until is None or self.refreshes - before < until):
             for socket in self._sockets:
@@ -59,5 +59,5 @@ def test_a_page_that_is_costly_to_refresh_rests_longer(visitor: Visitor) -> None
     visitor.page.evaluate(BUSY)
     assert changes.tell(PATIENCE_SECONDS, until=3) == 3
     assert changes.tell(4) <= 1
-    # It is not forgotten: the next comes with the page's own time.
+    # It is not forgotten: the next comes with the page's own timer.
     assert changes.tell(PATIENCE_SECONDS, until=1) == 1

@@ -1,4 +1,4 @@
-"""Search and the words, by the keyboard alone."""
+"""Search and the glossary, by the keyboard alone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def wanted(platform: Platform) -> Iterator[dict[str, Any]]:
-    """A claim with a name of its own."""
+def named_claim(platform: Platform) -> Iterator[dict[str, Any]]:
+    """Create a claim with a unique name."""
     platform.new_tenant("browser-search")
     asked = {"tenant": "browser-search", "name": "needle-in-hay", "core_request": 1, "memory_mib": 64}
     claim = platform.granted("POST", "claims/", asked)
@@ -24,7 +24,7 @@ def wanted(platform: Platform) -> Iterator[dict[str, Any]]:
 
 
 def test_a_claim_is_found_and_opened_from_any_page_without_a_mouse(
-    visitor: Visitor, platform: Platform, wanted: dict[str, Any], axe: str
+    visitor: Visitor, platform: Platform, named_claim: dict[str, Any], axe: str
 ) -> None:
     page = visitor.page
     page.goto("/queue/")
@@ -38,12 +38,12 @@ def test_a_claim_is_found_and_opened_from_any_page_without_a_mouse(
     expect(hit).to_be_focused()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/claims/{wanted['uid']}/")
+    page.wait_for_url(f"**/claims/{named_claim['uid']}/")
 
     page.keyboard.press("/")
     page.keyboard.type("audit")
     page.keyboard.press("Enter")
-    # Where the answer was not there yet, the search page found the same.
+    # If the answer was not there yet, the search page found the same.
     page.wait_for_url(lambda url: url.endswith(("/audit/", "q=audit")))
 
 
@@ -69,7 +69,7 @@ def test_a_word_says_what_it_means_until_escape(visitor: Visitor, axe: str) -> N
     page.keyboard.press("Enter")
     meaning = page.locator(".meaning:popover-open")
     expect(meaning).to_contain_text("Nothing is ever promised twice")
-    # What is read stays while the page lives on.
+    # An open popover stays while the page refreshes.
     page.wait_for_timeout(6000)
     expect(meaning).to_be_visible()
     assert violations(page, axe) == []

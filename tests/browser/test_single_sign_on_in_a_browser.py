@@ -1,4 +1,4 @@
-"""Single sign-on as a browser does it: under our policy, over the provider's own page and back."""
+"""Single sign-on in a browser: under our policy, over the provider's own page and back."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_a_person_goes_to_the_provider_and_comes_back_signed_in(
         page = visitor.page
         page.goto("/claims/")
         page.evaluate(axe)
-        # Here sheets import each other, and axe would copy what it reads of them into the page: that is forbidden.
+        # Here sheets import each other, and axe would copy their text into the page: that is forbidden.
         asked = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa'], preload: false}"
         found = page.evaluate(f"axe.run(document, {asked})")
         assert not found["violations"]

@@ -1,4 +1,4 @@
-"""Webhooks by the keyboard alone: one is made, tried, and its outcome comes by itself while a message is being read."""
+"""Webhooks by the keyboard alone: one is created and tested, and its result appears while a message is open."""
 
 import re
 
@@ -27,7 +27,7 @@ def test_a_webhook_is_made_tried_and_removed(visitor: Visitor) -> None:
     summary = row.locator("summary")
     press(page, summary)
     expect(row.locator("pre")).to_contain_text('"type": "webhook.test"')
-    # The page was not loaded again, and what is read stays open, with the focus on it.
+    # The page was not reloaded, and the open message stays, with the focus on it.
     expect(page.locator("[data-announce=Webhook] [data-state]")).to_have_text("Failing")
     expect(row).to_contain_text(re.compile("gaierror|Name or service"))
     page.evaluate("htmx.trigger('#living', 'refresh')")

@@ -16,7 +16,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -24,12 +24,12 @@ class Ended:
 
     @property
     def data(self) -> Any:
-        """Its JSON."""
+        """Return its JSON."""
         return json.loads(self.out)
 
 
 class Shell:
-    """Somebody's environment: an address, a token, a home of their own."""
+    """A user's environment: an address, a token, a home of their own."""
 
     def __init__(self, home: Path, **environment: str) -> None:
         self.home = home
@@ -40,13 +40,13 @@ class Shell:
         return [sys.executable, "-m", "gpucloud_cli", *arguments]
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """Started, with pipes unless told otherwise."""
+        """Start a command, with pipes by default."""
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environment = self.environment | options.pop("environment", {})
         return subprocess.Popen(self.line(*arguments), env=environment, text=True, cwd=self.home, **(pipes | options))
 
     def run(self, *arguments: str, stdin: str = "", **environment: str) -> Ended:
-        """Run to its end."""
+        """Run a command to its end."""
         done = subprocess.run(
             self.line(*arguments),
             env=self.environment | environment,
@@ -60,14 +60,14 @@ class Shell:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def data(self, *arguments: str) -> Any:
-        """The JSON of a command that must succeed."""
+        """Return the JSON of a command that must succeed."""
         ended = self.run(*arguments, "--json")
         assert ended.code == 0, ended
         return ended.data
 
 
-def finished(process: subprocess.Popen[str]) -> Ended:
-    """What a started command came to."""
+def finish(process: subprocess.Popen[str]) -> Ended:
+    """Wait for a started command; return its result."""
     out, err = process.communicate(timeout=SECONDS)
     return Ended(process.returncode, out, err)
 
@@ -77,6 +77,6 @@ def new_name(prefix: str) -> str:
 
 
 def live_claims(platform: Platform, tenant: str) -> list[dict[str, Any]]:
-    """Those of the tenant's claims that are not released."""
+    """Return the tenant's claims that are not released."""
     rows = platform.granted("GET", f"claims/?tenant={tenant}")["results"]
     return [row for row in rows if row["state"] != "released"]

@@ -1,4 +1,4 @@
-"""Who types commands: Olga the operator, Max the member of a tenant of the test's own."""
+"""Users of the command line: Olga the operator, Max the member of a tenant of the test's own."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever needs the platform runs where platforms run: anywhere else each process would start one more."""
+    """Group tests with a platform, or each process would start one more."""
     for item in items:
         if item.path.parent == HERE and "platform" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.serial)
@@ -27,7 +27,7 @@ def olga(platform: Platform, tmp_path: Path) -> Shell:
 
 @pytest.fixture
 def tenant(platform: Platform) -> str:
-    """A tenant with quotas."""
+    """Create a tenant with quotas."""
     return platform.new_tenant(new_name("cli"))
 
 

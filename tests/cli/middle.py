@@ -1,4 +1,4 @@
-"""A server that gets lost: a forwarder between a client and the platform, which the test can cut, or make deaf."""
+"""A forwarder between a client and the platform, which the test can cut, or make deaf."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 
 class Middle:
-    """Forwards bytes both ways. `cut` loses everything and refuses what comes; `mend` lets it through again."""
+    """A forwarder of bytes both ways. `cut` breaks connections and refuses new ones; `mend` lets them through again."""
 
     def __init__(self, url: str) -> None:
         there = urlsplit(url)
@@ -19,7 +19,7 @@ class Middle:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
         self._whole = True
-        # Answers to be lost: the request arrives, what comes back does not.
+        # Number of answers to lose: the request arrives, its answer is dropped.
         self.lose_answers = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -31,7 +31,7 @@ class Middle:
         self._listener.close()
 
     def cut(self) -> None:
-        """From now on nothing gets through."""
+        """Break all connections from now on."""
         self._whole = False
         for end in self._open:
             with contextlib.suppress(OSError):
@@ -39,7 +39,7 @@ class Middle:
         self._open.clear()
 
     def mend(self) -> None:
-        """From now on everything does."""
+        """Let connections through again."""
         self._whole = True
 
     def _accept(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the server is and who asks; none of it needs a server, but for `login`."""
+"""The server's address and the token; only `login` needs a server."""
 
 import functools
 import json
@@ -158,7 +158,7 @@ def body_of(path: str, method: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("resource", TABLE, ids=lambda resource: resource.name)
 def test_every_name_in_the_table_is_the_apis(resource: Resource) -> None:
-    """Columns, fields and filters: a name that the API has not would show nothing, or be refused."""
+    """Columns, fields and filters: an unknown name would show nothing, or be refused."""
     path = resource.path.replace("{parent}", "{name}" if resource.parent == "pool" else "{slug}")
     listed = operation(path, "get")
     assert {field.name for field in resource.filters} <= {one["name"] for one in listed["parameters"]}

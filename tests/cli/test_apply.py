@@ -1,4 +1,4 @@
-"""`apply` and `export`: files against the server, nothing overwritten, nothing half said."""
+"""`apply` and `export`: files compared with the server; nothing is overwritten, and reports are complete."""
 
 import os
 import pty
@@ -70,7 +70,7 @@ def test_what_a_list_does_not_name_goes_with_prune_only(olga: Shell) -> None:
     slug = new_name("a")
     assert olga.run("apply", "-f", write(olga, wanted(slug)), "--yes").code == 0
     text = f"apiVersion: gpucloud.io/v1\nkind: Tenant\nslug: {slug}\n"
-    # A list that is left out is not looked at.
+    # A list that is left out is not compared.
     assert olga.run("apply", "-f", write(olga, text), "--yes", "--prune").err == "gpucloud: no changes\n"
     file = write(olga, text + "members: []\nquotas: [{resource: core_percent, hard: 400}]\n")
     kept = olga.run("apply", "-f", file, "--yes")
@@ -135,7 +135,7 @@ def test_what_is_exported_is_applied_as_no_change(olga: Shell) -> None:
     directory.mkdir(parents=True)
     assert olga.run("export", "--tenant", slug, "-o", str(directory / "one.yaml")).code == 0
     assert olga.run("apply", "-f", str(olga.home / "platform"), "--dry-run").err == "gpucloud: no changes\n"
-    # The control: it is not blind.
+    # The control: it detects a difference.
     text = (directory / "one.yaml").read_text().replace("weight: 3", "weight: 4")
     assert olga.run("apply", "-f", write(olga, text), "--dry-run").out == f"~ tenant/{slug}  weight: 3 → 4\n"
 

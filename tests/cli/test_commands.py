@@ -1,4 +1,4 @@
-"""Listing, showing, making, changing, removing; what goes where, and the exit codes."""
+"""List, show, create, change, remove; output streams, and exit codes."""
 
 import json
 import os
@@ -184,7 +184,7 @@ def test_help_says_the_exit_codes(olga: Shell) -> None:
 
 
 def test_who_has_enough_of_a_list_is_no_error_in_words(olga: Shell) -> None:
-    """As with `| head`, whose end may also come after the last word: here it is gone before the first."""
+    """`| head` may also end after the last word: here the reader is gone before the first."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -198,7 +198,7 @@ def test_who_has_enough_of_a_list_is_no_error_in_words(olga: Shell) -> None:
         )
     finally:
         os.close(writer)
-    # That there are more than it lists, it says in any case.
+    # The note that there are more is printed in any case.
     assert [line for line in done.stderr.splitlines() if "--all lists the rest" not in line] == []
 
 

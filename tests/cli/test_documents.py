@@ -1,4 +1,4 @@
-"""docs/cli-reference.md is what the commands say; docs/ci.md's recipes are valid and do what they promise."""
+"""docs/cli-reference.md matches the commands; docs/ci.md's recipes are valid and do what they promise."""
 
 import os
 import re
@@ -22,7 +22,7 @@ SCHEMAS = {
     "gitlab": "vendor.gitlab-ci",
     "gitlab-quotas": "vendor.gitlab-ci",
 }
-# What a pipeline's own tests would look at: that they run under the claim, with none of its secrets.
+# Checks of a pipeline's own tests: they run under the claim, with none of its secrets.
 GPU_TEST = """
 import os
 def test_it():
@@ -33,7 +33,7 @@ def test_it():
 
 
 def test_the_reference_is_what_the_commands_say() -> None:
-    """`.venv/bin/python -m gpucloud_cli.reference docs/cli-reference.md` writes it anew."""
+    """Regenerate it with `.venv/bin/python -m gpucloud_cli.reference docs/cli-reference.md`."""
     assert (ROOT / "docs" / "cli-reference.md").read_text() == reference.render()
 
 
@@ -71,7 +71,7 @@ def test_there_is_a_recipe_for_each_system() -> None:
 
 
 class Runner:
-    """A runner of a CI system, as far as a shell can be one: a checkout, its variables, `gpucloud` on the PATH."""
+    """A small CI runner: a checkout, its variables, `gpucloud` on the PATH."""
 
     def __init__(self, shell: Shell, *, wanted: str) -> None:
         self.checkout = shell.home / "checkout"
@@ -97,7 +97,7 @@ class Runner:
         }
 
     def run(self, script: str) -> Ended:
-        """One step, as GitHub, GitLab and Jenkins run it."""
+        """Run one step, as GitHub, GitLab and Jenkins run it."""
         uid = self.outputs.read_text().strip().removeprefix("uid=")
         text = script.replace("${{ steps.claim.outputs.uid }}", uid)
         assert "${{" not in text
@@ -109,7 +109,7 @@ class Runner:
 
 
 def step(name: str) -> str:
-    """The one command of a recipe that runs the tests."""
+    """Return the one command of a recipe that runs the tests."""
     if name == "jenkins":
         (found,) = re.findall(r"sh '''\n(.*?)'''", RECIPES[name], re.DOTALL)
         return str(found)

@@ -1,4 +1,4 @@
-"""What people and scripts get wrong: said in words, with the right exit code, and with no effect elsewhere."""
+"""Mistakes of people and scripts: a message, the right exit code, and no effect elsewhere."""
 
 import re
 import socket
@@ -11,7 +11,7 @@ from gpucloud_cli import access
 from gpucloud_cli.claiming import path_of
 from gpucloud_cli.declared import documents
 from gpucloud_cli.failures import Problem, Usage, exit_code
-from tests.cli.commands import Shell, finished, live_claims, new_name
+from tests.cli.commands import Shell, finish, live_claims, new_name
 from tests.platform import Platform
 
 NOBODY = "00000000-0000-4000-8000-000000000000"
@@ -117,7 +117,7 @@ def test_bytes_that_are_no_text_are_wrong_usage(olga: Shell) -> None:
 
 def test_a_full_disk_is_told(olga: Shell) -> None:
     with Path("/dev/full").open("w") as full:
-        ended = finished(olga.start("tenant", "list", "--json", stdout=full))
+        ended = finish(olga.start("tenant", "list", "--json", stdout=full))
     assert ended.code == 1
     assert "No space left" in ended.err
     assert "Traceback" not in ended.err

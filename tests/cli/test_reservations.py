@@ -1,4 +1,4 @@
-"""Booking, looking at the calendar, giving back."""
+"""Reservations: booking, the calendar, release."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""`gpucloud run`: the claim is always released, whatever the end, and the exit code says which end it was."""
+"""`gpucloud run`: the claim is always released, and the exit code says how the command ended."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import Shell, finished, live_claims
+from tests.cli.commands import Shell, finish, live_claims
 from tests.cli.middle import Middle
 from tests.platform import ROOT, Platform, until
 from tests.processes import alive
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 
 RUN = ("run", "--core", "10", "--memory", "1GiB")
 GPULOAD = str(ROOT / "libvcuda" / "build" / "gpuload")
-# Says that it is up, then which signals reach it, and ends with SIGTERM only.
+# Prints that it is up, then the signals that reach it, and ends with SIGTERM only.
 LISTENER = """
 import os, signal, time
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -37,8 +37,8 @@ def released(platform: Platform, tenant: str) -> bool:
     return live_claims(platform, tenant) == []
 
 
-def started(shell: Shell, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Running, and its program with it."""
+def start(shell: Shell, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start the command; return it with its program once both run."""
     process = shell.start(*RUN, *arguments, "--", sys.executable, "-c", LISTENER, **options)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n", process.communicate()
@@ -91,21 +91,21 @@ def test_what_the_program_reads_and_writes_is_its_own(max_: Shell) -> None:
 def test_a_signal_ends_the_program_and_the_claim(
     max_: Shell, tenant: str, platform: Platform, number: signal.Signals
 ) -> None:
-    process = started(max_)
+    process = start(max_)
     process.send_signal(number)
-    assert finished(process).code == 128 + number
+    assert finish(process).code == 128 + number
     assert released(platform, tenant)
 
 
 def test_signals_reach_the_program_and_it_decides(max_: Shell, tenant: str, platform: Platform) -> None:
-    process = started(max_)
+    process = start(max_)
     assert process.stdout is not None
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         process.send_signal(number)
         assert process.stdout.readline() == f"{number.name}\n"
     assert len(live_claims(platform, tenant)) == 1
     process.send_signal(signal.SIGTERM)
-    ended = finished(process)
+    ended = finish(process)
     # Each came once.
     assert (ended.code, ended.out) == (143, "")
     assert released(platform, tenant)
@@ -116,7 +116,7 @@ def test_an_interrupt_ends_a_program_that_does_not_listen(max_: Shell, tenant: s
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGINT)
-    assert finished(process).code == 130
+    assert finish(process).code == 130
     assert released(platform, tenant)
 
 
@@ -130,7 +130,7 @@ def test_what_was_ignored_stays_ignored(max_: Shell, tenant: str, platform: Plat
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert finished(process).code == 143
+    assert finish(process).code == 143
     assert released(platform, tenant)
 
 
@@ -155,7 +155,7 @@ def test_a_killed_clients_claim_ends_with_its_lease(max_: Shell, tenant: str, pl
 
 @pytest.fixture
 def no_quota(platform: Platform, tenant: str) -> None:
-    """Nothing fits any more."""
+    """Fill the quota: nothing fits any more."""
     for row in platform.granted("GET", f"quotas/?tenant={tenant}")["results"]:
         platform.granted("PATCH", f"quotas/{row['id']}/", {"hard": 0}, If_Match=f'"{row["version"]}"')
 
@@ -165,7 +165,7 @@ def test_a_wait_that_runs_out_is_five(max_: Shell, tenant: str, platform: Platfo
     first = max_.data("claim", "create", "--core", "10", "--memory", "1GiB", "--when-over-quota", "wait")
     ended = max_.run(*RUN, "--wait", "2s", "--", "true")
     assert ended.code == 5
-    # The last, whoever else's claims wait.
+    # The last one, whoever else's claims wait.
     assert re.search(r"waiting: queued · place ([2-9]) of \1 in the queue", ended.err), ended.err
     assert max_.run("claim", "release", first["uid"]).code == 0
     assert "0 of 0 are free" in ended.err
@@ -188,7 +188,7 @@ def test_an_interrupted_wait_releases(
     process = max_.start(*RUN, "--wait", "5m", "--", "true")
     until(lambda: live_claims(platform, tenant), what="the claim")
     process.send_signal(number)
-    assert finished(process).code == code
+    assert finish(process).code == code
     assert released(platform, tenant)
 
 
@@ -199,7 +199,7 @@ def test_a_lost_server_leaves_the_program_alone_and_is_told(max_: Shell, tenant:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         middle.cut()
-        ended = finished(process)
+        ended = finish(process)
     assert ended.code == 9
     assert "the lease could not be renewed" in ended.err
     assert re.search(r"claim (\S+) could not be released: .*\n`gpucloud claim release \1` does it by hand", ended.err)
@@ -208,12 +208,12 @@ def test_a_lost_server_leaves_the_program_alone_and_is_told(max_: Shell, tenant:
 
 def test_a_server_that_comes_back_gets_the_release(max_: Shell, tenant: str, platform: Platform) -> None:
     with Middle(platform.url) as middle:
-        process = started(max_, "--url", middle.url)
+        process = start(max_, "--url", middle.url)
         middle.cut()
         process.send_signal(signal.SIGTERM)
         time.sleep(1.5)
         middle.mend()
-        ended = finished(process)
+        ended = finish(process)
     assert ended.code == 143
     assert "cannot be released yet" in ended.err
     assert released(platform, tenant)
@@ -238,7 +238,7 @@ def test_a_claim_that_somebody_else_releases_ends_the_program(max_: Shell, tenan
     assert process.stdout.readline() == "up\n"
     (claim,) = live_claims(platform, tenant)
     platform.granted("DELETE", f"claims/{claim['uid']}/")
-    ended = finished(process)
+    ended = finish(process)
     assert ended.code == 143
     assert f"claim {claim['uid']} was ended: " in ended.err or f"claim {claim['uid']} is no longer held: " in ended.err
     until(lambda: released(platform, tenant), what="the release")
@@ -283,7 +283,7 @@ class Terminal:
         return True
 
     def code(self) -> int:
-        """Its exit code, once it has ended."""
+        """Return its exit code, once it has ended."""
         while self._read(0.5):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -296,7 +296,7 @@ def test_ctrl_c_reaches_the_program_once(max_: Shell, tenant: str, platform: Pla
     terminal.until("up")
     terminal.type("\x03")
     terminal.until("SIGINT")
-    # What comes twice comes at once.
+    # Two signals may arrive at once.
     terminal._read(0.5)
     assert terminal.said.count("SIGINT") == 1
     os.kill(terminal.pid, signal.SIGTERM)

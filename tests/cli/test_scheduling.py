@@ -1,4 +1,4 @@
-"""What operators set for the scheduler: pools' policies, nodes' labels; and the lists of what it would do."""
+"""Operators' settings of the scheduler: pools' policies, nodes' labels; and lists of its plans."""
 
 from datetime import UTC, datetime, timedelta
 

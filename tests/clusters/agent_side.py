@@ -1,7 +1,7 @@
-"""A node of a cluster: a real agent on the simulated driver, and the kubelet that it is a device plugin of.
+"""A node of a cluster: a real agent on the simulated driver, and the kubelet for which it is a device plugin.
 
-Its event loop runs in a thread, so that a test may wait for the ledger meanwhile. What the server says to the agent is
-the test's to pass on: the wire between them is tested elsewhere.
+Its event loop runs in a thread, so that a test may wait for the ledger meanwhile. The test passes the server's messages
+to the agent: the wire between them is tested elsewhere.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class AgentSide:
-    """Lives while it is entered."""
+    """The agent, while the context is entered."""
 
     stage: Stage
     kubelet: Kubelet
@@ -31,7 +31,7 @@ class AgentSide:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        # On a tmpfs, with a path that a socket fits into.
+        # A tmpfs with a path that is short enough for a socket.
         self._run_dir = Path(tempfile.mkdtemp(prefix="gpucloud-test-", dir="/dev/shm"))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="agent-side", daemon=True)
@@ -58,11 +58,11 @@ class AgentSide:
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def tell(self, desired: wire.Desired) -> wire.Observed:
-        """Say what is wanted; what the agent says when it has taken all of it."""
+        """Send the desired state; return the agent's message when it has applied all of it."""
         return self._do(self._tell(desired))
 
     def run(self, container: Container) -> Edits:
-        """As the kubelet: admission, then a start; what the runtime adds to the container."""
+        """Run as the kubelet: admission, then a start; return the runtime's additions to the container."""
         return self._do(self._run(container))
 
     def _do(self, act: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""An API server of a few lists, in the place of the client of every connection that is made."""
+"""An API server of a few lists, replacing the client of every new connection."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Answering:
-    """What of a client operators' questions use. `denied`: resources that nothing may be done with."""
+    """The client's methods that operators' requests use. `denied`: resources without any permission."""
 
     lists: ClassVar[dict[str, list[Json]]] = {}
     denied: ClassVar[set[str]] = set()
@@ -44,14 +44,14 @@ def namespace(name: str, **labels: str) -> Json:
 
 
 def quota(where: str, name: str, **hard: str) -> Json:
-    """`core` and `memory` of our resources as requests; others by their own name."""
+    """Return a quota with `core` and `memory` of our resources as requests; others by their own name."""
     words = {"core": "requests.tencent.com/vcuda-core", "memory": "requests.tencent.com/vcuda-memory"}
     said = {words.get(key, key): value for key, value in hard.items()}
     return {"metadata": {"namespace": where, "name": name}, "spec": {"hard": said}, "status": {"used": said}}
 
 
 def running(name: str, *, where: str = "ml", core: int = 30, units: int = 8, on: str = "gpu1", gpu: int = 0) -> Json:
-    """A pod of gpu-manager's that runs."""
+    """Return a running pod of gpu-manager's."""
     limits = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": str(units)}
     return {
         "metadata": {

@@ -18,7 +18,7 @@ def make(directory: Path) -> Path:
 
 
 def client(directory: Path, user: str, *groups: str) -> tuple[Path, Path]:
-    """A certificate and its key, of whom Kubernetes calls so."""
+    """Return a client certificate and its key for this Kubernetes user."""
     authority = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
     signing = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), password=None)
     assert isinstance(signing, ec.EllipticCurvePrivateKey)

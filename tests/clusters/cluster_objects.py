@@ -1,4 +1,4 @@
-"""Objects of a real cluster, as a test wants them."""
+"""Objects of a real cluster for tests."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def add_node(client: Client, name: str, *, gpus: int, units: int, **labels: str) -> None:
-    """As the kubelet has it after its device plugin has registered."""
+    """Add a node as the kubelet does after its device plugin has registered."""
     labels = {"nvidia-device-enable": "enable", **labels}
     amounts = {"cpu": "64", "memory": "256Gi", "pods": "110", CORE: str(gpus * 100), MEMORY: str(gpus * units)}
     client.post("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
@@ -28,18 +28,21 @@ def add_namespace(client: Client, name: str) -> None:
 
 
 def give(client: Client, namespace: str, *, core: int, memory: int) -> None:
-    """A quota, once the controller has begun to count: before that it refuses everything, or nothing."""
+    """Create a quota once the controller counts: before that it refuses everything, or nothing."""
     hard = {f"requests.{CORE}": str(core), f"requests.{MEMORY}": str(memory)}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     try:
         client.post(path, {"metadata": {"name": "gpu"}, "spec": {"hard": hard}})
-    except Refused:  # it is there already
+    except Refused:  # exists already
         client.patch(f"{path}/gpu", {"spec": {"hard": hard}})
     assert eventually(lambda: client.get(f"{path}/gpu").get("status", {}).get("hard") == hard, seconds=30)
 
 
 def ask(client: Client, namespace: str, name: str, *, core: int, memory: int = 0) -> None:
-    """A pod. Raises Refused."""
+    """Create a pod.
+
+    Raises Refused.
+    """
     limits = {CORE: str(core), **({MEMORY: str(memory)} if memory else {})}
     container = {"name": "main", "image": "cuda", "resources": {"limits": limits}}
     client.post(
@@ -51,8 +54,8 @@ def pod(client: Client, namespace: str, name: str) -> Json:
     return client.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
-def bound(client: Client, namespace: str, name: str, *, seconds: float = 30) -> tuple[str, str]:
-    """Its node and its GPUs."""
+def placement_of(client: Client, namespace: str, name: str, *, seconds: float = 30) -> tuple[str, str]:
+    """Return its node and its GPUs."""
     assert eventually(lambda: "nodeName" in pod(client, namespace, name)["spec"], seconds=seconds), pod(
         client, namespace, name
     )
@@ -63,7 +66,7 @@ def bound(client: Client, namespace: str, name: str, *, seconds: float = 30) -> 
 
 
 def end_as_a_kubelet(client: Client, namespace: str) -> None:
-    """Pods that are to end are over, and gone."""
+    """Finish pods that are being deleted, as a kubelet does."""
     for raw in client.list(f"/api/v1/namespaces/{namespace}/pods")[0]:
         meta = json.loads(bytes(raw))["metadata"]
         if "deletionTimestamp" in meta:
@@ -76,7 +79,7 @@ def remove(client: Client, namespace: str, *names: str) -> None:
 
 
 def remove_all(client: Client) -> None:
-    """Every pod, and wait until none is left."""
+    """Delete every pod, and wait until none is left."""
 
     def left() -> list[tuple[str, str]]:
         meta = [msgspec.json.decode(item, type=Pod).metadata for item in client.list("/api/v1/pods")[0]]
@@ -87,7 +90,7 @@ def remove_all(client: Client) -> None:
     assert eventually(lambda: not left(), seconds=30)
 
 
-def counted(client: Client, namespace: str) -> str:
-    """The core that Kubernetes counts in the namespace."""
+def counted_core(client: Client, namespace: str) -> str:
+    """Return the core that Kubernetes counts in the namespace."""
     quota = client.get(f"/api/v1/namespaces/{namespace}/resourcequotas/gpu")
     return str(quota["status"]["used"][f"requests.{CORE}"])

@@ -1,4 +1,4 @@
-"""The cast; and a real control plane, where there is one."""
+"""The cast; and a real control plane, if there is one."""
 
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ __all__ = ["cast", "real_cast", "real_plane"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, visibly, what needs a control plane where there is none."""
+    """Skip, visibly, tests that need a control plane if there is none."""
     if (why := planes.missing()) is None:
         return
     for item in items:
@@ -26,14 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def extender() -> Iterator[Listening]:
-    """A listener of the extender's, that knows no cluster yet."""
+    """Return a listener of the extender's without a cluster."""
     with Listening() as it:
         yield it
 
 
 @pytest.fixture(scope="module")
 def control_plane(extender: Listening) -> Iterator[planes.ControlPlane]:
-    """etcd, API server, controllers, and a scheduler that asks the extender."""
+    """Start etcd, API server, controllers, and a scheduler that calls the extender."""
     config = scheduler_configuration.configuration(scheduler_configuration.extender(extender.url))
     with (
         tempfile.TemporaryDirectory(prefix="gpucloud-kube-") as directory,

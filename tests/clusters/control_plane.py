@@ -1,8 +1,7 @@
 """A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
-The programs are found as the field's other tests find them: in the directory that KUBEBUILDER_ASSETS names. There is no
-kubelet: nodes are objects that a test makes, and pods that are bound never run. Everything ends with the test, by the
-processes' own ids.
+The programs are in the directory that KUBEBUILDER_ASSETS names, as for other projects' tests. There is no kubelet:
+nodes are objects that a test makes, and bound pods never run. Everything ends with the test, by the processes' own ids.
 """
 
 import base64
@@ -29,7 +28,7 @@ TOKEN = "only-on-loopback"
 
 
 def missing() -> str | None:
-    """Why there can be no control plane, if there cannot."""
+    """Return why there can be no control plane; None if there can."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if not assets:
         return "no control plane: KUBEBUILDER_ASSETS names no directory"
@@ -38,14 +37,14 @@ def missing() -> str | None:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens at; until it is taken somebody else may."""
+    """Return a free port on loopback; another process may still take it first."""
     with socket.socket() as it:
         it.bind(("127.0.0.1", 0))
         return int(it.getsockname()[1])
 
 
 class ControlPlane:
-    """Starts with `with`, ends with it."""
+    """A control plane that starts and ends with `with`."""
 
     def __init__(self, directory: Path, *, scheduler_config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
@@ -90,7 +89,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
             f"--token-auth-file={self.directory}/tokens.csv", "--authorization-mode=RBAC",
             f"--client-ca-file={authority.make(self.directory / 'clients')}/ca.crt",
-            # No pod needs a token, and nobody tells that a node is ready.
+            # No pod needs a token, and nothing reports a node as ready.
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--enable-priority-and-fairness=false",
         )  # fmt: skip
         self._wait_for_api()
@@ -105,12 +104,12 @@ class ControlPlane:
         )  # fmt: skip
 
     def start_scheduler(self, config: Mapping[str, Any]) -> None:
-        """With this KubeSchedulerConfiguration, but for how it reaches the API server."""
+        """Start a scheduler with this KubeSchedulerConfiguration, completed by the API server's address."""
         whole = {
             **config,
             "clientConnection": {"kubeconfig": str(self._kubeconfig_file())},
             "leaderElection": {"leaderElect": False},
-            # A pod is tried again soon.
+            # A pod is retried soon.
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 1,
         }
@@ -119,7 +118,7 @@ class ControlPlane:
         self._start("kube-scheduler", f"--config={file}", "--secure-port=0")
 
     def kubeconfig(self) -> str:
-        """Of an administrator."""
+        """Return an administrator's kubeconfig."""
         authority = base64.b64encode((self.directory / "certificates" / "apiserver.crt").read_bytes()).decode()
         cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
         return yaml.safe_dump(
@@ -134,7 +133,7 @@ class ControlPlane:
         )
 
     def kubeconfig_by_certificate(self, user: str, *groups: str) -> str:
-        """Of this user, who is in these groups."""
+        """Return a kubeconfig of this user in these groups."""
         whole = yaml.safe_load(self.kubeconfig())
         names = ("client-certificate-data", "client-key-data")
         files = authority.client(self.directory / "clients", user, *groups)
@@ -144,22 +143,22 @@ class ControlPlane:
         return str(yaml.safe_dump(whole))
 
     def client(self) -> Client:
-        """An administrator's."""
+        """Return an administrator's client."""
         return Client(yaml.safe_load(self.kubeconfig()))
 
     def stop_one(self, name: str) -> None:
-        """End one program, as if its machine had failed."""
+        """Stop one program, as if its machine had failed."""
         process = self._running.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def stop(self) -> None:
-        """End everything, the last one first."""
+        """Stop everything, the last one first."""
         for name in reversed(list(self._running)):
             self.stop_one(name)
 
-    def said(self, name: str) -> str:
-        """The end of a program's log."""
+    def log_tail(self, name: str) -> str:
+        """Return the end of a program's log."""
         return (self.directory / f"{name}.log").read_text(errors="replace")[-4000:]
 
     def _kubeconfig_file(self) -> Path:
@@ -178,12 +177,12 @@ class ControlPlane:
         until = time.monotonic() + START_SECONDS
         while True:
             try:
-                # Made by a hook after the start, and every other namespace is like it.
+                # A hook makes it after the start, and every other namespace depends on it.
                 self.client().get("/api/v1/namespaces/default")
                 return
             except (Refused, Unreachable, OSError) as error:
                 if self._running["kube-apiserver"].poll() is not None or time.monotonic() > until:
                     raise AssertionError(
-                        f"kube-apiserver does not start: {error}\n{self.said('kube-apiserver')}"
+                        f"kube-apiserver does not start: {error}\n{self.log_tail('kube-apiserver')}"
                     ) from None
                 time.sleep(0.2)

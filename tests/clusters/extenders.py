@@ -1,4 +1,4 @@
-"""The extender's listener in a thread, as its command starts it, for clusters that a test names."""
+"""The extender's listener in a thread, as its command starts it, for a test's clusters."""
 
 import socket
 import threading
@@ -18,10 +18,10 @@ from tests.processes import eventually
 
 
 class Listening:
-    """Serves while it is entered."""
+    """A listener that serves while the context is entered."""
 
     def __init__(self, *, networks: Networks | None = None, **tls: Any) -> None:
-        """`tls`: uvicorn's words for certificates."""
+        """Take `tls`, uvicorn's options for certificates."""
         self.clusters: dict[str, Extended] = {}
         self.watches: list[Reflector] = []
         self.troubles: list[str] = []

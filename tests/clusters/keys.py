@@ -3,20 +3,20 @@
 from collections.abc import Callable
 from typing import Any
 
-# Whose keys are names that somebody gave: of resources, annotations, nodes.
+# Objects whose keys are user-defined names: resources, annotations, nodes.
 MAPS = {"limits", "capacity", "annotations", "nodenametovictims", "nodenametometavictims"}
 
 
-def folded(value: Any, change: Callable[[str], str], *, within: str = "") -> Any:
-    """The same with every key changed that is a field's name."""
+def change_keys(value: Any, change: Callable[[str], str], *, within: str = "") -> Any:
+    """Change every key that is a field's name."""
     if isinstance(value, list):
-        return [folded(item, change, within=within) for item in value]
+        return [change_keys(item, change, within=within) for item in value]
     if not isinstance(value, dict):
         return value
     keep = within.lower() in MAPS
-    return {key if keep else change(key): folded(item, change, within=key) for key, item in value.items()}
+    return {key if keep else change(key): change_keys(item, change, within=key) for key, item in value.items()}
 
 
-def mixed(key: str) -> str:
-    """Every other letter large."""
+def mix_case(key: str) -> str:
+    """Capitalize every other letter."""
     return "".join(letter.upper() if place % 2 else letter.lower() for place, letter in enumerate(key))

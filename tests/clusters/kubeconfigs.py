@@ -1,4 +1,4 @@
-"""Kubeconfigs of clusters that are not there."""
+"""Kubeconfigs of clusters that do not exist."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import yaml
 def kubeconfig(
     *, server: str = "https://127.0.0.1:1", user: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None
 ) -> str:
-    """As `kubectl config view --minify --flatten --raw` prints it."""
+    """Return a kubeconfig as `kubectl config view --minify --flatten --raw` prints it."""
     return yaml.safe_dump(
         {
             "apiVersion": "v1",

@@ -1,6 +1,6 @@
-"""What gpu-admission answers, written down a second time and otherwise: over JSON, step by step, without any cache.
+"""A second, independent implementation of gpu-admission's answers: over JSON, step by step, without any cache.
 
-Shares nothing with `apps.clusters`: where both are wrong alike, they were read wrongly alike.
+It shares nothing with `apps.clusters`: an equal mistake in both is a misreading of the original.
 """
 
 import copy
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 def number(text: Any) -> int:
-    """A quantity as an integer, rounded up."""
+    """Return a quantity as an integer, rounded up."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|k|Ki|M|Mi|)", str(text))
     assert match, text
     scale = {"m": 0.001, "": 1, "k": 1000, "Ki": 1024, "M": 10**6, "Mi": 2**20}[match[2]]
@@ -29,8 +29,8 @@ def needs(core: int, memory: int) -> bool:
     return not (core == 0 or (core < 100 and memory == 0))
 
 
-def counted(pod: Json, node: str) -> bool:
-    """Whether the pod counts on the node."""
+def is_counted(pod: Json, node: str) -> bool:
+    """Return True if the pod counts on the node."""
     bound = pod["spec"].get("nodeName", "")
     meant = "" if bound else pod["metadata"].get("annotations", {}).get("tencent.com/predicate-node", "")
     return node in (bound, meant) and pod["status"]["phase"] not in ("Succeeded", "Failed")
@@ -47,7 +47,7 @@ class Devices:
         self.left = [[index, 100, self.each] for index in range(self.n)]
         self.core_used = self.memory_used = 0
         for pod in pods:
-            if counted(pod, node["metadata"]["name"]):
+            if is_counted(pod, node["metadata"]["name"]):
                 self.replay(pod)
 
     def replay(self, pod: Json) -> None:
@@ -92,7 +92,7 @@ class Devices:
 
 
 def answer(pod: Json, nodes: list[Json], pods: list[Json], *, strict: bool) -> Json:
-    """{"names": …, "failed": …, "error": …, "annotations": …} of a filter request."""
+    """Return {"names": …, "failed": …, "error": …, "annotations": …} for a filter request."""
     containers = pod["spec"]["containers"]
     if not needs(sum(limit(item, CORE) for item in containers), sum(limit(item, MEMORY) for item in containers)):
         return {"names": [node["metadata"]["name"] for node in nodes], "failed": None, "error": "", "annotations": {}}

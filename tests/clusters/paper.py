@@ -1,4 +1,4 @@
-"""A cluster on paper: its API server is a dictionary of pods, for tests that ask the extender thousands of times."""
+"""A cluster in memory: its API server is a dictionary of pods, for tests with thousands of extender requests."""
 
 import json
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def pod(name: str, *containers: Json, annotations: Json | None = None, on: str =
 
 
 class Paper:
-    """What of a client the extender uses. `refuse`: how often the next patches are refused, and how."""
+    """The client's methods that the extender uses. `refuse`: how many of the next patches fail, and how."""
 
     def __init__(self, nodes: list[Json], pods: list[Json] = []) -> None:  # noqa: B006
         self.nodes, self.pods = nodes, {item["metadata"]["name"]: item for item in pods}
@@ -64,7 +64,7 @@ class Paper:
 
 
 def request(asked: Json, nodes: list[Json] | None = None, names: list[str] | None = None) -> bytes:
-    """As kube-scheduler sends it."""
+    """Return a request as kube-scheduler sends it."""
     return json.dumps(
         {"Pod": asked, "Nodes": None if nodes is None else {"metadata": {}, "items": nodes}, "NodeNames": names}
     ).encode()

@@ -1,7 +1,6 @@
-"""An API server that is played: real HTTPS with client certificates, lists and watches of a few kinds, in memory.
+"""A simulated API server: real HTTPS with client certificates, lists and watches of a few kinds, in memory.
 
-What it does not do is what makes Kubernetes Kubernetes: it checks nothing, counts no quotas and runs no controllers.
-Tests of those are marked `control_plane`.
+It validates nothing, counts no quotas and runs no controllers. Tests of those are marked `control_plane`.
 """
 
 import asyncio
@@ -28,13 +27,13 @@ Key = tuple[str, str]
 
 
 class Played:
-    """Serves while it is entered; whoever has no certificate of its authority is not answered."""
+    """A server while the context is entered; clients without a certificate of its authority get no answer."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = authority.make(directory)
         self.objects: dict[str, dict[Key, Json]] = {"pods": {}, "nodes": {}, "namespaces": {}, "resourcequotas": {}}
         self.version = 1
-        # What was asked, by verb and path.
+        # The requests, by verb and path.
         self.requests: list[tuple[str, str]] = []
         self._events: list[tuple[int, str, str, Json]] = []
         self._lock = threading.Lock()
@@ -57,13 +56,13 @@ class Played:
         self._server.should_exit = True
         self._thread.join(timeout=30)
         self._socket.close()
-        # Clients that were cut off, and who was in the middle of a handshake, are nobody's fault.
+        # Clients that were disconnected or in the middle of a handshake are not errors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
 
     def kubeconfig(self, user: str = "gpucloud") -> str:
-        """By a client certificate."""
+        """Return a kubeconfig with a client certificate."""
         files = authority.client(self.directory, user)
         certificate, key, trusted = (
             base64.b64encode(file.read_bytes()).decode() for file in (*files, self.directory / "ca.crt")
@@ -79,7 +78,7 @@ class Played:
         )
 
     def put(self, kind: str, item: Json, event: str = "ADDED") -> Json:
-        """Make or change an object, and tell who watches."""
+        """Create or change an object, and notify watchers."""
         with self._lock:
             self.version += 1
             meta = item["metadata"]
@@ -94,7 +93,7 @@ class Played:
 
     async def _serve(self) -> None:
         await self._server.serve(sockets=[self._socket])
-        # Who watches does not hang up, and TLS would wait for that.
+        # Watchers do not hang up, and TLS would wait for that.
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A real control plane for the tests of a session, and what they make in it."""
+"""A real control plane for a session's tests, and their objects in it."""
 
 import json
 import time
@@ -18,13 +18,13 @@ from tests.clusters.control_plane import ControlPlane
 
 @pytest.fixture(scope="session")
 def real_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Started once; each test makes namespaces of its own."""
+    """Start it once; each test makes namespaces of its own."""
     with ControlPlane(tmp_path_factory.mktemp("kube")) as plane:
         yield plane
 
 
 def until(happens: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for it; what takes longer is an error."""
+    """Wait until the condition holds; a timeout is an error."""
     limit = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < limit, "it does not happen"
@@ -32,7 +32,7 @@ def until(happens: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def know(client: Client, definition: dict[str, Any]) -> None:
-    """Until the API server serves objects of this kind; repeatable."""
+    """Wait until the API server serves objects of this kind; repeatable."""
     try:
         client.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
     except Refused as error:
@@ -52,7 +52,7 @@ def know(client: Client, definition: dict[str, Any]) -> None:
 
 
 class Namespace:
-    """A namespace of one test, whose pods acme pays for."""
+    """A test's own namespace, bound to acme."""
 
     def __init__(self, plane: ControlPlane, cast: Cast) -> None:
         self.client: Client = plane.client()
@@ -64,12 +64,12 @@ class Namespace:
         bindings.bind(principal=SYSTEM, cluster=self.cluster, tenant=cast.acme, namespace=self.name)
 
     def path(self, kind: str, name: str = "") -> str:
-        """Of its objects of a kind."""
+        """Return the path of its objects of a kind."""
         group = "/apis/kubeshare.nthu/v1" if kind == "sharepods" else "/api/v1"
         return f"{group}/namespaces/{self.name}/{kind}" + (f"/{name}" if name else "")
 
     def make(self, kind: str, thing: dict[str, Any]) -> dict[str, Any]:
-        """Post it to this namespace, with the status that it has."""
+        """Create an object in this namespace, with its status."""
         thing["metadata"]["namespace"] = self.name
         thing["metadata"].pop("uid", None)
         made: dict[str, Any] = json.loads(self.client.post(self.path(kind), thing))
@@ -78,7 +78,7 @@ class Namespace:
         return made
 
     def say(self, kind: str, name: str, status: dict[str, Any]) -> None:
-        """As a kubelet or a controller would."""
+        """Set a status as a kubelet or a controller does."""
         self.client.patch(f"{self.path(kind, name)}/status", {"status": status})
 
     def get(self, kind: str, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What operators ask a cluster, and what they are told to tell it: connection, quotas, import, configurations."""
+"""Operators' requests to a cluster: connection, quotas, import, configurations."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ RBAC = Path(__file__).resolve().parent.parent.parent / "deploy" / "kubernetes" /
 
 @pytest.fixture
 def cluster(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """One with a namespace of acme's, whose API server answers."""
+    """Create a cluster with a namespace of acme's, whose API server answers."""
     monkeypatch.setattr(connections, "Client", Answering)
     for name, empty in (("lists", {}), ("denied", set()), ("asked", [])):
         monkeypatch.setattr(Answering, name, empty)

@@ -1,4 +1,4 @@
-"""The filter by our own rules: the pool's policy and the tenant's quota, and words where there is no place."""
+"""The filter by our own rules: the pool's policy and the tenant's quota, and the reasons of refusals."""
 
 import json
 import typing
@@ -33,8 +33,8 @@ def cluster(cast: Cast) -> Cluster:
     return made
 
 
-def asked(cluster: Cluster, item: Json, *others: Json) -> tuple[list[str], Json, Json]:
-    """Nodes, refusals, and the pod's annotations."""
+def ask_extender(cluster: Cluster, item: Json, *others: Json) -> tuple[list[str], Json, Json]:
+    """Return nodes, refusals, and the pod's annotations."""
     paper = Paper(NODES, [item, *others])
     choose = ByLedger(cluster, typing.cast(Client, paper), paper.mirror)
     said = json.loads(predicates.answer(paper.extended(choose=choose), request(item, NODES)))
@@ -45,7 +45,7 @@ def asked(cluster: Cluster, item: Json, *others: Json) -> tuple[list[str], Json,
 
 def test_a_pod_gets_gpus_of_a_node_of_ours(cast: Cast, cluster: Cluster) -> None:
     give_plenty(cast.acme)
-    names, failed, annotations = asked(cluster, pod("p", container(30, 10), container(200)))
+    names, failed, annotations = ask_extender(cluster, pod("p", container(30, 10), container(200)))
     assert (names, set(failed)) == (["gpu1"], {"elsewhere"})
     part, whole = (annotations[f"tencent.com/predicate-gpu-idx-{place}"] for place in (0, 1))
     assert len({part, *whole.split(",")}) == 3
@@ -53,7 +53,7 @@ def test_a_pod_gets_gpus_of_a_node_of_ours(cast: Cast, cluster: Cluster) -> None
 
 def test_nothing_is_charged_before_the_pod_is_bound(cast: Cast, cluster: Cluster) -> None:
     give(cast.acme, core_percent=100, memory_mib=100_000)
-    asked(cluster, pod("p", container(30, 10)))
+    ask_extender(cluster, pod("p", container(30, 10)))
     assert used(cast.acme)["core_percent"] == 0
     assert not Claim.objects.exists()
 
@@ -61,7 +61,7 @@ def test_nothing_is_charged_before_the_pod_is_bound(cast: Cast, cluster: Cluster
 def test_a_pod_above_its_tenants_quota_is_refused_in_numbers(cast: Cast, cluster: Cluster) -> None:
     give(cast.acme, core_percent=100, memory_mib=100_000)
     ask(cast, core_request=90, memory_mib=100)
-    names, failed, annotations = asked(cluster, pod("p", container(30, 10)))
+    names, failed, annotations = ask_extender(cluster, pod("p", container(30, 10)))
     assert (names, annotations) == ([], {})
     assert failed["gpu1"] == "30 of core_percent were asked for; 10 of 100 are free over all pools."
 
@@ -70,13 +70,13 @@ def test_what_claims_hold_outside_of_kubernetes_is_not_given_again(cast: Cast, c
     give_plenty(cast.acme)
     for _ in range(4):
         placed_claim(cast, core_request=60)
-    names, failed, _ = asked(cluster, pod("p", container(50, 10)))
+    names, failed, _ = ask_extender(cluster, pod("p", container(50, 10)))
     assert names == []
     assert "less than 50" in failed["gpu1"]
 
 
 def placed_claim(cast: Cast, **facts: Any) -> None:
-    """On the machine that the cluster fixture made."""
+    """Create a claim on the cluster's machine."""
     ask(cast, **facts)
     run_round(cast.pool)
 
@@ -84,7 +84,9 @@ def placed_claim(cast: Cast, **facts: Any) -> None:
 def test_what_an_unbound_pod_was_promised_is_not_given_again(cast: Cast, cluster: Cluster) -> None:
     give_plenty(cast.acme)
     promised = {"tencent.com/predicate-gpu-idx-0": "0,1,2", "tencent.com/predicate-node": "gpu1"}
-    names, _, annotations = asked(cluster, pod("p", container(100)), pod("q", container(300), annotations=promised))
+    names, _, annotations = ask_extender(
+        cluster, pod("p", container(100)), pod("q", container(300), annotations=promised)
+    )
     assert (names, annotations["tencent.com/predicate-gpu-idx-0"]) == (["gpu1"], "3")
 
 
@@ -101,21 +103,21 @@ def test_what_an_unbound_pod_was_promised_beside_a_claim_is_not_given_again(cast
         )
         for index in range(4)
     ]
-    names, failed, _ = asked(cluster, pod("p", container(30, 1)), *promised)
+    names, failed, _ = ask_extender(cluster, pod("p", container(30, 1)), *promised)
     assert names == []
     assert "less than 30" in failed["gpu1"]
-    assert asked(cluster, pod("p", container(20, 1)), *promised)[0] == ["gpu1"]
+    assert ask_extender(cluster, pod("p", container(20, 1)), *promised)[0] == ["gpu1"]
 
 
 def test_what_unbound_pods_were_promised_counts_for_their_tenants_quota(cast: Cast, cluster: Cluster) -> None:
     give(cast.acme, core_percent=100, memory_mib=100_000)
     promised = {"tencent.com/predicate-gpu-idx-0": "0", "tencent.com/predicate-node": "gpu1"}
     first = pod("q", container(80, 1), annotations=promised)
-    names, failed, _ = asked(cluster, pod("p", container(30, 1)), first)
+    names, failed, _ = ask_extender(cluster, pod("p", container(30, 1)), first)
     assert (names, failed["gpu1"]) == ([], "30 of core_percent were asked for; 20 of 100 are free over all pools.")
     others = pod("q", container(80, 1), annotations=promised)
     others["metadata"]["namespace"] = "other"
-    assert asked(cluster, pod("p", container(30, 1)), others)[0] == ["gpu1"]
+    assert ask_extender(cluster, pod("p", container(30, 1)), others)[0] == ["gpu1"]
 
 
 def test_a_pod_in_the_ledger_is_not_charged_again(cast: Cast, cluster: Cluster) -> None:
@@ -123,11 +125,11 @@ def test_a_pod_in_the_ledger_is_not_charged_again(cast: Cast, cluster: Cluster) 
     promised = {"tencent.com/predicate-gpu-idx-0": "0", "tencent.com/predicate-node": "gpu1"}
     bound = pod("q", container(70, 1), annotations=promised, on="gpu1")
     following.follow(cluster=cluster, pod=bound, labels={})
-    assert asked(cluster, pod("p", container(30, 1)), bound)[0] == ["gpu1"]
+    assert ask_extender(cluster, pod("p", container(30, 1)), bound)[0] == ["gpu1"]
 
 
 def test_a_pod_of_nobodys_namespace_is_refused(cast: Cast, cluster: Cluster) -> None:
     item = pod("p", container(30, 10))
     item["metadata"]["namespace"] = "other"
-    names, failed, _ = asked(cluster, item)
+    names, failed, _ = ask_extender(cluster, item)
     assert (names, failed["gpu1"]) == ([], "Namespace other is bound to no tenant: bind it.")

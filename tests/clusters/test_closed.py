@@ -1,4 +1,4 @@
-"""The extender sends no pod where it would get no claim: reserved room, GPUs that ail, nodes that take nothing new."""
+"""The extender sends no pod where it would get no claim: reserved capacity, unhealthy GPUs, cordoned nodes."""
 
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ def machine(cast: Cast) -> Machine:
 
 @pytest.fixture(params=["gpu-admission", "gpucloud"])
 def cluster(cast: Cast, machine: Machine, request: pytest.FixtureRequest) -> Cluster:
-    """By either's rules."""
+    """Create the cluster, by both rules."""
     made = clusters.connect(
         principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig(), placement=request.param
     )
@@ -36,7 +36,7 @@ def cluster(cast: Cast, machine: Machine, request: pytest.FixtureRequest) -> Clu
 
 
 def book(cast: Cast, core: int, **facts: Any) -> Reservation:
-    """Next week, on one GPU."""
+    """Book next week, on one GPU."""
     begin = timezone.now() + timedelta(days=7)
     asked: dict[str, Any] = {"name": "exam", "core_request": core, "memory_mib": 8 * GIB}
     asked |= {"start_at": begin, "end_at": begin + timedelta(hours=2), **facts}
@@ -44,7 +44,7 @@ def book(cast: Cast, core: int, **facts: Any) -> Reservation:
 
 
 def becomes_a_claim(cluster: Cluster, world: World, name: str) -> bool:
-    """Once it is bound."""
+    """Return True if it becomes a claim once it is bound."""
     bound = world.paper.pods[name]
     bound["spec"]["nodeName"] = "gpu1"
     following.follow(cluster=cluster, pod=bound, labels={})

@@ -1,4 +1,4 @@
-"""Connecting clusters and binding their namespaces: credentials stay sealed, and nothing of this machine is read."""
+"""Connection of clusters and binding of their namespaces: credentials stay sealed, and no local file is read."""
 
 import datetime as dt
 import json
@@ -17,7 +17,7 @@ from tests.clusters.kubeconfigs import kubeconfig
 
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
-    """A node of four GPUs."""
+    """Create a node of four GPUs."""
     return Machine("gpu1", cast.pool)
 
 

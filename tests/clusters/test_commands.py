@@ -1,4 +1,4 @@
-"""The two long-lived commands as processes: they begin, say what they do, and end when they are told to."""
+"""The two long-lived commands as processes: start, output, and end on a signal."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.serial
 
 @contextmanager
 def command(name: str, log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`manage.py NAME` on the test's database."""
+    """Start `manage.py NAME` on the test's database."""
     facts = connection.get_connection_params()
     url = f"postgresql://{facts['user']}@/{facts['dbname']}?host={facts['host']}"
     environment = {**os.environ, **variables, "DATABASE_URL": url, "REDIS_URL": "unix:///nonexistent/valkey.sock"}
@@ -41,7 +41,7 @@ def command(name: str, log: Path, **variables: str) -> Iterator[subprocess.Popen
 
 
 def test_the_extender_answers_before_it_knows_its_cluster_that_it_does_not(real_cast: Cast, tmp_path: Path) -> None:
-    """Without Redis, without a worker, and with a cluster that is not there."""
+    """Without Redis, without a worker, and with a cluster that does not exist."""
     clusters.connect(principal=SYSTEM, name="kube", pool=real_cast.pool, kubeconfig=kubeconfig())
     port = free_port()
 
@@ -55,7 +55,7 @@ def test_the_extender_answers_before_it_knows_its_cluster_that_it_does_not(real_
     with command("extender", log, EXTENDER_PORT=str(port)) as process:
         assert eventually(lambda: status("/version") == 200, seconds=60), log.read_text()
         assert status("/healthz") == 503
-        # Where a caller comes from is not the caller's to say.
+        # The caller's address cannot be set by a header.
         told = httpx.get(f"http://127.0.0.1:{port}/version", headers={"X-Forwarded-For": "192.0.2.1"})
         assert told.status_code == 200
         process.send_signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 from apps.clusters.services import scheduler_configuration
 
-# As gpu-admission's documentation has it.
+# From gpu-admission's documentation.
 OLD: dict[str, Any] = {
     "kind": "Policy",
     "apiVersion": "v1",

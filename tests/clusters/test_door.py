@@ -1,4 +1,4 @@
-"""The extender's listener: whom it admits, what it answers to what is not a request, and its other verbs."""
+"""The extender's listener: admission of callers, answers to malformed requests, and its other verbs."""
 
 import json
 from collections.abc import Iterator

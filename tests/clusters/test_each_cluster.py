@@ -1,4 +1,4 @@
-"""Each cluster has a thread of its own: one that hangs, or whose thread fails, holds up no other."""
+"""Each cluster has a thread of its own: one that hangs, or whose thread fails, delays no other."""
 
 import socket
 import threading
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.serial
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """A server that takes connections and never answers."""
+    """Start a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"https://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.fixture
 def watches(real_cast: Cast, silent: str) -> Iterator[Watches]:
-    """Of a cluster that hangs and one that is quick to say that it is away."""
+    """Return watches of a cluster that hangs and of one that refuses at once."""
     Machine("gpu1", real_cast.pool)
     give_plenty(real_cast.acme)
     for name, server in (("hangs", silent), ("works", "https://127.0.0.1:1")):
@@ -46,7 +46,7 @@ def watches(real_cast: Cast, silent: str) -> Iterator[Watches]:
 
 
 def hear(watches: Watches, name: str) -> None:
-    """As its reflectors would."""
+    """Pass an event as its reflectors do."""
     watch = watches.by_name[name]
     assert isinstance(watch, Watched)
     watch.hear(Seen("namespaces", (Namespace(Metadata(name="ml")),), whole=True))
@@ -57,7 +57,7 @@ def hear(watches: Watches, name: str) -> None:
 
 def test_a_cluster_that_hangs_holds_up_no_other(watches: Watches) -> None:
     watches.look()
-    # What is heard of this one leads to questions that nobody answers.
+    # Events of this cluster cause requests that are never answered.
     hear(watches, "hangs")
     time.sleep(0.5)
     begun = time.monotonic()

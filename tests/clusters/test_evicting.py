@@ -1,4 +1,4 @@
-"""A pod whose claim must make room is ended by its cluster, and its claim with it; without a claim none stays."""
+"""A preempted claim's pod is evicted by its cluster, and the claim ends with it; no claim stays without its pod."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ EVICTION = "/api/v1/namespaces/ml/pods/train/eviction"
 
 
 class Kube:
-    """What of an API server evictions use. `refusals`: how the next are answered."""
+    """The API server's methods that evictions use. `refusals`: the answers to the next ones."""
 
     def __init__(self) -> None:
         self.evictions: list[tuple[str, str]] = []
@@ -49,7 +49,7 @@ class Kube:
 
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
-    """With one GPU, in a pool where a higher priority makes room for itself."""
+    """Create a machine with one GPU, in a pool with preemption by priority."""
     give_plenty(cast.acme)
     change_pool(principal=SYSTEM, pool=cast.pool, preempt_by_priority=True)
     cast.pool.refresh_from_db()
@@ -66,7 +66,7 @@ def cluster(cast: Cast, machine: Machine) -> Cluster:
 
 
 def run(cluster: Cluster, machine: Machine, *cores: int) -> list[Claim]:
-    """The claims of the pod `train`, which runs."""
+    """Create the claims of the running pod `train`."""
     containers = (paper.container(core, 10, name=f"c{place}") for place, core in enumerate(cores))
     following.follow(cluster=cluster, pod=running("train", *containers), labels={})
     machine.obey()
@@ -74,7 +74,7 @@ def run(cluster: Cluster, machine: Machine, *cores: int) -> list[Claim]:
 
 
 def wants(cast: Cast) -> Claim:
-    """A claim of higher priority, for which whoever holds the GPU is told to go."""
+    """Create a claim of higher priority that preempts the GPU's holder."""
     claim = ask(cast, name="urgent", priority=5, core_request=100, memory_mib=GIB, when_over_quota="wait")
     turn(cast)
     return claim
@@ -110,7 +110,7 @@ def test_it_is_told_evicted_and_released_when_its_pod_is_over(cast: Cast, cluste
     assert kube.evictions == [(EVICTION, "uid-train")]
     assert "higher priority needs the room" in kube.events[0]
     assert AuditEvent.objects.filter(action="claim.preempt", object_id=str(claim.uid)).count() == 1
-    # Until it is over its pod has what it has; and who ends already is not asked for again.
+    # Until it has ended its pod keeps its share; a pod that is ending already is not evicted again.
     assert evict(cluster, kube, "uid-train") == set()
     assert (fresh(claim).state, fresh(urgent).state) == ("active", "queued")
     following.end(cluster=cluster, pod_uid="uid-train")
@@ -123,7 +123,7 @@ def test_it_is_told_evicted_and_released_when_its_pod_is_over(cast: Cast, cluste
 def test_else_it_would_be_ended_under_its_pod(
     cast: Cast, cluster: Cluster, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: its place would be another's while the pod still runs."""
+    """The control: without the wait its share would be another's while the pod still runs."""
     monkeypatch.setattr(Claim, "ends_with_its_pod", False)
     [claim] = run(cluster, machine, 60)
     wants(cast)
@@ -137,7 +137,7 @@ def test_else_it_would_be_ended_under_its_pod(
 def test_where_its_cluster_refuses_it_stays_and_is_asked_for_again(
     cast: Cast, cluster: Cluster, machine: Machine, status: int
 ) -> None:
-    """429: a disruption budget; 403: the right is missing; 404: it is gone already."""
+    """429: a disruption budget; 403: a missing permission; 404: it is gone already."""
     [claim], kube = run(cluster, machine, 60), Kube()
     wants(cast)
     grace_is_over(cast)
@@ -191,7 +191,7 @@ def test_a_pod_whose_claim_was_released_under_it_is_evicted(cast: Cast, cluster:
 
 
 def test_a_pod_on_a_node_that_was_forgotten_is_left_alone(cast: Cast, cluster: Cluster, machine: Machine) -> None:
-    """It was only our agent that was away: what runs there is not known, also when the machine comes back."""
+    """Only our agent was down: the state of the node's pods is unknown, also when the machine comes back."""
     [claim], kube = run(cluster, machine, 60), Kube()
     Node.objects.update(last_seen_at=timezone.now() - timedelta(hours=1))
     forget_node(principal=SYSTEM, node=Node.objects.get())

@@ -1,4 +1,4 @@
-"""The extender where something is wrong: with its callers, a cluster's credentials, the API server or its watch."""
+"""The extender under faults: of its callers, a cluster's credentials, the API server or its watch."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from apps.clusters.management.commands.extender import Extenders
 from apps.clusters.services import clusters
 from apps.quotas.principals import SYSTEM
 from tests.cast import Cast
-from tests.clusters.admission.asking import filled
+from tests.clusters.admission.asking import mutate
 from tests.clusters.extenders import Listening
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import Paper, container, node, pod, request
@@ -94,7 +94,7 @@ def test_a_pod_that_cannot_be_written_to_is_not_tried_on_every_node() -> None:
 
 
 def test_a_bound_pod_is_not_given_other_gpus() -> None:
-    """Whoever asks of it is not kube-scheduler."""
+    """The caller is not kube-scheduler."""
     nodes = [node("a", 400, 384), node("b", 400, 384)]
     paper = Paper(nodes, [pod("p", container(100), annotations=dict(CHOSEN), on="a")])
     asked = pod("p", container(30, 10))
@@ -122,4 +122,4 @@ def test_names_of_a_request_lead_nowhere_else() -> None:
 def test_a_pod_without_containers_is_left_to_the_api_server() -> None:
     thing = {"kind": "Pod", "metadata": {"labels": {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_limit": "0.5",
              "sharedgpu/gpu_mem": "1048576"}}, "spec": {"containers": []}}  # fmt: skip
-    assert filled(thing, Policy(translated=frozenset({"KubeShare"}))) == thing
+    assert mutate(thing, Policy(translated=frozenset({"KubeShare"}))) == thing

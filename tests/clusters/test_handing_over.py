@@ -1,4 +1,4 @@
-"""`manage.py clusters` as real processes, against a played API server that asks for certificates, and a real one."""
+"""`manage.py clusters` as real processes, against a simulated API server that requires certificates, and a real one."""
 
 import base64
 import signal
@@ -37,7 +37,7 @@ def played(tmp_path: Path) -> Iterator[Played]:
 
 @pytest.fixture
 def cluster(real_cast: Cast, played: Played) -> Cluster:
-    """A machine of four GPUs, and a namespace of acme's."""
+    """Create a machine of four GPUs, and a namespace of acme's."""
     give_plenty(real_cast.acme)
     Machine("gpu1", real_cast.pool)
     made = clusters.connect(principal=SYSTEM, name="kube", pool=real_cast.pool, kubeconfig=played.kubeconfig())
@@ -46,7 +46,7 @@ def cluster(real_cast: Cast, played: Played) -> Cluster:
 
 
 def holds(pod: str) -> bool:
-    """Its node's agent is heard of all the while."""
+    """Return True if it holds its share; meanwhile its node's agent sends heartbeats."""
     Node.objects.update(last_seen_at=timezone.now())
     return PodClaim.objects.live().filter(pod=pod, claim__isnull=False).exists()
 
@@ -64,7 +64,7 @@ def test_of_two_that_watch_one_leads_and_the_other_takes_over_when_it_is_killed(
             lists = played.requests.count(("GET", "/api/v1/pods"))
             first.send_signal(signal.SIGKILL)
             first.wait()
-            # While nobody watched, one pod went and one came.
+            # While nothing watched, one pod ended and one came.
             played.put("pods", first_pod, "DELETED")
             played.put("pods", running("second", gpu=1))
             assert eventually(lambda: holds("second"), seconds=SECONDS)
@@ -84,7 +84,7 @@ def test_on_a_real_control_plane_too_the_other_takes_over(real_cast: Cast, real_
     give_plenty(real_cast.acme)
     there = Namespace(real_plane, real_cast)
     machine = Machine("gpu1", real_cast.pool)
-    there.make("pods", asking("first", gpu=0))
+    there.make("pods", bound_pod("first", gpu=0))
     with program(*COMMAND) as first:
         assert eventually(lambda: holds("first"), seconds=SECONDS)
         alone = sessions()
@@ -93,7 +93,7 @@ def test_on_a_real_control_plane_too_the_other_takes_over(real_cast: Cast, real_
             first.send_signal(signal.SIGKILL)
             first.wait()
             there.client.delete(there.path("pods", "first") + "?gracePeriodSeconds=0")
-            there.make("pods", asking("second", gpu=1))
+            there.make("pods", bound_pod("second", gpu=1))
             assert eventually(lambda: holds("second"), seconds=SECONDS)
             assert eventually(lambda: not holds("first"), seconds=SECONDS)
             machine.obey()
@@ -101,8 +101,8 @@ def test_on_a_real_control_plane_too_the_other_takes_over(real_cast: Cast, real_
     there.client.delete(f"/api/v1/namespaces/{there.name}")
 
 
-def asking(name: str, *, gpu: int) -> dict[str, Any]:
-    """A pod that a scheduler has bound to gpu1."""
+def bound_pod(name: str, *, gpu: int) -> dict[str, Any]:
+    """Return a pod that a scheduler has bound to gpu1."""
     pod = running(name, gpu=gpu)
     container = pod["spec"]["containers"][0]
     return {**pod, "spec": {"nodeName": "gpu1", "containers": [{**container, "image": "cuda:12"}]}}

@@ -1,4 +1,4 @@
-"""Pods in the ledger: one for pods, containers and bare processes. What a watch tells is written out here."""
+"""Pods in the ledger: one ledger for pods, containers and bare processes. Watch events are written out here."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_a_pod_that_is_over_gives_back_when_its_node_says_so(cast: Cast, cluster
 
 
 def test_the_next_pod_of_a_name_has_its_own_claim(cast: Cast, cluster: Cluster, machine: Machine) -> None:
-    """As a StatefulSet makes them; nobody has told of the first one's end."""
+    """A StatefulSet makes such pods; the end of the first one was not reported."""
     give_plenty(cast.acme)
     first = follow(cluster, running("web-0", paper.container(100), gpus="1"))
     again = running("web-0", paper.container(100), gpus="1")
@@ -81,7 +81,7 @@ def test_the_next_pod_of_a_name_has_its_own_claim(cast: Cast, cluster: Cluster, 
     following.follow(cluster=cluster, pod=again, labels={})
     first.refresh_from_db()
     assert first.ended_at is not None
-    # Its GPU is the next one's once the node has confirmed that the first is gone.
+    # Its GPU is the next pod's once the node has confirmed that the first is gone.
     machine.obey()
     following.follow(cluster=cluster, pod=again, labels={})
     claim = PodClaim.objects.live().get().claim

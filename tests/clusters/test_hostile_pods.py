@@ -1,4 +1,4 @@
-"""Pods whose words somebody thought up: each is passed by or refused in words, and the others are written down."""
+"""Pods with malicious values: each is skipped or refused with a message, and the others are recorded."""
 
 import json
 import typing
@@ -78,7 +78,7 @@ class Kube:
         self.told[path.split("/")[-2]] = body["status"]
 
 
-def look(*things: Json, pods: tuple[Json, ...] = ()) -> dict[str, Json]:
+def phases_after_check(*things: Json, pods: tuple[Json, ...] = ()) -> dict[str, Json]:
     kube = Kube(list(things), list(pods))
     SharePods(Cluster.objects.get(), typing.cast(Any, kube)).look()
     return kube.told
@@ -86,7 +86,7 @@ def look(*things: Json, pods: tuple[Json, ...] = ()) -> dict[str, Json]:
 
 @pytest.mark.parametrize("words", [{"GPUID": "x" * 64}, {"sched_affinity": "\0"}])
 def test_a_sharepod_with_odd_words_hears_so_and_the_next_is_kept(watched: Watched, words: dict[str, str]) -> None:
-    told = look(sharepod("a-odd", **words), sharepod("b-good"))
+    told = phases_after_check(sharepod("a-odd", **words), sharepod("b-good"))
     assert told["a-odd"]["Phase"] == "Failed"
     assert told["b-good"]["Phase"] == "Pending"
 
@@ -95,7 +95,7 @@ def test_a_sharepod_with_odd_words_hears_so_and_the_next_is_kept(watched: Watche
 def test_a_sharepod_whose_container_no_agent_could_be_told_has_no_claim(watched: Watched, name: object) -> None:
     odd = sharepod("a-odd")
     odd["spec"]["containers"][0]["name"] = name
-    told = look(odd, sharepod("b-good"))
+    told = phases_after_check(odd, sharepod("b-good"))
     assert told["a-odd"]["Phase"] == "Failed"
     assert "name of 1 to 63 characters" in told["a-odd"]["Message"]
     assert list(Claim.objects.values_list("pod__name", flat=True)) == ["b-good"]
@@ -107,14 +107,14 @@ def test_a_gpuid_that_is_too_long_is_named() -> None:
 
 
 def test_a_pod_of_another_namespace_does_not_end_a_sharepod(watched: Watched) -> None:
-    """A label is anybody's to write; the uid in it is no secret."""
-    look(sharepod("mine"))
+    """Anybody may set a label; the uid in it is no secret."""
+    phases_after_check(sharepod("mine"))
     forged = paper.pod("mine", paper.container(), phase="Failed")
     forged["metadata"] |= {"namespace": "other", "labels": {"gpucloud.io/sharepod": "uid-mine"}}
-    assert look(sharepod("mine"), pods=(forged,))["mine"]["Phase"] == "Pending"
+    assert phases_after_check(sharepod("mine"), pods=(forged,))["mine"]["Phase"] == "Pending"
     assert Cluster.objects.get().sharepods.get().ended_at is None
 
 
 def test_a_cluster_whose_credentials_cannot_be_used_holds_up_no_other(cast: Cast) -> None:
-    """This is no pod of a cluster, so there are none."""
+    """No pod of a cluster: it has none."""
     _look(clusters.connect(principal=SYSTEM, name="odd", pool=cast.pool, in_cluster=True))

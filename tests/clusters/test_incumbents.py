@@ -37,7 +37,9 @@ def test_a_rewritten_pod_is_decided_as_everywhere(extender: Listening, path: str
     assert (said["NodeNames"], said["FailedNodes"]) == (["a"], {"bare": "no GPU device"})
 
 
-@pytest.mark.parametrize(("asked", "name"), [(formats.asking(aliyun=2), "gpushare"), (formats.asking(gpu=1), "HAMi")])
+@pytest.mark.parametrize(
+    ("asked", "name"), [(formats.container_with(aliyun=2), "gpushare"), (formats.container_with(gpu=1), "HAMi")]
+)
 def test_a_pod_in_its_own_words_is_not_passed_on_without_a_gpu(extender: Listening, asked: Any, name: str) -> None:
     said = call(extender, "/filter", request(formats.pod(asked), names=["a"]))
     assert f"ADMISSION_TRANSLATE={name}" in said["Error"]
@@ -84,7 +86,7 @@ def test_inspect_of_nothing_says_so(extender: Listening) -> None:
 @pytest.mark.parametrize("path", ["/webhook", "/admission/mutate"])
 def test_the_webhooks_are_at_the_same_listener(extender: Listening, path: str, settings: Any) -> None:
     settings.ADMISSION_TRANSLATE = ["HAMi"]
-    said = call(extender, path, review(formats.pod(formats.asking(gpu=1, gpumem=3000))))
+    said = call(extender, path, review(formats.pod(formats.container_with(gpu=1, gpumem=3000))))
     assert said["response"]["patchType"] == "JSONPatch"
-    refused = call(extender, "/admission/validate", review(formats.pod(formats.asking(core=150))))
+    refused = call(extender, "/admission/validate", review(formats.pod(formats.container_with(core=150))))
     assert not refused["response"]["allowed"]

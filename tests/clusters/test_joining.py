@@ -1,4 +1,4 @@
-"""A node joins by its cluster's word, and by nobody else's. What a real API server says is in test_real_joining.py."""
+"""A node joins with its cluster's confirmation only. test_real_joining.py tests a real API server's answers."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ from apps.scheduling.services.reclaiming.forgetting import forget_node
 from tests.cast import Cast, Machine
 from tests.clusters.answering import Json
 from tests.clusters.kubeconfigs import kubeconfig
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 KEY, OTHER = "1" * 64, "2" * 64
 ACCOUNT = "gpucloud-agents/gpucloud-agent"
@@ -31,7 +31,7 @@ SUBJECT = "system:serviceaccount:gpucloud-agents:gpucloud-agent"
 
 
 def token(**more: Any) -> str:
-    """What it says of itself; nobody here looks at the signature."""
+    """Return a token's claims; its signature is not checked here."""
     said = {"sub": SUBJECT, "aud": ["gpucloud"], "exp": time.time() + 60, **more}
     return f"e30.{base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip('=')}.c2lnbmVk"
 
@@ -42,7 +42,7 @@ class Reviewing:
     said: Json = {}
     pod: Json = {}
     reviews = 0
-    # What happens while it is asked.
+    # Runs during a review.
     meanwhile: Callable[[], None] | None = None
     patience_seconds = 0.0
 
@@ -89,11 +89,11 @@ def test_an_agent_of_the_cluster_becomes_its_node_without_a_token_of_ours(cast: 
     node = Node.objects.get()
     assert (node.pool, node.kubernetes_node) == (cast.pool, "gpu-1.example")
     assert (node.enrolment_digest, node.enrolment_expires_at) == (None, None)
-    assert KEY not in str(stored())
+    assert KEY not in str(dump_database())
     assert AuditEvent.objects.get(action="node.enrol").actor == "cluster:kube"
-    before = stored()
+    before = dump_database()
     assert join(cast) == (200, "gpu-1-example")
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_machine_that_lost_its_state_gets_its_node_again_and_a_second_machine_does_not(
@@ -112,10 +112,10 @@ def test_a_machine_that_lost_its_state_gets_its_node_again_and_a_second_machine_
 def test_a_forgotten_node_joins_again_by_an_operators_token_only(cast: Cast, cluster: Cluster) -> None:
     join(cast)
     forget_node(principal=SYSTEM, node=Node.objects.get())
-    before = stored()
+    before = dump_database()
     for key in (KEY, OTHER):
         assert join(cast, key=key) == (403, "enrolment-refused")
-    assert stored() == before
+    assert dump_database() == before
     _, enrolment = nodes.renew_enrolment(principal=SYSTEM, node=Node.objects.get())
     assert join(cast) == (403, "enrolment-refused")
     nodes.enrol(token=enrolment, key_digest=KEY)
@@ -146,7 +146,7 @@ def test_few_ask_the_api_server_at_a_time_and_others_are_told_to_come_again(cast
     Reviewing.meanwhile = second
     assert join(cast) == (200, "gpu-1-example")
     assert inner == [(429, "busy"), (200, "gpu-1-example")]
-    # Nobody's turn is lost with a refusal.
+    # A refusal uses up nobody's attempts.
     Reviewing.said = {"authenticated": False}
     assert {join(cast) for _ in range(3)} == {(403, "enrolment-refused")}
 
@@ -172,9 +172,9 @@ def test_an_api_server_that_says_nothing_is_waited_for_as_long_as_is_said() -> N
 
 def test_a_node_of_another_origin_is_not_taken_over(cast: Cast, cluster: Cluster) -> None:
     Machine("gpu-1-example", cast.pool)
-    before = stored()
+    before = dump_database()
     assert join(cast) == (403, "enrolment-refused")
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_a_node_of_another_origin_is_not_taken_over(cast: Cast, cluster: Cluster
 )
 def test_what_the_api_server_does_not_vouch_for_is_refused(cast: Cast, cluster: Cluster, change: Json) -> None:
     Reviewing.said = {**Reviewing.said, **change}
-    before = stored()
+    before = dump_database()
     assert join(cast) == (403, "enrolment-refused")
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_pod_on_no_node_is_no_node(cast: Cast, cluster: Cluster) -> None:

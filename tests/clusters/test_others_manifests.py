@@ -1,4 +1,4 @@
-"""Manifests of HAMi, gpushare and KubeShare, unchanged, on a real control plane: rewritten, decided, bound."""
+"""Manifests of HAMi, gpushare and KubeShare, unchanged, on a real control plane: rewritten, placed, bound."""
 
 import json
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ import yaml
 from django.core.management import call_command
 
 from apps.clusters.kube.client import Client, Refused
-from tests.clusters.admission.serving import served
+from tests.clusters.admission.serving import serve
 from tests.clusters.cluster_objects import (
     CORE,
     MEMORY,
     add_namespace,
     add_node,
-    bound,
-    counted,
+    counted_core,
     give,
+    placement_of,
     pod,
     remove_all,
 )
 from tests.clusters.control_plane import ControlPlane
-from tests.clusters.formats.pods import asking
+from tests.clusters.formats.pods import container_with
 from tests.clusters.formats.pods import pod as manifest
 from tests.processes import eventually
 
@@ -34,7 +34,7 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1"
 
 @pytest.fixture(scope="module")
 def cluster(control_plane: ControlPlane) -> Client:
-    """With one node of two GPUs."""
+    """Create a cluster with one node of two GPUs."""
     found = control_plane.client()
     add_node(found, "gpu1", gpus=2, units=96)
     add_namespace(found, "others")
@@ -43,11 +43,11 @@ def cluster(control_plane: ControlPlane) -> Client:
 
 @pytest.fixture
 def client(cluster: Client, tmp_path: Path, settings: Any) -> Iterator[Client]:
-    """The cluster, whose API server asks our webhooks."""
+    """Connect the cluster, whose API server calls our webhooks."""
     settings.ADMISSION_TRANSLATE = ["HAMi", "gpushare", "KubeShare"]
     found = cluster
     _configurations(tmp_path, "https://127.0.0.1:1")
-    with served(tmp_path) as url:
+    with serve(tmp_path) as url:
         for configuration in _configurations(tmp_path, url):
             found.post(f"{HOOKS}/{configuration['kind'].lower()}s", configuration)
         assert eventually(lambda: _is_asked(found), seconds=60)
@@ -64,8 +64,8 @@ def _configurations(directory: Path, url: str) -> list[dict[str, Any]]:
 
 
 def _is_asked(client: Client) -> bool:
-    """Whether the API server has begun to ask: it takes a moment to know."""
-    thing = _named(manifest(asking(gpu=1)), "trial")
+    """Return True once the API server calls us, which takes a moment."""
+    thing = _named(manifest(container_with(gpu=1)), "trial")
     made = json.loads(client.post("/api/v1/namespaces/others/pods?dryRun=All", thing))
     return CORE in made["spec"]["containers"][0]["resources"]["limits"]
 
@@ -83,14 +83,14 @@ def test_a_manifest_of_each_runs_on_a_gpu_without_being_edited(client: Client) -
     kubeshare = manifest({}, labels=words)
     kubeshare["spec"]["schedulerName"] = "kubeshare-scheduler"
     things = {
-        "hami": (manifest(asking(gpu=1, gpumem=3000, cores=30)), {CORE: "30", MEMORY: "12"}),
-        "gpushare": (manifest(asking(aliyun=2)), {CORE: "1", MEMORY: "8"}),
+        "hami": (manifest(container_with(gpu=1, gpumem=3000, cores=30)), {CORE: "30", MEMORY: "12"}),
+        "gpushare": (manifest(container_with(aliyun=2)), {CORE: "1", MEMORY: "8"}),
         "kubeshare": (kubeshare, {CORE: "50", MEMORY: "16"}),
-        "whole": (manifest(asking(gpu=1)), {CORE: "100"}),
+        "whole": (manifest(container_with(gpu=1)), {CORE: "100"}),
     }
     for name, (thing, _) in things.items():
         client.post("/api/v1/namespaces/others/pods", _named(thing, name))
-    places = {name: bound(client, "others", name, seconds=60) for name in things}
+    places = {name: placement_of(client, "others", name, seconds=60) for name in things}
     assert {node for node, _ in places.values()} == {"gpu1"}
     # Three parts share one GPU, the whole one is alone on the other.
     assert len({places[name] for name in ("hami", "gpushare", "kubeshare")}) == 1
@@ -102,9 +102,14 @@ def test_a_manifest_of_each_runs_on_a_gpu_without_being_edited(client: Client) -
 def test_a_tenants_quota_counts_what_others_words_were_rewritten_into(client: Client) -> None:
     """Kubernetes counts after our webhook: HAMi's and gpushare's pods are in the quota of `tencent.com` too."""
     give(client, "others", core=50, memory=12)
-    client.post("/api/v1/namespaces/others/pods", _named(manifest(asking(gpu=1, gpumem=2048, cores=30)), "within"))
-    assert eventually(lambda: counted(client, "others") == "30", seconds=30)
-    for name, asks in {"much-core": asking(gpu=1, gpumem=512, cores=30), "much-memory": asking(aliyun=2)}.items():
+    client.post(
+        "/api/v1/namespaces/others/pods", _named(manifest(container_with(gpu=1, gpumem=2048, cores=30)), "within")
+    )
+    assert eventually(lambda: counted_core(client, "others") == "30", seconds=30)
+    for name, asks in {
+        "much-core": container_with(gpu=1, gpumem=512, cores=30),
+        "much-memory": container_with(aliyun=2),
+    }.items():
         with pytest.raises(Refused, match=r"exceeded quota: gpu, requested: requests\.tencent\.com/vcuda"):
             client.post("/api/v1/namespaces/others/pods", _named(manifest(asks), name))
     client.delete("/api/v1/namespaces/others/resourcequotas/gpu")

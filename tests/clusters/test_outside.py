@@ -1,4 +1,4 @@
-"""What pods use without a claim is free to nobody: no claim is placed there, and none grows there."""
+"""Capacity that pods use without a claim is not free: no claim is placed there, and none grows there."""
 
 from datetime import timedelta
 from typing import Any
@@ -26,7 +26,7 @@ from tests.clusters.test_holding import follow, running
 
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
-    """With one GPU."""
+    """Create a machine with one GPU."""
     return Machine("gpu1", cast.pool, gpus=1)
 
 
@@ -42,8 +42,8 @@ def free(machine: Machine) -> tuple[int, int]:
     return gpu.core_free, gpu.memory_free_mib
 
 
-def tried(cast: Cast, **facts: Any) -> str:
-    """What becomes of a claim of globex's."""
+def try_claim(cast: Cast, **facts: Any) -> str:
+    """Return the state of a claim of globex's."""
     claim = ask(cast, tenant=cast.globex, **facts)
     run_round(cast.pool)
     claim.refresh_from_db()
@@ -56,8 +56,8 @@ def test_what_a_pod_above_its_quota_uses_is_not_given_again(cast: Cast, cluster:
     row = follow(cluster, running("train", paper.container(30, 10)))
     assert (row.claim, row.core, row.memory_mib) == (None, 30, 2560)
     assert free(machine) == (70, 24 * GIB - 2560)
-    assert tried(cast, core_request=80, memory_mib=1) == "queued"
-    assert tried(cast, core_request=1, memory_mib=24 * GIB - 2000) == "queued"
+    assert try_claim(cast, core_request=80, memory_mib=1) == "queued"
+    assert try_claim(cast, core_request=1, memory_mib=24 * GIB - 2000) == "queued"
     quotas.change_quota(principal=SYSTEM, quota=given["core_percent"], hard=100)
     row = follow(cluster, running("train", paper.container(30, 10)))
     gpu = machine.gpu()
@@ -85,7 +85,7 @@ def test_a_pod_on_a_gpu_that_is_full_has_what_is_freed_there(cast: Cast, cluster
     lifecycle.release_claim(principal=SYSTEM, claim=claim)
     machine.obey()
     assert free(machine)[0] == 70
-    assert tried(cast, core_request=80, memory_mib=1) == "queued"
+    assert try_claim(cast, core_request=80, memory_mib=1) == "queued"
     assert follow(cluster, running("train", paper.container(30, 10))).claim is not None
     assert free(machine)[0] == 70
 
@@ -128,7 +128,7 @@ def test_promises_that_came_to_nothing_are_forgotten(cast: Cast, cluster: Cluste
     for uid in ("uid-chosen", "uid-unheard", "uid-gone"):
         outside.keep(cluster=cluster, pod_uid=uid, parts={machine.gpu().pk: (10, 256)})
     following.forget_promises(cluster=cluster, pods_there=[chosen, unheard])
-    # The watch may not have heard of them yet.
+    # The watch may not have received them yet.
     assert PodHold.objects.count() == 3
     PodHold.objects.update(since=timezone.now() - timedelta(minutes=2))
     following.forget_promises(cluster=cluster, pods_there=[chosen, unheard])

@@ -1,4 +1,4 @@
-"""The filter answers as gpu-admission does: for thousands of random pods and nodes."""
+"""The filter's answers equal gpu-admission's for thousands of random pods and nodes."""
 
 import json
 import random
@@ -82,7 +82,7 @@ def compare(rounds: int, seed: int) -> None:
             assert got == due, (seed, asked)
             asked_in_all += 1
             placed += bool(due["annotations"])
-    # Else it would be a comparison of refusals.
+    # Otherwise it would only compare refusals.
     assert placed > rounds // 10
 
 
@@ -182,7 +182,7 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("core", ["1e99", "1e12", "1000000000000", "6500"])
 def test_a_node_that_tells_of_more_gpus_than_a_machine_has_is_passed_over(core: str) -> None:
-    """Its own kubelet may write that: it must not cost us our memory."""
+    """Its own kubelet may write that: it must not exhaust our memory."""
     nodes = [node("odd", core, 10**6), node("node", 200, 118)]
     paper = Paper(nodes, [item := pod("p", container(30, 10))])
     said = answered(paper, request(item, nodes))

@@ -1,4 +1,4 @@
-"""Whom the extender names to be ended: enough for the pod's GPUs, none too many, none that may not be."""
+"""Victims that the extender names: enough for the pod's GPUs, none too many, none that must not end."""
 
 import json
 import random
@@ -26,8 +26,8 @@ def wanting(core: int, *, rank: int = 9) -> Json:
     return made
 
 
-def ended(paper: Paper, asked: Json, *named: str) -> set[str] | None:
-    """Of node a, where kube-scheduler named these; None: the node is left out."""
+def victims(paper: Paper, asked: Json, *named: str) -> set[str] | None:
+    """Return the victims of node a, for which kube-scheduler named these; None: the node is left out."""
     victims = {"a": {"Pods": [{"UID": f"uid-{name}"} for name in named]}}
     body = json.dumps({"Pod": asked, "NodeNameToMetaVictims": victims}).encode()
     said = json.loads(preempting.preempt(paper.extended(), body))["NodeNameToMetaVictims"]
@@ -36,7 +36,7 @@ def ended(paper: Paper, asked: Json, *named: str) -> set[str] | None:
 
 @pytest.fixture
 def paper() -> Paper:
-    """Two GPUs, each with a pod of 40 that is cheap to end and one that is dear."""
+    """Create two GPUs, each with a cheap pod of 40 and an expensive one."""
     there = [
         running(f"{word}-{gpu}", 40, gpu, rank=rank) for word, rank in (("cheap", 1), ("dear", 2)) for gpu in (0, 1)
     ]
@@ -44,23 +44,23 @@ def paper() -> Paper:
 
 
 def test_where_the_sum_frees_no_gpu_as_few_more_go_as_do(paper: Paper) -> None:
-    assert ended(paper, wanting(100), "cheap-0", "cheap-1") == {"cheap-0", "cheap-1", "dear-1"}
-    assert ended(paper, wanting(60), "cheap-0") == {"cheap-0"}
-    assert ended(paper, wanting(200), "cheap-0") == {"cheap-0", "cheap-1", "dear-0", "dear-1"}
+    assert victims(paper, wanting(100), "cheap-0", "cheap-1") == {"cheap-0", "cheap-1", "dear-1"}
+    assert victims(paper, wanting(60), "cheap-0") == {"cheap-0"}
+    assert victims(paper, wanting(200), "cheap-0") == {"cheap-0", "cheap-1", "dear-0", "dear-1"}
 
 
 def test_nobody_of_its_own_priority_goes(paper: Paper) -> None:
-    assert ended(paper, wanting(100, rank=2), "cheap-0", "cheap-1") is None
+    assert victims(paper, wanting(100, rank=2), "cheap-0", "cheap-1") is None
 
 
 def test_what_is_only_chosen_cannot_be_ended() -> None:
     chosen = pod("chosen", container(40, 1), annotations={INDEX: "0", "tencent.com/predicate-node": "a"})
     paper = Paper([node("a", 100, 59)], [chosen, running("runs", 40, 0)])
-    assert ended(paper, wanting(100), "runs") is None
+    assert victims(paper, wanting(100), "runs") is None
 
 
 def fits(asked: Json, there: Json, staying: list[Json]) -> bool:
-    """As the oracle of the filter has it."""
+    """Return True if it fits, by the oracle of the filter."""
     return bool(oracle.answer(asked, [there], staying, strict=False)["names"])
 
 
@@ -76,7 +76,7 @@ def test_of_random_nodes_enough_go_and_nobody_who_need_not() -> None:
         asked = wanting(dice.choice([30, 70, 100, 200]), rank=dice.randrange(5))
         lower = [item for item in pods if item["spec"]["priority"] < asked["spec"]["priority"]]
         named = {item["metadata"]["name"] for item in lower if dice.random() < 0.3}
-        found = ended(Paper([there], pods), asked, *sorted(named))
+        found = victims(Paper([there], pods), asked, *sorted(named))
         if found is None:
             left_out += 1
             assert not fits(asked, there, [item for item in pods if item not in lower])

@@ -1,4 +1,4 @@
-"""What the extender chooses is promised in the ledger: no GPU to a pod and to a claim at once."""
+"""GPUs chosen by the extender are promised in the ledger: no GPU goes to a pod and to a claim at once."""
 
 import json
 import typing
@@ -40,7 +40,7 @@ def cluster(cast: Cast, machine: Machine) -> Cluster:
 
 
 class World:
-    """Pods that wait, and the extender that knew the ledger when it began."""
+    """Pending pods, and an extender that knew the ledger at the start."""
 
     def __init__(self, cluster: Cluster, *pods: Json) -> None:
         self.paper = Paper(NODES, list(pods))
@@ -52,14 +52,14 @@ class World:
         )
 
     def ask(self, name: str) -> Json:
-        """The answer, with the pod's GPUs under `gpus`."""
+        """Return the answer, with the pod's GPUs under `gpus`."""
         item = self.paper.pods[name]
         said: Json = json.loads(predicates.answer(self.extended, request(item, NODES)))
         return {**said, "gpus": item["metadata"]["annotations"].get(INDEX)}
 
 
-def claimed(cast: Cast, core: int, **facts: Any) -> Claim:
-    """A claim, after a round."""
+def make_claim(cast: Cast, core: int, **facts: Any) -> Claim:
+    """Create a claim and run a round."""
     claim = ask(cast, core_request=core, memory_mib=256, **facts)
     run_round(cast.pool)
     claim.refresh_from_db()
@@ -73,23 +73,23 @@ def gpus_of(claim: Claim) -> list[int]:
 def test_what_a_pod_was_chosen_for_is_not_given_to_a_claim(cast: Cast, cluster: Cluster) -> None:
     world = World(cluster, pod("p", container(60, 10)), pod("q", container(60, 10)))
     assert (world.ask("p")["gpus"], world.ask("q")["gpus"]) == ("0", "1")
-    assert claimed(cast, 50).state == "queued"
-    assert claimed(cast, 40).state == "assigned"
+    assert make_claim(cast, 50).state == "queued"
+    assert make_claim(cast, 40).state == "assigned"
 
 
 def test_without_its_promise_the_same_gpu_is_given_twice(cast: Cast, cluster: Cluster) -> None:
-    """The control: what the test above guards against is real."""
+    """The control: the conflict that the test above guards against is real."""
     world = World(cluster, pod("p", container(60, 10)), pod("q", container(60, 10)))
     world.extended.promises = None
     assert (world.ask("p")["gpus"], world.ask("q")["gpus"]) == ("0", "1")
-    assert claimed(cast, 50).state == "assigned"
+    assert make_claim(cast, 50).state == "assigned"
 
 
 @pytest.mark.parametrize("placement", ["gpu-admission", "gpucloud"])
 def test_what_a_claim_has_taken_meanwhile_is_not_chosen(cast: Cast, cluster: Cluster, placement: str) -> None:
     cluster.change(placement=placement)
     world = World(cluster, pod("p", container(60, 10)), pod("q", container(100)), pod("r", container(41, 1)))
-    first = claimed(cast, 50)
+    first = make_claim(cast, 50)
     assert world.ask("p")["gpus"] == str(1 - gpus_of(first)[0])
     assert world.ask("q")["gpus"] is None
     assert world.ask("r")["gpus"] == str(gpus_of(first)[0])
@@ -99,8 +99,8 @@ def test_a_pod_that_is_asked_about_again_is_promised_once(cast: Cast, cluster: C
     world = World(cluster, pod("p", container(60, 10)))
     world.ask("p")
     before = PodHold.objects.get()
-    # A claim takes the rest of its GPU: what the pod has been promised stays its own.
-    claimed(cast, 40)
+    # A claim takes the rest of its GPU: the pod's promised part stays its own.
+    make_claim(cast, 40)
     assert world.ask("p")["gpus"] == "0"
     assert PodHold.objects.get().gpu == before.gpu
 
@@ -123,7 +123,7 @@ def test_a_promise_becomes_the_pods_claim(cast: Cast, cluster: Cluster, machine:
     following.follow(cluster=cluster, pod=bound, labels={})
     assert (machine.gpu().core_used, machine.gpu().core_outside) == (60, 0)
     assert not PodHold.objects.exists()
-    # What it holds is told by its annotations: to the pods of its cluster it is no other's.
+    # Its annotations name its part: to the pods of its cluster it is not free.
     world.promises.look()
     assert world.paper.mirror.others_on("gpu1") == ()
 

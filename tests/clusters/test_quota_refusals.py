@@ -1,4 +1,4 @@
-"""Quotas of many namespaces: what one refuses is no other's trouble, and a quota is known by its name."""
+"""Quotas of many namespaces: a refusal by one does not affect others, and a quota is identified by its name."""
 
 import json
 import typing
@@ -73,7 +73,7 @@ def test_what_one_namespace_refuses_is_no_other_ones_trouble(cluster: Cluster) -
 
 
 def test_a_quota_of_our_name_is_ours_also_without_its_label(cluster: Cluster) -> None:
-    """Found by a label it would be there and not be found, and be made again and refused for ever."""
+    """A search by label would not find it, and creating it again would fail for ever."""
     kube = Kube()
     sync(cluster, kube)
     quota = kube.there["b", "gpucloud"]

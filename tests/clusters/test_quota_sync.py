@@ -1,4 +1,4 @@
-"""A tenant's quota in its namespace, on a real control plane: Kubernetes refuses what the ledger would not bear."""
+"""A tenant's quota in its namespace, on a real control plane: Kubernetes refuses what the ledger would refuse."""
 
 from collections.abc import Callable, Iterator
 

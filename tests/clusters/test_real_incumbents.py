@@ -1,10 +1,10 @@
-"""A real kube-scheduler that is configured for gpushare's extender, or for HAMi's, and finds ours there."""
+"""A real kube-scheduler that is configured for gpushare's extender, or for HAMi's, with ours in its place."""
 
 import httpx
 import pytest
 
 from apps.clusters.services import scheduler_configuration
-from tests.clusters.cluster_objects import CORE, MEMORY, add_namespace, add_node, bound
+from tests.clusters.cluster_objects import CORE, MEMORY, add_namespace, add_node, placement_of
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.extenders import Listening
 
@@ -26,7 +26,7 @@ def test_its_paths_place_and_bind_pods_that_were_rewritten(real_plane: ControlPl
         real_plane.start_scheduler(scheduler_configuration.configuration(entry, scheduler_name=name))
         try:
             client.post(f"/api/v1/namespaces/{name}/pods", {"metadata": {"name": "train"}, "spec": spec})
-            assert bound(client, name, "train", seconds=60) == (f"{name}-a", "0")
+            assert placement_of(client, name, "train", seconds=60) == (f"{name}-a", "0")
         finally:
             real_plane.stop_one("kube-scheduler")
         [node] = httpx.get(f"{listener.url}/gpushare-scheduler/inspect/{name}-a").json()["nodes"]

@@ -1,4 +1,4 @@
-"""A real kube-scheduler that leaves everything to the extender: what it binds, binds again, and ends pods for."""
+"""A real kube-scheduler that delegates everything to the extender: bindings, repeated bindings, and preemptions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -8,7 +8,16 @@ import yaml
 
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.services import scheduler_configuration
-from tests.clusters.cluster_objects import CHOSEN, CORE, INDEX, add_namespace, add_node, bound, end_as_a_kubelet, pod
+from tests.clusters.cluster_objects import (
+    CHOSEN,
+    CORE,
+    INDEX,
+    add_namespace,
+    add_node,
+    end_as_a_kubelet,
+    placement_of,
+    pod,
+)
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.extenders import Listening
 from tests.processes import eventually
@@ -36,23 +45,23 @@ class Failing(Client):
 
 @pytest.fixture(scope="module")
 def listener() -> Iterator[Listening]:
-    """The extender."""
+    """Start the extender."""
     with Listening() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def client(real_plane: ControlPlane, listener: Listening) -> Iterator[Failing]:
-    """Of a cluster whose scheduler filters, scores, binds and preempts through us; nodes come whole."""
+    """Connect a cluster whose scheduler filters, scores, binds and preempts through us; nodes come as full objects."""
     made = Failing(yaml.safe_load(real_plane.kubeconfig()))
     listener.begin("kube", made)
-    real_plane.start_scheduler(asking(listener))
+    real_plane.start_scheduler(asking_configuration(listener))
     yield made
     real_plane.stop_one("kube-scheduler")
 
 
-def asking(listener: Listening, *, without: str = "") -> Json:
-    """A scheduler's configuration; `without`: what it does by itself."""
+def asking_configuration(listener: Listening, *, without: str = "") -> Json:
+    """Return a scheduler's configuration; `without`: the verbs that it does itself."""
     entry = scheduler_configuration.extender(listener.url, everything=True)
     entry.pop(without, None)
     return scheduler_configuration.configuration(entry, scheduler_name=SCHEDULER)
@@ -60,7 +69,7 @@ def asking(listener: Listening, *, without: str = "") -> Json:
 
 @pytest.fixture(scope="module")
 def ranks(client: Client) -> Mapping[str, str]:
-    """Classes of priority, by their value."""
+    """Create priority classes, by their value."""
     for value in (1, 2, 5, 9):
         body = {"metadata": {"name": f"rank-{value}"}, "value": value}
         client.post("/apis/scheduling.k8s.io/v1/priorityclasses", body)
@@ -68,7 +77,7 @@ def ranks(client: Client) -> Mapping[str, str]:
 
 
 def ask(client: Client, lab: str, name: str, *, core: int, rank: str = "", on: tuple[str, int] | None = None) -> None:
-    """A pod for the lab's nodes; `on`: one that has run there for long, on that GPU."""
+    """Create a pod for the lab's nodes; `on`: one that has run there for long, on that GPU."""
     limits = {CORE: str(core), "tencent.com/vcuda-memory": "1"}
     spec: Json = {
         "schedulerName": SCHEDULER,
@@ -85,7 +94,7 @@ def ask(client: Client, lab: str, name: str, *, core: int, rank: str = "", on: t
 
 
 def names(client: Client, lab: str) -> set[str]:
-    """Of the lab's pods, those that are not to end."""
+    """Return the names of the lab's pods that are not being deleted."""
     found = client.get(f"/api/v1/namespaces/{lab}/pods")["items"]
     return {item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"]}
 
@@ -97,19 +106,19 @@ def test_a_pod_that_fails_to_bind_is_placed_again_and_elsewhere_where_it_must(cl
     chosen: list[str] = []
 
     def cordon(node: str) -> None:
-        """The node that was chosen first takes no more pods, as when it dies in that moment."""
+        """Cordon the first chosen node, as if it died at that moment."""
         chosen.append(node)
         client.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
 
     before, client.fail = client.bindings, cordon
     ask(client, "fails", "train", core=60)
     [other] = {"fails-a", "fails-b"} - {bound_first(client, chosen)}
-    assert bound(client, "fails", "train", seconds=90) == (other, "0")
+    assert placement_of(client, "fails", "train", seconds=90) == (other, "0")
     assert client.bindings == before + 2
-    # What it was promised first is free again.
+    # Its first promise is free again.
     client.patch(f"/api/v1/nodes/{chosen[0]}", {"spec": {"unschedulable": False}})
     ask(client, "fails", "next", core=100)
-    assert bound(client, "fails", "next", seconds=90) == (chosen[0], "0")
+    assert placement_of(client, "fails", "next", seconds=90) == (chosen[0], "0")
 
 
 def bound_first(client: Failing, chosen: list[str]) -> str:
@@ -118,7 +127,7 @@ def bound_first(client: Failing, chosen: list[str]) -> str:
 
 
 def crowd(client: Client, lab: str, ranks: Mapping[str, str]) -> None:
-    """By its sums kube-scheduler would end the cheap ones of node a, and no GPU there would be free."""
+    """Fill the nodes: kube-scheduler would end the cheap ones of node a, and free no GPU there."""
     add_namespace(client, lab)
     for name in ("a", "b"):
         add_node(client, f"{lab}-{name}", gpus=2, units=96, lab=lab)
@@ -142,7 +151,7 @@ def test_pods_end_for_a_higher_priority_only_where_that_frees_its_gpus(
     assert eventually(placed, seconds=120), pod(client, "urgent", "wants")["status"]
     [ended] = before - names(client, "urgent")
     assert ended.startswith("b-dear-")
-    assert bound(client, "urgent", "wants") == ("urgent-b", ended[-1])
+    assert placement_of(client, "urgent", "wants") == ("urgent-b", ended[-1])
 
 
 def test_where_its_sums_free_no_gpu_as_few_more_end_as_do(client: Failing, ranks: Mapping[str, str]) -> None:
@@ -159,7 +168,7 @@ def test_where_its_sums_free_no_gpu_as_few_more_end_as_do(client: Failing, ranks
 
     assert eventually(placed, seconds=120), pod(client, "apart", "wants")["status"]
     assert names(client, "apart") == {"dear-0", "wants"}
-    assert bound(client, "apart", "wants") == ("apart-a", "1")
+    assert placement_of(client, "apart", "wants") == ("apart-a", "1")
 
 
 def test_pods_of_its_own_priority_stay_and_it_waits(client: Failing, ranks: Mapping[str, str]) -> None:
@@ -174,9 +183,12 @@ def test_pods_of_its_own_priority_stay_and_it_waits(client: Failing, ranks: Mapp
 def test_a_scheduler_that_does_not_ask_ends_pods_for_nothing(
     client: Failing, ranks: Mapping[str, str], real_plane: ControlPlane, listener: Listening
 ) -> None:
-    """The control: what asking is for. Last, for the others' scheduler asks."""
+    """The control: a scheduler that does not ask preempts pods for nothing.
+
+    It is last, because the others' scheduler asks.
+    """
     real_plane.stop_one("kube-scheduler")
-    real_plane.start_scheduler(asking(listener, without="preemptVerb"))
+    real_plane.start_scheduler(asking_configuration(listener, without="preemptVerb"))
     crowd(client, "unasked", ranks)
     ask(client, "unasked", "wants", core=100, rank=ranks["9"])
     assert eventually(lambda: not names(client, "unasked") & {"a-cheap-0", "a-cheap-1"}, seconds=120)

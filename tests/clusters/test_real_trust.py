@@ -1,4 +1,4 @@
-"""Who is believed, on a real control plane: kube-scheduler by its certificate, agents by their pods' tokens."""
+"""Trust on a real control plane: kube-scheduler by its certificate, agents by their pods' tokens."""
 
 import json
 import ssl
@@ -29,7 +29,7 @@ AGENTS, ACCOUNT = "gpucloud-agents", "gpucloud-agent"
 
 
 class Recorded(Client):
-    """Remembers what it made."""
+    """A client that records its objects."""
 
     posts: list[str]
 
@@ -40,7 +40,7 @@ class Recorded(Client):
 
 @pytest.fixture
 def by_certificate(real_plane: ControlPlane, tmp_path: Path) -> Iterator[tuple[Listening, Recorded]]:
-    """A second scheduler, that leaves the binding to an extender which asks for its certificate."""
+    """Start a second scheduler, whose extender requires its certificate for bindings."""
     trusted = authority.make(tmp_path / "tls")
     certificate, key = authority.client(trusted, "kube-scheduler")
     files: dict[str, Any] = {"caFile": f"{trusted}/ca.crt", "certFile": str(certificate), "keyFile": str(key)}
@@ -73,7 +73,7 @@ def test_a_scheduler_with_a_certificate_binds_through_us_and_nobody_without_one(
     assert pod(client, "trusted", "whole")["metadata"]["annotations"][INDEX] == "0,1"
     assert client.posts.count("/api/v1/namespaces/trusted/pods/whole/binding") == 1
     stranger = ssl.create_default_context(cafile=str(tmp_path / "tls" / "ca.crt"))
-    # With TLS 1.3 the refusal comes with the first answer, and how it is read depends on the timing.
+    # With TLS 1.3 the refusal comes with the first answer, and its form depends on the timing.
     with pytest.raises((ssl.SSLError, ConnectionError, urllib.error.URLError)):
         urllib.request.urlopen(f"{listener.url}/version", context=stranger, timeout=10)  # noqa: S310 - loopback
     client.delete("/api/v1/namespaces/trusted/pods/whole?gracePeriodSeconds=0")
@@ -81,7 +81,7 @@ def test_a_scheduler_with_a_certificate_binds_through_us_and_nobody_without_one(
 
 
 def _token(client: Client, pod_name: str, pod_uid: str, *, audience: str = "gpucloud", account: str = ACCOUNT) -> str:
-    """As the kubelet asks for one that is projected into the pod."""
+    """Request a token as the kubelet does for a projected volume."""
     spec = {
         "audiences": [audience],
         "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": pod_name, "uid": pod_uid},
@@ -93,7 +93,7 @@ def _token(client: Client, pod_name: str, pod_uid: str, *, audience: str = "gpuc
 
 @pytest.fixture
 def agents(real_plane: ControlPlane) -> Iterator[Client]:
-    """A cluster with one machine, and the agents' namespace."""
+    """Create a cluster with one machine, and the agents' namespace."""
     client = real_plane.client()
     add_node(client, "gpu-1.example", gpus=2, units=96)
     add_namespace(client, AGENTS)
@@ -105,7 +105,7 @@ def agents(real_plane: ControlPlane) -> Iterator[Client]:
 
 
 def _pod(client: Client, account: str = ACCOUNT) -> str:
-    """An agent's, bound by the DaemonSet's controller; its uid."""
+    """Create an agent's pod, bound by the DaemonSet's controller; return its uid."""
     spec = {"serviceAccountName": account, "nodeName": "gpu-1.example", "containers": [{"name": "a", "image": "a"}]}
     body = {"metadata": {"name": account}, "spec": spec}
     return str(json.loads(client.post(f"/api/v1/namespaces/{AGENTS}/pods", body))["metadata"]["uid"])
@@ -132,7 +132,7 @@ def test_an_agent_joins_by_the_token_of_its_pod_and_by_no_other(
     good = _token(agents, ACCOUNT, mine)
     node = joining.join(cluster="kube", token=good, key_digest="1" * 64)
     assert (node.name, node.kubernetes_node, node.pool) == ("gpu-1-example", "gpu-1.example", cast.pool)
-    # The API server knows which pod it was: once that is gone the token is worth nothing.
+    # The API server knows which pod it was: once that is gone the token is invalid.
     agents.delete(f"/api/v1/namespaces/{AGENTS}/pods/{ACCOUNT}?gracePeriodSeconds=0")
     with pytest.raises(EnrolmentRefused):
         joining.join(cluster="kube", token=good, key_digest="2" * 64)

@@ -1,4 +1,4 @@
-"""A kind of a cluster's objects kept in sight: what was not understood is listed anew, after a pause."""
+"""A reflector of one kind of a cluster's objects: after an event that it cannot parse it lists again, after a pause."""
 
 import typing
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BAD = msgspec.Raw(b'{"metadata": 7}')
 
 
 class Served:
-    """An API server that lists and watches as a test has it; afterwards the reflector is stopped."""
+    """An API server with a test's lists and watches; afterwards the reflector is stopped."""
 
     def __init__(self, lists: list[msgspec.Raw], events: list[msgspec.Raw]) -> None:
         self.lists, self.events = lists, events
@@ -42,7 +42,7 @@ class Served:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many failures in a row each pause was after."""
+    """Return the number of consecutive failures before each pause."""
     made: list[int] = []
 
     def pause(failures: int) -> float:

@@ -1,4 +1,4 @@
-"""Shares of a running pod changed by its annotations: the claim is resized, refused in words, or left alone."""
+"""Shares of a running pod changed by its annotations: the claim is resized, refused with a message, or unchanged."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def machine(cast: Cast, cluster: Cluster) -> Machine:
 
 @pytest.fixture
 def container(cast: Cast, cluster: Cluster, machine: Machine) -> PodClaim:
-    """Of a running pod: 25 cores, 4 GiB."""
+    """Return a container of a running pod: 25 cores, 4 GiB."""
     claim, _ = placed(cast, machine, core_request=25, core_limit=25, memory_mib=4096)
     return PodClaim.objects.create(
         cluster=cluster, namespace="vision", pod="web-0", pod_uid=UID, container="cuda", container_index=0,
@@ -150,7 +150,7 @@ def test_a_value_is_for_all_containers_or_for_some(said: str, expected: dict[str
 
 
 class Kube:
-    """An API server that refuses what it is asked, as long as there are refusals."""
+    """An API server that refuses requests, as long as there are refusals."""
 
     def __init__(self, *refusals: int) -> None:
         self.refusals = list(refusals)

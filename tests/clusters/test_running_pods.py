@@ -1,4 +1,4 @@
-"""On a real API server: running pods follow their annotations and are told; the manifests, and their rights."""
+"""Running pods on a real API server: claims follow their annotations, pods are notified; manifests and permissions."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def client(control_plane: ControlPlane) -> Client:
 
 
 class Watching:
-    """The watch of a cluster's pods, its news taken in the test's own thread, where the database is."""
+    """The watch of a cluster's pods; its events are handled in the test's own thread, which has the database."""
 
     def __init__(self, client: Client, cluster: Cluster) -> None:
         self.client, self.cluster = client, cluster
@@ -42,7 +42,7 @@ class Watching:
         self.news += [one for one in seen.objects if not seen.gone]
 
     def follow(self) -> None:
-        """What the pods' watch and its clock do."""
+        """Run the pods' watch and its timer once."""
         while self.news:
             one = self.news.pop(0).metadata
             resizing.follow(cluster=self.cluster, pod_uid=one.uid, annotations=one.annotations or {})
@@ -87,17 +87,17 @@ def test_a_running_pod_is_resized_by_annotation_and_by_the_api_and_hears_of_both
     asked = {"core": 40, "coreLimit": 40, "memory": 20, "generation": 2}
     assert watching.status("web-0") == {"state": "in-force", **asked}
     assert watching.events("web-0") == [("Resized", "Container main: core 40 to 40, memory 20 x 256 MiB")]
-    # More than the GPU has: refused, in words, and nothing is changed.
+    # More than the GPU has: refused with a message, and nothing is changed.
     annotate(client, "web-0", memory="9999")
     assert eventually(lambda: watching.status("web-0").get("state") == "refused", seconds=30)
     assert "MiB" in watching.status("web-0")["reason"]
     assert [reason for reason, _ in sorted(watching.events("web-0"))] == ["ResizeRefused", "Resized"]
-    # By the API: the pod hears of it all the same, and what its annotations still say is old.
+    # Changed by the API: the pod is notified, and its annotations still have the old value.
     claim.refresh_from_db()
     assert cast.max.patch(f"claims/{claim.uid}/", {"core_limit": 90}).status == 200
     machine.obey()
     assert watching.status("web-0") == {"state": "in-force", **asked, "coreLimit": 90, "generation": 3}
-    # Another pod of its name is told nothing.
+    # Another pod of its name gets no message.
     client.delete("/api/v1/namespaces/vision/pods/web-0?gracePeriodSeconds=0")
     client.post("/api/v1/namespaces/vision/pods", {"metadata": {"name": "web-0"}, "spec": spec})
     assert cast.max.patch(f"claims/{claim.uid}/", {"core_limit": 80}).status == 200

@@ -1,4 +1,4 @@
-"""A list of pods is old by the time that it is acted on: whoever is not in it is asked about before its share ends."""
+"""A list of pods is outdated when it is used: a missing pod is looked up before its share ends."""
 
 import typing
 from typing import Any
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class Kube:
-    """What of a client the watch asks once it has its lists. `away`: it answers nothing."""
+    """The client's methods that the watch uses after its lists. `away`: it answers nothing."""
 
     def __init__(self, *pods: Json) -> None:
         self.pods = {f"/api/v1/namespaces/ml/pods/{pod['metadata']['name']}": pod for pod in pods}
@@ -39,7 +39,7 @@ class Kube:
 
 @pytest.fixture
 def pods(cast: Cast, cluster: Cluster, machine: Machine) -> list[Json]:
-    """Two that hold a share each; others have written them down while the list was on its way."""
+    """Create two pods with a share each; they were recorded while the list was being read."""
     give_plenty(cast.acme)
     made = [running(name, paper.container(30, 10)) for name in ("new", "gone")]
     for pod in made:
@@ -47,8 +47,8 @@ def pods(cast: Cast, cluster: Cluster, machine: Machine) -> list[Json]:
     return made
 
 
-def watched(cluster: Cluster, kube: Kube) -> Watched:
-    """With an empty list of pods still to come."""
+def make_watch(cluster: Cluster, kube: Kube) -> Watched:
+    """Return a watch with an empty list of pods still to come."""
     watch = Watched(cluster)
     watch.client = typing.cast(Client, kube)
     namespace = msgspec.convert({"metadata": {"name": "ml"}}, Namespace)
@@ -61,7 +61,7 @@ def live() -> list[str]:
 
 
 def test_a_pod_that_came_after_the_list_keeps_its_share(cluster: Cluster, pods: list[Json]) -> None:
-    watched(cluster, Kube(pods[0])).take(Seen("pods", (), whole=True))
+    make_watch(cluster, Kube(pods[0])).take(Seen("pods", (), whole=True))
     assert live() == ["new"]
     assert Claim.objects.get(name="ml/new").state == "assigned"
     assert Claim.objects.get(name="ml/gone").state == "releasing"
@@ -70,14 +70,14 @@ def test_a_pod_that_came_after_the_list_keeps_its_share(cluster: Cluster, pods: 
 def test_a_pod_that_is_over_or_whose_name_is_anothers_is_gone(cluster: Cluster, pods: list[Json]) -> None:
     pods[0]["status"]["phase"] = "Failed"
     pods[1]["metadata"] = {**pods[1]["metadata"], "uid": "uid-of-the-next"}
-    watched(cluster, Kube(*pods)).take(Seen("pods", (), whole=True))
+    make_watch(cluster, Kube(*pods)).take(Seen("pods", (), whole=True))
     assert live() == []
 
 
 def test_of_a_cluster_that_does_not_answer_nothing_ends_until_it_does(cluster: Cluster, pods: list[Json]) -> None:
     kube = Kube(pods[0])
     kube.away = True
-    watch = watched(cluster, kube)
+    watch = make_watch(cluster, kube)
     watch.take(Seen("pods", (), whole=True))
     assert live() == ["gone", "new"]
     kube.away = False
@@ -86,8 +86,8 @@ def test_of_a_cluster_that_does_not_answer_nothing_ends_until_it_does(cluster: C
 
 
 def test_who_is_stopped_ends_nothing(cluster: Cluster, pods: list[Json]) -> None:
-    """It leads no longer; one that hangs in a long list goes on for a while."""
-    watch = watched(cluster, Kube())
+    """It leads no longer; one that hangs in a long list continues for a while."""
+    watch = make_watch(cluster, Kube())
     watch._stopped.set()
     watch.take(Seen("pods", (pods[0],), whole=True))
     assert live() == ["gone", "new"]

@@ -1,6 +1,6 @@
-"""From a quota to bound pods with GPUs, on a real control plane: its own scheduler asks the extender.
+"""From a quota to bound pods with GPUs, on a real control plane: its own scheduler calls the extender.
 
-There is no kubelet: a node is what its device plugin would have it be, and a bound pod stays Pending.
+There is no kubelet: a node has the state that its device plugin would give it, and a bound pod stays Pending.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from tests.clusters.cluster_objects import (
     add_namespace,
     add_node,
     ask,
-    bound,
-    counted,
+    counted_core,
     give,
+    placement_of,
     pod,
     remove,
     remove_all,
@@ -38,7 +38,7 @@ def no_pods_are_left(client: Client) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def client(control_plane: ControlPlane) -> Client:
-    """Of a cluster with one node of four GPUs with 59 units each."""
+    """Connect a cluster with one node of four GPUs with 59 units each."""
     found = control_plane.client()
     add_node(found, "gpu1", gpus=4, units=59)
     return found
@@ -51,7 +51,7 @@ def test_a_quota_refuses_what_exceeds_it_and_the_rest_gets_its_gpus(client: Clie
     ask(client, "walk", "ten", core=10, memory=1)
     ask(client, "walk", "twenty", core=20, memory=1)
     # The controller counts pods a moment later than the API server admits them.
-    assert eventually(lambda: counted(client, "walk") == "30", seconds=30)
+    assert eventually(lambda: counted_core(client, "walk") == "30", seconds=30)
     for name, core in {"hundred": 100, "two-hundred": 200}.items():
         with pytest.raises(Refused) as refusal:
             ask(client, "walk", name, core=core, memory=1)
@@ -59,39 +59,39 @@ def test_a_quota_refuses_what_exceeds_it_and_the_rest_gets_its_gpus(client: Clie
         assert f"exceeded quota: gpu, requested: requests.{CORE}={core}" in refusal.value.message
         assert f"used: requests.{CORE}=30, limited: requests.{CORE}=100" in refusal.value.message
     # The fullest GPU that fits is filled first, so the two share one.
-    assert bound(client, "walk", "ten") == ("gpu1", "0")
-    assert bound(client, "walk", "twenty") == ("gpu1", "0")
+    assert placement_of(client, "walk", "ten") == ("gpu1", "0")
+    assert placement_of(client, "walk", "twenty") == ("gpu1", "0")
 
     give(client, "walk", core=400, memory=236)
     ask(client, "walk", "hundred", core=100, memory=1)
     ask(client, "walk", "two-hundred", core=200, memory=1)
-    assert bound(client, "walk", "hundred") == ("gpu1", "1")
-    assert bound(client, "walk", "two-hundred") == ("gpu1", "2,3")
+    assert placement_of(client, "walk", "hundred") == ("gpu1", "1")
+    assert placement_of(client, "walk", "two-hundred") == ("gpu1", "2,3")
 
 
 def test_what_finds_no_room_on_a_gpu_waits_and_gets_it_when_it_is_free(client: Client) -> None:
-    """Together the GPUs have room enough, and none of them alone: Kubernetes cannot know that, the extender does."""
+    """The GPUs together have enough capacity, and none of them alone: the extender knows that, Kubernetes cannot."""
     add_namespace(client, "waits")
     names = [f"sixty-{number}" for number in range(4)]
     for name in names:
         ask(client, "waits", name, core=60, memory=1)
-    assert sorted(bound(client, "waits", name)[1] for name in names) == ["0", "1", "2", "3"]
+    assert sorted(placement_of(client, "waits", name)[1] for name in names) == ["0", "1", "2", "3"]
     ask(client, "waits", "late", core=100)
     said = "does not match with this node"
     assert eventually(lambda: said in str(pod(client, "waits", "late")["status"]), seconds=30)
-    freed = bound(client, "waits", names[0])[1]
+    freed = placement_of(client, "waits", names[0])[1]
     remove(client, "waits", names[0])
-    assert bound(client, "waits", "late", seconds=60) == ("gpu1", freed)
+    assert placement_of(client, "waits", "late", seconds=60) == ("gpu1", freed)
 
 
 def test_a_pod_whose_binding_failed_is_placed_again(client: Client) -> None:
-    """As when a scheduler dies between filter and bind: the pod has its annotations, and no node."""
+    """A scheduler may die between filter and bind: the pod has its annotations, and no node."""
     add_namespace(client, "again")
     container = {"name": "main", "image": "cuda", "resources": {"limits": {CORE: "400"}}}
     stale = {INDEX: "0,1,2,3", CHOSEN: "gpu1", "tencent.com/gpu-assigned": "false", "tencent.com/predicate-time": "1"}
     metadata = {"name": "was-chosen", "annotations": stale}
     client.post("/api/v1/namespaces/again/pods", {"metadata": metadata, "spec": {"containers": [container]}})
-    assert bound(client, "again", "was-chosen") == ("gpu1", "0,1,2,3")
+    assert placement_of(client, "again", "was-chosen") == ("gpu1", "0,1,2,3")
     assert pod(client, "again", "was-chosen")["metadata"]["annotations"]["tencent.com/predicate-time"] != "1"
 
 
@@ -100,13 +100,13 @@ def test_a_watch_survives_a_restart_of_the_api_server(
 ) -> None:
     add_namespace(client, "restart")
     ask(client, "restart", "before", core=100)
-    bound(client, "restart", "before")
+    placement_of(client, "restart", "before")
     control_plane.stop_one("kube-apiserver")
     assert eventually(lambda: len(extender.troubles) >= 2, seconds=30)
     control_plane.start_api_server()
     # The scheduler of the control plane needs a moment to come back too.
     ask(client, "restart", "after", core=300)
-    node, gpus = bound(client, "restart", "after", seconds=90)
+    node, gpus = placement_of(client, "restart", "after", seconds=90)
     assert (node, len(gpus.split(","))) == ("gpu1", 3)
     mirror = extender.clusters["kube"].mirror
     assert eventually(
@@ -118,7 +118,7 @@ def test_a_watch_survives_a_restart_of_the_api_server(
 def test_where_the_version_to_watch_from_is_gone_everything_is_listed_anew(
     client: Client, control_plane: ControlPlane
 ) -> None:
-    # An API server remembers what has changed since it began.
+    # An API server remembers changes since its start.
     control_plane.stop_one("kube-apiserver")
     control_plane.start_api_server()
     seen: list[Seen] = []

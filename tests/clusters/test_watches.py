@@ -1,4 +1,4 @@
-"""The watch over clusters, on a real control plane: a pod that its scheduler binds is in the ledger, and leaves it."""
+"""The watch over clusters, on a real control plane: a pod that its scheduler binds enters the ledger, and leaves it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reclaiming import preemption
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, used
 from tests.cast import ask as ask_outside
-from tests.clusters.cluster_objects import add_namespace, add_node, ask, bound, end_as_a_kubelet, pod, remove
+from tests.clusters.cluster_objects import add_namespace, add_node, ask, end_as_a_kubelet, placement_of, pod, remove
 from tests.clusters.control_plane import ControlPlane
 from tests.processes import eventually
 
@@ -56,7 +56,7 @@ def watches(cluster: Cluster) -> Iterator[Watches]:
 
 
 def until(watches: Watches, condition: Callable[[], bool], *, seconds: float = 60) -> None:
-    """Look until it is so; as the command does."""
+    """Run the command's check until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, list(PodClaim.objects.values())
@@ -68,10 +68,10 @@ def test_a_bound_pod_is_charged_and_a_removed_one_is_not(
     real_cast: Cast, client: Client, machine: Machine, cluster: Cluster, watches: Watches
 ) -> None:
     ask(client, "ml", "before", core=30, memory=10)
-    bound(client, "ml", "before")
+    placement_of(client, "ml", "before")
     until(watches, lambda: Claim.objects.filter(state="assigned").count() == 1)
     ask(client, "ml", "after", core=200)
-    _, gpus = bound(client, "ml", "after")
+    _, gpus = placement_of(client, "ml", "after")
     until(watches, lambda: Claim.objects.filter(state="assigned").count() == 2)
     machine.obey()
     row = PodClaim.objects.get(pod="after")
@@ -95,7 +95,7 @@ def test_a_restart_of_the_api_server_loses_no_pod(
     ask(client, "ml", "stays", core=30, memory=10)
     ask(client, "ml", "goes", core=30, memory=10)
     for name in ("stays", "goes"):
-        bound(client, "ml", name)
+        placement_of(client, "ml", name)
     until(watches, lambda: PodClaim.objects.live().count() == 2)
     control_plane.stop_one("kube-apiserver")
     until(watches, lambda: Cluster.objects.get().state == "unreachable")
@@ -113,7 +113,7 @@ def test_a_pod_that_must_make_room_is_evicted_and_told_why(
 ) -> None:
     change_pool(principal=SYSTEM, pool=real_cast.pool, preempt_by_priority=True)
     ask(client, "ml", "goes", core=400)
-    bound(client, "ml", "goes")
+    placement_of(client, "ml", "goes")
     until(watches, lambda: Claim.objects.filter(state="assigned").exists())
     machine.obey()
     urgent = ask_outside(real_cast, priority=5, core_request=100, memory_mib=1024, when_over_quota="wait")

@@ -1,8 +1,8 @@
 """From a pod to its limits page: webhooks, extender, binding, the ledger, the kubelet's device plugin, the page.
 
-Ours is all real: the door of the webhooks (TLS), the listener of the extender, the watch, the ledger, the agent with
-its gRPC sockets, the page in memory. Of Kubernetes the kubelet is always played; API server and scheduler are played,
-or real ones where there is a control plane.
+Our parts are all real: the webhooks' listener (TLS), the extender's listener, the watch, the ledger, the agent with its
+gRPC sockets, the page in memory. The kubelet is always simulated; API server and scheduler are simulated, or real ones
+if there is a control plane.
 """
 
 import base64
@@ -31,8 +31,8 @@ from apps.scheduling.services.claims.desired import desired_state
 from tests.agent.kubelet import Container, claim_of
 from tests.cast import Cast, assert_books_agree, give_plenty, used
 from tests.clusters import control_plane as planes
-from tests.clusters.admission.asking import applied, review
-from tests.clusters.admission.serving import served
+from tests.clusters.admission.asking import apply_patch, review
+from tests.clusters.admission.serving import serve
 from tests.clusters.admission.test_real_webhooks import Webhooks
 from tests.clusters.agent_side import AgentSide
 from tests.clusters.answering import namespace
@@ -42,14 +42,14 @@ from tests.clusters.played import Played
 from tests.processes import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.serial, pytest.mark.timeout(300)]
-# What the kubelet of these tests calls its machine.
+# The machine's name for the kubelet of these tests.
 NODE = "10.0.200.4"
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 Json = dict[str, Any]
 
 
 class Kubernetes(Protocol):
-    """Who makes and binds a pod."""
+    """The creator and binder of pods."""
 
     kubeconfig: str
 
@@ -59,7 +59,7 @@ class Kubernetes(Protocol):
 
 
 class ByHand:
-    """Asks the webhooks and the extender as an API server and kube-scheduler do, in their order."""
+    """A stand-in that calls the webhooks and the extender as an API server and kube-scheduler do, in their order."""
 
     def __init__(self, played: Played, door: str, authority: Path, extender: Listening) -> None:
         self._played, self._door, self._extender = played, door, extender
@@ -69,7 +69,7 @@ class ByHand:
     def run(self, pod: Json) -> Json:
         thing = {**pod, "metadata": {**pod["metadata"], "namespace": "ml", "uid": f"uid-{pod['metadata']['name']}"}}
         said = self._asked(f"{self._door}/admission/mutate", review(thing))["response"]
-        thing = applied(thing, json.loads(base64.b64decode(said["patch"])))
+        thing = apply_patch(thing, json.loads(base64.b64decode(said["patch"])))
         said = self._asked(f"{self._door}/admission/validate", review(thing))["response"]
         assert said["allowed"], said
         self._played.put("pods", {**thing, "status": {"phase": "Pending"}})
@@ -91,7 +91,7 @@ class ByHand:
 
 
 class ByKubernetes:
-    """A real control plane whose API server asks our webhooks, and whose scheduler our extender."""
+    """A real control plane whose API server calls our webhooks, and whose scheduler our extender."""
 
     def __init__(self, plane: planes.ControlPlane) -> None:
         self.kubeconfig, self._client = plane.kubeconfig(), plane.client()
@@ -110,7 +110,7 @@ class ByKubernetes:
 def by_hand(tmp_path: Path, settings: Any) -> Iterator[Kubernetes]:
     settings.ADMISSION_DEFAULT_MEMORY_MIB = 1024
     amounts = {CORE: "400", MEMORY: "384"}
-    with Played(tmp_path / "kube") as played, Listening() as extender, served(played.directory) as door:
+    with Played(tmp_path / "kube") as played, Listening() as extender, serve(played.directory) as door:
         played.put("namespaces", namespace("ml"))
         played.put("nodes", {"metadata": {"name": NODE}, "status": {"capacity": amounts}})
         made = ByHand(played, door, played.directory / "ca.crt", extender)
@@ -127,7 +127,7 @@ def by_kubernetes(request: pytest.FixtureRequest, tmp_path: Path, settings: Any)
     add_namespace(client, "ml")
     webhooks = Webhooks(plane, tmp_path / "tls")
     webhooks.certificates(url="https://127.0.0.1:1")
-    with served(webhooks.directory) as url:
+    with serve(webhooks.directory) as url:
         webhooks.configure(url)
         yield ByKubernetes(plane)
         webhooks.forget()
@@ -141,7 +141,7 @@ def kubernetes(request: pytest.FixtureRequest) -> Kubernetes:
 
 @pytest.fixture
 def machine(real_cast: Cast, tmp_path: Path) -> Iterator[AgentSide]:
-    """Enrolled as gpu1; its GPUs are those that its agent found."""
+    """Enroll gpu1; its GPUs are those that its agent found."""
     give_plenty(real_cast.acme)
     node, _ = nodes.create_node(principal=SYSTEM, name="gpu1", pool=real_cast.pool)
     (tmp_path / "node").mkdir()
@@ -157,8 +157,8 @@ def cluster(real_cast: Cast, kubernetes: Kubernetes) -> Cluster:
     return made
 
 
-def watched(watches: Watches, happens: Any) -> None:
-    """The watch goes on until it is so; the node's agent is heard of all the while."""
+def watch_until(watches: Watches, happens: Any) -> None:
+    """Run the watch until the condition holds; meanwhile the node's agent sends heartbeats."""
 
     def step() -> bool:
         Node.objects.update(last_seen_at=timezone.now())
@@ -169,7 +169,7 @@ def watched(watches: Watches, happens: Any) -> None:
 
 
 def obey(machine: AgentSide) -> None:
-    """The agent hears what is wanted of it, and the server what is in force."""
+    """Send the desired state to the agent, and its observation to the server."""
     node = Node.objects.get(name="gpu1")
     Gateway().observed(node, machine.tell(desired_state(node)))
 
@@ -189,7 +189,7 @@ def test_a_pod_is_filled_placed_bound_charged_and_held_to_its_limits(
 
     watches = Watches(Watched)
     try:
-        watched(watches, lambda: PodClaim.objects.filter(pod="train", claim__isnull=False).exists())
+        watch_until(watches, lambda: PodClaim.objects.filter(pod="train", claim__isnull=False).exists())
         claim = Claim.objects.get(container__pod="train")
         assert (claim.tenant, claim.core_request, claim.memory_mib) == (real_cast.acme, 30, 1024)
         assert used(real_cast.acme)["core_percent"] == 30
@@ -206,7 +206,7 @@ def test_a_pod_is_filled_placed_bound_charged_and_held_to_its_limits(
         assert f"NVIDIA_VISIBLE_DEVICES={machine.stage.gpus[gpu]}" in edits.env
 
         kubernetes.remove("train")
-        watched(watches, lambda: Claim.objects.get().state == "releasing")
+        watch_until(watches, lambda: Claim.objects.get().state == "releasing")
         obey(machine)
     finally:
         watches.stop()

@@ -10,14 +10,14 @@ from tests.containers.engine import Installation, missing
 
 @pytest.fixture(scope="session")
 def engine() -> None:
-    """Skip, visibly, where there is no container engine or a base image is missing."""
+    """Skip, visibly, if there is no container engine or a base image is missing."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
 def installation(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """The platform of this checkout: `secrets.sh` and one `docker compose up`, and nothing else."""
+    """Start the platform of this checkout: `secrets.sh` and one `docker compose up`, and nothing else."""
     it = Installation(tmp_path_factory.mktemp("installation") / "state")
     it.make_secrets()
     try:
@@ -29,11 +29,11 @@ def installation(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session")
 def tenant(installation: Installation) -> str:
-    """A tenant with room for every claim of these tests."""
+    """Create a tenant with quota for every claim of these tests."""
     return installation.new_tenant("containers", core=400, memory_mib=65536)
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A directory for one test's files, under a path that containers may mount."""
+    """Return a directory for one test's files, under a path that containers may mount."""
     return tmp_path

@@ -1,7 +1,7 @@
 """An installation by docker-compose.yml on this machine's container engine, as docs/compose.md describes it.
 
-The engine is Docker, or what DOCKER_HOST names: the socket of Podman speaks the same protocol. Base images are taken by
-their names from what the engine has; nothing is pulled.
+The engine is Docker, or the one at DOCKER_HOST: the socket of Podman uses the same protocol. Base images are taken by
+their names from the engine; nothing is pulled.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.platform import NOT_INHERITED, Platform, until
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Two cores that build an image and start a platform in containers at once.
 UP_SECONDS = 900
-# What a service that was restarted takes on a busy machine.
+# Time of a restarted service on a busy machine.
 BACK_SECONDS = 180.0
 
 
@@ -68,7 +68,7 @@ class Installation(Platform):
 
     @property
     def token(self) -> str:
-        """The operator's, from the volume that only the seed mounts."""
+        """Return the operator's token, from the volume that only the seed mounts."""
         if "token" not in self.__dict__:
             shown = self.compose("run", "--rm", "--no-deps", "-T", "seed", "cat", "/var/lib/gpucloud/operator.token")
             self.__dict__["token"] = shown.strip()
@@ -77,24 +77,29 @@ class Installation(Platform):
     def compose(
         self, *arguments: str, given: str | IO[bytes] | None = None, more: Mapping[str, str] | None = None
     ) -> str:
-        """Run a command of Compose and return its standard output. Raises AssertionError with what it said."""
+        """Run a command of Compose and return its standard output.
+
+        Raises AssertionError with its output.
+        """
         options: dict[str, Any] = {"input": given} if isinstance(given, str) else {"stdin": given}
         environment = self.variables() | dict(more or {})
         done = docker("compose", *arguments, cwd=self.source, env=environment, check=False, **options)
-        assert done.returncode == 0, f"compose {arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}{self.said()}"
+        assert done.returncode == 0, (
+            f"compose {arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}{self.last_lines()}"
+        )
         return str(done.stdout)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of Compose: what the tests' own services are must not reach the containers."""
+        """Return the environment of Compose: the tests' own services must not reach the containers."""
         return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED} | self.environment
 
-    def said(self) -> str:
+    def last_lines(self) -> str:
         """Return the last lines of every service, to be shown with a failure."""
         shown = docker("compose", "logs", "--tail", "15", cwd=self.source, env=self.variables(), check=False)
         return "\n".join(line[:300] for line in shown.stdout.splitlines())
 
     def make_secrets(self) -> None:
-        """Make what an installation is to make first."""
+        """Create the secrets of an installation."""
         subprocess.run(
             ["sh", str(self.source / "deploy/docker/secrets.sh")],
             env=self.variables(),
@@ -103,7 +108,7 @@ class Installation(Platform):
         )
 
     def up(self, *options: str) -> None:
-        """Start everything, once: a second try would hide what the first one stumbled over."""
+        """Start everything, once: a second try would hide a failure of the first."""
         self.compose("up", "--detach", "--wait", "--wait-timeout", str(UP_SECONDS), *options)
 
     def down(self) -> None:

@@ -1,4 +1,4 @@
-"""A program in a container of this machine's engine, given its share by CDI and resized while it runs."""
+"""A program in a container of this machine's engine, with its share by CDI, resized while it runs."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ pytestmark = [
 BUILD = ROOT / "libvcuda" / "build"
 CDI = Path("/var/run/cdi")
 IMAGE = "debian:12-slim"
-# Over its 3 GiB with what it holds; within 8.
+# Over its 3 GiB with its present use; within 8.
 PROGRAM = ("/gpuload", "--json", "--memory", "1GiB", "--grow", "4GiB", "--every", "0.2", "--kernel-us", "500")
 
 
 @pytest.fixture(scope="module")
 def pool(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A pool whose node is this machine: an agent outside of containers, with a simulated GPU."""
+    """Create a pool whose node is this machine: an agent outside of containers, with a simulated GPU."""
     directory = tmp_path_factory.mktemp("host")
     installation.granted("POST", "pools/", {"name": "host"})
     made = installation.granted("POST", "nodes/", {"name": "host-1", "pool": "host"})

@@ -1,4 +1,4 @@
-"""docker-compose.yml brought up for real: what an operator does with it in its first weeks."""
+"""docker-compose.yml on a real engine: an operator's first weeks with it."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ PASSWORD = "seven-grey-herons-42"
 SERVICES = ("valkey", "postgres", "web", "scheduler", "worker", "beat", "agent")
 
 
-def signed_in(installation: Installation, *, name: str, password: str) -> str:
+def sign_in(installation: Installation, *, name: str, password: str) -> str:
     """Sign in by the form, as a browser does, and return the page that comes after."""
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     with browser.open(f"{installation.url}/sign-in/", timeout=60) as page:
@@ -32,10 +32,10 @@ def signed_in(installation: Installation, *, name: str, password: str) -> str:
 def test_an_operator_is_made_and_signs_in(installation: Installation) -> None:
     made = ("exec", "-T", "web", "python", "manage.py", "create_operator", "ada")
     assert installation.compose(*made, given=f"{PASSWORD}\n").startswith("gp")
-    page = signed_in(installation, name="ada", password=PASSWORD)
+    page = sign_in(installation, name="ada", password=PASSWORD)
     assert "/sign-out/" in page
     # The control: a wrong password shows the form again.
-    assert "/sign-out/" not in signed_in(installation, name="ada", password="not-it-at-all-1")
+    assert "/sign-out/" not in sign_in(installation, name="ada", password="not-it-at-all-1")
 
 
 def test_nothing_of_ours_runs_as_root_or_can_write_to_its_image(installation: Installation) -> None:
@@ -85,7 +85,7 @@ def test_a_service_is_restarted_and_claims_go_on(installation: Installation, ten
 
 
 def test_a_stop_is_in_order(installation: Installation) -> None:
-    """No process of ours has to be killed: each ends within its time, by itself."""
+    """No process of ours has to be killed: each ends in time, by itself."""
     installation.compose("stop", "web", "scheduler", "worker", "beat", "agent", "agent-shared")
     for service in ("web", "scheduler", "worker", "beat", "agent"):
         container = installation.compose("ps", "-aq", service).strip()
@@ -111,7 +111,7 @@ def test_what_was_dumped_comes_back(installation: Installation, tenant: str, wor
     with dump.open("rb") as file:
         installation.compose("exec", "-T", "postgres", *restore, given=file)
     installation.up("--no-build")
-    # What was made before the dump is in force again, what was made after it is gone; tokens work.
+    # Claims made before the dump are in force again, later ones are gone; tokens work.
     assert installation.in_force(kept["uid"])["name"] == "kept"
     assert installation.call("GET", f"claims/{late['uid']}/").status == 404
     installation.compose("exec", "-T", "web", "python", "manage.py", "check_ledger")

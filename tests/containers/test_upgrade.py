@@ -13,7 +13,7 @@ from tests.containers.engine import ROOT, Installation
 from tests.platform import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(2400)]
-# Where nothing was released yet: so many commits ago.
+# Without a release: so many commits ago.
 COMMITS_AGO = 50
 
 
@@ -33,14 +33,14 @@ def release() -> str:
 
 @pytest.fixture
 def former(engine: None, tmp_path: Path) -> Iterator[Installation]:
-    """The release's own files and image, brought up as its README said: secrets in .env."""
+    """Start the release's own files and image, as its README says: secrets in .env."""
     source = tmp_path / "former"
     source.mkdir()
     packed = subprocess.run(
         ["git", "-c", "safe.directory=*", "archive", release()], cwd=ROOT, capture_output=True, check=True
     )
     subprocess.run(["tar", "-x", "-C", source], input=packed.stdout, check=True)
-    # Releases before 0.2 asked a hub for the Dockerfile's parser.
+    # Releases before 0.2 fetched the Dockerfile's parser from a registry.
     dockerfile = source / "Dockerfile"
     dockerfile.write_text(re.sub(r"^# syntax=.*\n", "", dockerfile.read_text()))
     it = Installation(tmp_path / "state", source=source, image="gpucloud-test-former")
@@ -50,7 +50,7 @@ def former(engine: None, tmp_path: Path) -> Iterator[Installation]:
     if (source / "deploy/docker/secrets.sh").exists():
         it.make_secrets()
     else:
-        # 50 characters and more, as the settings ask.
+        # 50 characters and more, as the settings require.
         (source / ".env").write_text(f"SECRET_KEY={'former-' * 10}\nPOSTGRES_PASSWORD=formerly\n")
     try:
         it.compose("build")

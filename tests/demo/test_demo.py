@@ -1,4 +1,4 @@
-"""`make demo`'s launcher, whole: it comes up, resumes, and leaves nothing behind however it ends."""
+"""The launcher of `make demo`: it starts, resumes, and leaves nothing behind however it ends."""
 
 import json
 import re
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """One state for all that is tried here: a start takes a quarter of a minute, and many processes."""
+    """Create one state for all tests here: a start takes a quarter of a minute, and many processes."""
     platform = Platform(tmp_path_factory.mktemp("lives") / "demo", programs=True)
     yield platform
     platform.stop()
@@ -31,14 +31,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 @pytest.fixture
 def running(place: Platform) -> Platform:
-    """It runs: begun, or going on where a test has ended it."""
+    """Return the running launcher: started, or resumed if a test has ended it."""
     if place._process is None or place._process.poll() is not None:
         place.start()
     return place
 
 
 def pids(platform: Platform) -> dict[str, int]:
-    """Everything that runs, but for the launcher."""
+    """Return the pids of all programs, without the launcher."""
     told: dict[str, int] = json.loads((platform.state / "pids.json").read_text())
     return {name: pid for name, pid in told.items() if name != "launcher"}
 
@@ -49,12 +49,12 @@ def launcher(platform: Platform) -> subprocess.Popen[bytes]:
 
 
 def claims(platform: Platform) -> dict[str, str]:
-    """Uid to state."""
+    """Return states by uid."""
     return {claim["uid"]: claim["state"] for claim in platform.granted("GET", "claims/")["results"]}
 
 
 def programs_run(platform: Platform, count: int) -> bool:
-    """Whether so many seeded programs run, and still do a second later."""
+    """Return True if so many seeded programs run, and still do a second later."""
     before = {name: pid for name, pid in pids(platform).items() if name.startswith("program-")}
     time.sleep(1)
     return len(before) == count and all(map(alive, before.values()))

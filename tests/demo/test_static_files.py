@@ -1,4 +1,4 @@
-"""What browsers get besides pages: compressed, kept for good, and made once for each content."""
+"""Static files for browsers: compressed, cached permanently, and made once per content."""
 
 import gzip
 import json
@@ -20,13 +20,13 @@ Asked = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
 
 @pytest.fixture(scope="module")
 def place() -> Path:
-    """Where they lie."""
+    """Return their directory."""
     return collect()
 
 
 @pytest.fixture
-def door(place: Path, settings: Any) -> Asked:
-    """Asks the door for a path; what it leaves to the application is answered with 418."""
+def get(place: Path, settings: Any) -> Asked:
+    """Request a path from the middleware; a request passed on to the application is answered with 418."""
     settings.STATIC_ROOT = str(place)
     settings.WHITENOISE_USE_FINDERS = False
     settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "gpucloud.fastpath.static_files.Named"}}
@@ -85,35 +85,35 @@ def test_modules_name_each_other_by_their_content(place: Path) -> None:
     assert sorted(imported) == sorted(known[name].removeprefix("js/") for name in wanted)
 
 
-async def test_a_file_is_sent_compressed_and_may_be_kept_for_good(place: Path, door: Asked) -> None:
+async def test_a_file_is_sent_compressed_and_may_be_kept_for_good(place: Path, get: Asked) -> None:
     url = f"/static/{names(place)[STYLE]}"
-    status, headers, body = await door(url, {"accept-encoding": "gzip"})
+    status, headers, body = await get(url, {"accept-encoding": "gzip"})
     assert status == 200
     assert headers["content-encoding"] == "gzip"
     assert int(headers["content-length"]) == len(body) < 30_000
     assert gzip.decompress(body) == (place / names(place)[STYLE]).read_bytes()
     assert "immutable" in headers["cache-control"]
     assert headers["x-content-type-options"] == "nosniff"
-    # Who has it is told so, and who only asks about it gets nothing else.
-    assert (await door(url, {"if-none-match": headers["etag"]}))[::2] == (304, b"")
-    assert (await door(url, {}, "HEAD"))[::2] == (200, b"")
-    assert (await door(url, {}, "POST"))[0] == 405
+    # A client that has it gets 304, and a HEAD request gets no body.
+    assert (await get(url, {"if-none-match": headers["etag"]}))[::2] == (304, b"")
+    assert (await get(url, {}, "HEAD"))[::2] == (200, b"")
+    assert (await get(url, {}, "POST"))[0] == 405
 
 
-async def test_what_is_no_file_is_left_to_the_application(door: Asked) -> None:
-    # A name without its content's digest is not there, so nobody keeps what may change.
+async def test_what_is_no_file_is_left_to_the_application(get: Asked) -> None:
+    # A name without its content hash does not exist, so no changing file is cached.
     for path in (f"/static/{STYLE}", "/static/../manage.py", "/static/", "/"):
-        assert (await door(path, {}))[0] == 418
+        assert (await get(path, {}))[0] == 418
 
 
 async def test_where_only_tls_is_wanted_a_file_in_the_clear_is_left_to_who_redirects(
-    place: Path, door: Asked, settings: Any
+    place: Path, get: Asked, settings: Any
 ) -> None:
     url = f"/static/{names(place)[STYLE]}"
     settings.SECURE_SSL_REDIRECT = True
-    assert (await door(url, {}))[0] == 418
+    assert (await get(url, {}))[0] == 418
     settings.SECURE_HSTS_SECONDS = 3600
-    status, headers, _ = await door(url, {"x-forwarded-proto": "https"})
+    status, headers, _ = await get(url, {"x-forwarded-proto": "https"})
     assert (status, headers["strict-transport-security"]) == (200, "max-age=3600")
     settings.SECURE_SSL_REDIRECT = False
-    assert "strict-transport-security" not in (await door(url, {}))[1]
+    assert "strict-transport-security" not in (await get(url, {}))[1]

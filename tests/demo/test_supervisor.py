@@ -1,4 +1,4 @@
-"""The supervisor: what dies comes back, what is asked to stop does so in order, and a file says who is who."""
+"""The supervisor: dead programs restart, a stop is in order, and a file lists the pids."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from deploy.demo.supervisor import FIRST_PAUSE_SECONDS, StopRequested, Superviso
 from deploy.embedded.processes import Program, StartFailed
 from tests.processes import alive, eventually
 
-# Says its name in a file that all share when it is asked to stop.
+# Writes its name to a file that all share when it is asked to stop.
 POLITE = """
 import signal, sys, time
 def bye(number, frame):
@@ -30,17 +30,17 @@ STUBBORN = (
 )
 
 
-class Said(list[str]):
-    """What the supervisor said, in order."""
+class Messages(list[str]):
+    """The supervisor's messages, in order."""
 
 
 @pytest.fixture
-def said() -> Said:
-    return Said()
+def said() -> Messages:
+    return Messages()
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path, said: Said) -> Iterator[Supervisor]:
+def supervisor(tmp_path: Path, said: Messages) -> Iterator[Supervisor]:
     supervisor = Supervisor(pids=tmp_path / "pids.json", say=said.append)
     yield supervisor
     supervisor.stop()
@@ -61,7 +61,9 @@ def watch_until(supervisor: Supervisor, condition: Callable[[], bool], *, second
         supervisor.watch(0.02)
 
 
-def test_what_is_killed_is_started_again_and_that_is_said(tmp_path: Path, supervisor: Supervisor, said: Said) -> None:
+def test_what_is_killed_is_started_again_and_that_is_said(
+    tmp_path: Path, supervisor: Supervisor, said: Messages
+) -> None:
     supervisor.start(sleeper(tmp_path, "worker"), tier=0)
     first = supervisor.pids()["worker"]
     os.kill(first, signal.SIGKILL)
@@ -70,13 +72,15 @@ def test_what_is_killed_is_started_again_and_that_is_said(tmp_path: Path, superv
     assert said == [f"worker was ended by SIGKILL; starting it again in {FIRST_PAUSE_SECONDS} s"]
 
 
-def test_pauses_double_while_a_program_keeps_dying(tmp_path: Path, supervisor: Supervisor, said: Said) -> None:
+def test_pauses_double_while_a_program_keeps_dying(tmp_path: Path, supervisor: Supervisor, said: Messages) -> None:
     supervisor.start(program(tmp_path, "broken", "false"), tier=0)
     watch_until(supervisor, lambda: len(said) == 3)
     assert [line.rpartition("in ")[2] for line in said] == ["0.2 s", "0.4 s", "0.8 s"]
 
 
-def test_a_program_that_may_die_twice_is_then_left_alone(tmp_path: Path, supervisor: Supervisor, said: Said) -> None:
+def test_a_program_that_may_die_twice_is_then_left_alone(
+    tmp_path: Path, supervisor: Supervisor, said: Messages
+) -> None:
     supervisor.start(program(tmp_path, "broken", "false"), tier=0, most_deaths=2)
     watch_until(supervisor, lambda: len(said) == 2)
     assert "left alone after 2 starts" in said[-1]
@@ -95,7 +99,7 @@ def test_tiers_stop_from_the_last_to_the_first(tmp_path: Path, supervisor: Super
 
 
 def test_what_does_not_stop_in_its_time_is_killed_with_its_children(tmp_path: Path, supervisor: Supervisor) -> None:
-    # The shell's child is in its group, and is told nothing by it.
+    # The shell's child is in its group, and gets no signal from it.
     log = tmp_path / "stubborn.log"
     stubborn = program(
         tmp_path,
@@ -110,7 +114,7 @@ def test_what_does_not_stop_in_its_time_is_killed_with_its_children(tmp_path: Pa
     members = [int(path.name) for path in Path("/proc").glob("[0-9]*") if group_of(path) == pid]
     assert len(members) == 2
     supervisor.stop()
-    # The signal is sent; a busy kernel takes a moment to end who got it.
+    # The signal is sent; a busy kernel takes a moment to end the process.
     assert eventually(lambda: not any(map(alive, members)), seconds=5)
 
 

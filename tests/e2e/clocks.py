@@ -18,7 +18,7 @@ class Clocks:
     """Offsets from the machine's wall clock; the monotonic clock is the machine's."""
 
     def __init__(self, directory: Path) -> None:
-        # PostgreSQL runs as another user where the tests run as root.
+        # PostgreSQL runs as another user if the tests run as root.
         directory.chmod(0o755)
         self._offsets = directory / "clock-offsets"
         self._offsets.write_bytes(bytes(WIDTH * len(PLACES)))

@@ -1,4 +1,4 @@
-"""The sealer on a running platform: what the API did is in the chain a moment later, in its order."""
+"""The sealer on a running platform: events of the API are in the chain a moment later, in their order."""
 
 import re
 import uuid
@@ -10,7 +10,7 @@ from tests.platform import Platform, until
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 
-# The sealer comes every two seconds; a busy machine may need more.
+# The sealer runs every two seconds; a busy machine may need more.
 SEALED_SECONDS = 30.0
 
 

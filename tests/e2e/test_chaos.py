@@ -1,7 +1,8 @@
-"""Parts are killed with SIGKILL around every step of a claim's life; it must end where it should all the same.
+"""Parts are killed with SIGKILL around every step of a claim's life; the claim must still end correctly.
 
-The kills fall just before and just after each request, so what they hit (the request, its commit, its push, the agent's
-work, the observation) differs from step to step and from run to run. The invariants hold for every one of them.
+The kills fall just before and just after each request, so the interrupted operation (the request, its commit, its push,
+the agent's work, the observation) differs from step to step and from run to run. The invariants hold for every one of
+them.
 """
 
 import http.client
@@ -28,13 +29,13 @@ HEALED_SECONDS = 60.0
 
 @pytest.fixture
 def tenant(platform: Platform) -> str:
-    """A tenant of its own for each test."""
+    """Create a tenant for each test."""
     return platform.new_tenant(f"chaos-{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture
 def programs() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Programs that a test starts; none outlives it."""
+    """Return a list of programs that are ended after the test."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for program in started:
@@ -43,14 +44,14 @@ def programs() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def insist(platform: Platform, method: str, path: str, body: Json | None = None) -> Answer:
-    """A request as a careful client makes it: with a key, again and again until it is answered."""
+    """Send a request as a careful client does: with a key, again and again until it is answered."""
     key = uuid.uuid4().hex
 
     def attempt() -> Answer | None:
         try:
             answer = platform.call(method, path, body, Idempotency_Key=key)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
-            # An answer that was cut off is none, too.
+            # A truncated answer is no answer.
             return None
         return None if answer.status in (409, 503) and "retry-after" in answer.headers else answer
 
@@ -58,8 +59,8 @@ def insist(platform: Platform, method: str, path: str, body: Json | None = None)
     return answer
 
 
-def settled(platform: Platform, uid: str, state: str) -> Json:
-    """The claim, once it is in this state with everything observed."""
+def wait_for(platform: Platform, uid: str, state: str) -> Json:
+    """Return the claim once it is in this state with everything observed."""
 
     def there() -> Json | None:
         claim: Json = insist(platform, "GET", f"claims/{uid}/").body
@@ -70,8 +71,8 @@ def settled(platform: Platform, uid: str, state: str) -> Json:
     return claim
 
 
-def nothing_is_lost_or_promised_twice(platform: Platform, tenant: str) -> None:
-    """Quotas bear what live claims ask for, GPUs what live assignments hold, and no GPU more than it has."""
+def assert_consistent(platform: Platform, tenant: str) -> None:
+    """Check that quotas equal live claims, GPUs equal live assignments, and no GPU exceeds its size."""
     claims = platform.granted("GET", f"claims/?tenant={tenant}&limit=200")["results"]
     live = [claim for claim in claims if claim["state"] != "released"]
     asked = {name: sum(claim["gpu_count"] * claim[field] for claim in live) for name, field in QUOTAS.items()}
@@ -89,15 +90,15 @@ def nothing_is_lost_or_promised_twice(platform: Platform, tenant: str) -> None:
 
 
 QUOTAS = {"core_percent": "core_request", "memory_mib": "memory_mib"}
-# Of a step's request: each kill takes a restart, so the few try both in turn.
+# Of each step's request: each kill takes a restart, so the short run alternates.
 BOTH, BEFORE, AFTER = ("after", "before"), ("before",), ("after",)
 LONG = pytest.mark.long
-# Of these, too, the few are killed once in the midst of resizes (test_chaos_healing.py).
+# Of these, too, the short run kills once during resizes (test_chaos_healing.py).
 OTHERS = ("worker", "scheduler", "valkey")
 
 
 def one_life(platform: Platform, tenant: str, part: str, when: Iterator[str]) -> Json:
-    """A claim made, grown and released, with the part killed just before or just after each request."""
+    """Create, resize and release a claim, with the part killed just before or just after each request."""
 
     def step(method: str, path: str, body: Json | None = None) -> Any:
         moment = next(when)
@@ -110,13 +111,13 @@ def one_life(platform: Platform, tenant: str, part: str, when: Iterator[str]) ->
         return answer.body
 
     uid = step("POST", "claims/", {"tenant": tenant, "name": part, "core_request": 20, "memory_mib": 2048})["uid"]
-    settled(platform, uid, "active")
+    wait_for(platform, uid, "active")
     step("PATCH", f"claims/{uid}/", {"core_request": 40, "memory_mib": 4096})
-    grown = settled(platform, uid, "active")
+    grown = wait_for(platform, uid, "active")
     assert [grown["assignments"][0][name] for name in ("core_request", "memory_mib")] == [40, 4096]
-    nothing_is_lost_or_promised_twice(platform, tenant)
+    assert_consistent(platform, tenant)
     step("DELETE", f"claims/{uid}/")
-    return settled(platform, uid, "released")
+    return wait_for(platform, uid, "released")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_a_claim_ends_where_it_should_though_a_part_is_killed_at_every_step(
     platform: Platform, tenant: str, part: str, moments: tuple[str, ...]
 ) -> None:
     one_life(platform, tenant, part, cycle(moments))
-    nothing_is_lost_or_promised_twice(platform, tenant)
+    assert_consistent(platform, tenant)
 
 
 @pytest.mark.parametrize("part", ["server", pytest.param("worker", marks=LONG), "agent-sim-1"])
@@ -145,21 +146,21 @@ def test_a_running_program_keeps_running_under_its_limits_while_a_part_is_away(
     for _ in range(4):
         time.sleep(0.5)
         assert program.poll() is None, (tmp_path / "program.log").read_text()
-        # Never more; how much less is this machine's business.
+        # Never more; how much less depends on this machine.
         assert 10 < share(tmp_path) <= 34
     assert not alive(killed)
-    # The platform heals around it, and the same process is resized.
+    # The platform recovers around it, and the same process is resized.
     insist(platform, "PATCH", f"claims/{uid}/", {"core_limit": 60})
-    settled(platform, uid, "active")
+    wait_for(platform, uid, "active")
     until(lambda: share(tmp_path) == pytest.approx(60, abs=4), what="the program to follow its new limit")
     insist(platform, "DELETE", f"claims/{uid}/")
-    settled(platform, uid, "released")
+    wait_for(platform, uid, "released")
     until(lambda: program.poll() is not None, what="the program to have ended")
-    nothing_is_lost_or_promised_twice(platform, tenant)
+    assert_consistent(platform, tenant)
 
 
 def share(directory: Path) -> float:
-    """The GPU share that the program measured in its last whole second; 0 before it has."""
+    """Return the GPU share that the program measured in its last whole second; 0 before it has."""
     lines = [line for line in (directory / "program.log").read_text().splitlines() if "share" in line]
     return float(lines[-1].split("share")[1].split("%")[0]) if lines else 0.0
 
@@ -170,7 +171,7 @@ def test_a_second_start_resumes_the_first(platform: Platform, tenant: str) -> No
     uid = platform.granted("POST", "claims/?wait=30", body)["uid"]
     platform.stop()
     platform.start()
-    assert settled(platform, uid, "active")["name"] == "kept"
-    nothing_is_lost_or_promised_twice(platform, tenant)
+    assert wait_for(platform, uid, "active")["name"] == "kept"
+    assert_consistent(platform, tenant)
     insist(platform, "DELETE", f"claims/{uid}/")
-    settled(platform, uid, "released")
+    wait_for(platform, uid, "released")

@@ -1,7 +1,7 @@
-"""A part is killed, or forgets all, in the midst of resizes; soon after it is back all is as acknowledged.
+"""A part is killed, or loses its memory, during resizes; soon after its return everything is as acknowledged.
 
-The claims' programs run on throughout. What a client was answered is what it finds: the last acknowledged limits stand
-in the database and on the pages, and are what the running process acts on.
+The claims' programs run on throughout. The last acknowledged limits are in the database and on the pages, and the
+running process applies them.
 """
 
 import subprocess
@@ -14,13 +14,13 @@ import redis
 
 from benchmarks.echo import Echo
 from deploy.embedded import valkey
-from tests.e2e.test_chaos import GPULOAD, insist, nothing_is_lost_or_promised_twice
+from tests.e2e.test_chaos import GPULOAD, assert_consistent, insist
 from tests.platform import Json, Platform, until
 from tests.processes import alive
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 
-# Alone it takes two to five (docs/benchmarks.md); other platforms of the tests are beside this one.
+# Alone it takes two to five (docs/benchmarks.md); other platforms of the tests run beside this one.
 HEALED_SECONDS = 60.0
 RESIZES = 6
 
@@ -31,7 +31,7 @@ def tenant(platform: Platform) -> str:
 
 
 class Running:
-    """A claim, its program, and what was last acknowledged of it."""
+    """A claim, its program, and its last acknowledged limits."""
 
     def __init__(self, platform: Platform, tenant: str, log: Path) -> None:
         self.platform, self.tenant = platform, tenant
@@ -50,13 +50,13 @@ class Running:
         return echo if echo.generation() == self.acknowledged["generation"] else None
 
     def resize(self, core_limit: int) -> None:
-        """As a careful client does: until it is answered."""
+        """Resize as a careful client does: until it is answered."""
         answer = insist(self.platform, "PATCH", f"claims/{self.uid}/", {"core_limit": core_limit})
         assert answer.status == 200, answer
         self.acknowledged = answer.body
 
     def check(self, seconds: float = HEALED_SECONDS) -> None:
-        """Observed equals desired equals acknowledged, in the process too."""
+        """Check that observed equals desired equals acknowledged, in the process too."""
         wanted = self.acknowledged
 
         def healed() -> bool:
@@ -71,7 +71,7 @@ class Running:
 
         until(healed, seconds=seconds, what="observed to equal desired")
         assert self.program.poll() is None
-        nothing_is_lost_or_promised_twice(self.platform, self.tenant)
+        assert_consistent(self.platform, self.tenant)
 
     def end(self) -> None:
         self.program.kill()
@@ -87,7 +87,7 @@ def running(platform: Platform, tenant: str, tmp_path: Path) -> Iterator[Running
 
 
 def answers(platform: Platform) -> bool:
-    """Database, Redis and server."""
+    """Return True if database, Redis and server answer."""
     try:
         return platform.call("GET", "me/").status == 200
     except OSError:
@@ -104,7 +104,7 @@ def kill(part: str) -> Callable[[Platform], None]:
 
 
 def flush(platform: Platform) -> None:
-    """Everything that Redis held is gone: groups, messages, the cache, what a worker had before it."""
+    """Flush Redis: groups, messages, the cache, the worker's queue."""
     client = redis.Redis.from_url(valkey.url(platform.state))
     client.flushall()
     client.close()
@@ -126,6 +126,6 @@ def test_soon_after_the_part_is_back_all_is_as_acknowledged(
     if part in PARTS:
         platform.pid(part)
     running.check()
-    # And what comes after it is as quick as ever.
+    # And later resizes are as quick as ever.
     running.resize(25)
     running.check()

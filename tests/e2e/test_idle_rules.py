@@ -1,5 +1,7 @@
-"""A program that does nothing lends its guarantee and wakes unharmed; a claim that nobody uses is released; one that
-works is left alone, all in one pool."""
+"""Idle rules in one pool.
+
+An idle program lends its guarantee and wakes unharmed; an unused claim is released; a working one is left alone.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ NO_RULE = {"idle_rule": "off", "unused_seconds": None}
 
 @pytest.fixture
 def claims(platform: Platform, tmp_path: Path) -> Iterator[Claims]:
-    """In a pool with rules."""
+    """Create claims in a pool with idle rules."""
     platform.granted("PATCH", "pools/default/", RULE)
     it = Claims(platform, tmp_path)
     try:

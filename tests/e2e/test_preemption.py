@@ -1,4 +1,4 @@
-"""Who borrows gives back: a program is ended after a notice, its claim waits, and runs again under the same uid."""
+"""Preemption of a borrower: its program is ended after a notice, its claim waits, and runs again under the same uid."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def both(platform: Platform, tmp_path: Path) -> Iterator[tuple[Claims, Claims]]:
-    """Of one cohort: a tenant that lends 30 and one that has nothing, in a pool that gives a second of grace."""
+    """Create a cohort: a tenant that lends 30 and one that has nothing, in a pool with a second of grace."""
     platform.granted("PATCH", "pools/default/", {"preemption_grace_seconds": 1})
     lender, borrower = Claims(platform, tmp_path), Claims(platform, tmp_path)
     for claims, core in ((lender, 30), (borrower, 0)):

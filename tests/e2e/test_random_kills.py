@@ -1,6 +1,6 @@
-"""Six clients ask all the time while random parts are killed, the node's disk is full and clocks jump now and then.
+"""Six clients send requests while random parts are killed, the node's disk is full and clocks jump now and then.
 
-Afterwards everything that was acknowledged is there, once; how long that took is printed.
+Afterwards everything that was acknowledged is there, once; the recovery time is printed.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ pytestmark = [pytest.mark.serial]
 
 CLIENTS = 6
 AGENT = "agent-sim-1"
-# Between two harms: short of what a part needs to be back, so that one is often met while another is away.
+# Between two faults: shorter than a part's recovery, so that faults often overlap.
 PAUSE_SECONDS = 4.0
 DISK_FULL_SECONDS = 2.0
 # Before and behind the machine's clock, and back to it.
 JUMPS = (600, -600, 0)
-# Of a client, so that all fit into the quota.
+# Per client, so that all fit into the quota.
 MOST_KEPT = 5
 UNRELEASED = ("pending", "queued", "assigned", "active", "suspended", "releasing", "failed")
 # On an idle machine it is under ten; no test judges that on a busy one.
@@ -49,19 +49,22 @@ class Over(Exception):
 
 
 class Client(threading.Thread):
-    """Makes, resizes and releases claims, each request until it is answered; remembers what was acknowledged."""
+    """A client that creates, resizes and releases claims.
+
+    It repeats each request until it is answered, and records acknowledgements.
+    """
 
     def __init__(self, platform: Platform, tenant: str, number: int, stop: threading.Event) -> None:
         super().__init__(name=f"client-{number}")
         self._platform, self._tenant, self._ended = platform, tenant, stop
         self._random = random.Random(number)  # noqa: S311
-        # What was acknowledged last of each claim; released ones too.
+        # The last acknowledgement of each claim; released ones too.
         self.known: dict[str, Json] = {}
         self.counts = {"made": 0, "resized": 0, "released": 0}
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Until the end is said."""
+        """Run until the end."""
         try:
             for number in count():
                 if self._ended.is_set():
@@ -90,7 +93,7 @@ class Client(threading.Thread):
     def _asked(self, method: str, path: str, body: Json | None = None) -> Json:
         answer = insist(self._platform, method, path, body)
         while answer.status == 409 and answer.body["type"] == "/problems/quota-exceeded" and not self._ended.is_set():
-            # What is being released is charged until the agent, which may be away, has confirmed it.
+            # A claim is charged until the agent, which may be down, has confirmed its release.
             time.sleep(0.5)
             answer = insist(self._platform, method, path, body)
         if answer.status == 409 and self._ended.is_set():
@@ -112,7 +115,7 @@ def clocks() -> Iterator[Clocks]:
 
 @pytest.fixture(scope="module")
 def platform(clocks: Clocks) -> Iterator[Platform]:
-    """A platform whose clocks can be set, for this module alone."""
+    """Start a platform with adjustable clocks, for this module alone."""
     with (
         tempfile.TemporaryDirectory(prefix="gpucloud-platform-") as directory,
         Platform(Path(directory) / "demo", environment=clocks.environment) as it,
@@ -132,7 +135,7 @@ def clients(platform: Platform) -> Iterator[list[Client]]:
 
 
 def harm(platform: Platform, clocks: Clocks, dice: random.Random) -> str:
-    """Kill a random part, fill the disk of the agent for a while, or set a clock; return what was done."""
+    """Kill a random part, fill the disk of the agent for a while, or set a clock; return the fault."""
     what = dice.choice([*PARTS, "disk-full", "clock-node", "clock-server"])
     if what == "clock-node":
         clocks.jump("node", dice.choice(JUMPS))
@@ -150,11 +153,11 @@ def harm(platform: Platform, clocks: Clocks, dice: random.Random) -> str:
     return what
 
 
-def settled(platform: Platform, clients: list[Client]) -> bool:
-    """Return True once no claim but those acknowledged is left, and each is observed as it was acknowledged last."""
+def is_settled(platform: Platform, clients: list[Client]) -> bool:
+    """Return True once no claim but acknowledged ones is left, and each is observed as acknowledged last."""
     known = {uid: wanted for client in clients for uid, wanted in client.known.items()}
     live = {uid: wanted for uid, wanted in known.items() if not wanted.get("deleted")}
-    # Reading thousands of released claims would take longer than healing.
+    # Reading thousands of released claims would take longer than recovery.
     tenant = clients[0]._tenant
     left = {
         claim["uid"]: claim
@@ -173,7 +176,7 @@ def settled(platform: Platform, clients: list[Client]) -> bool:
 
 
 def check_released(platform: Platform, clients: list[Client]) -> None:
-    """Read every claim whose release was acknowledged; raise AssertionError where one is not released."""
+    """Read every claim whose release was acknowledged; raise AssertionError if one is not released."""
     for uid in [uid for client in clients for uid, wanted in client.known.items() if wanted.get("deleted")]:
         assert platform.granted("GET", f"claims/{uid}/")["state"] == "released"
 
@@ -228,7 +231,7 @@ def test_what_was_acknowledged_is_there_after_random_kills(
         assert client.failure is None
     print(dict(Counter(harms)))  # noqa: T201
     begun = time.monotonic()
-    until(lambda: settled(platform, clients), seconds=HEALED_SECONDS, what="all to be as acknowledged")
+    until(lambda: is_settled(platform, clients), seconds=HEALED_SECONDS, what="all to be as acknowledged")
     asked = {name: sum(client.counts[name] for client in clients) for name in clients[0].counts}
     print(f"{len(harms)} harms, {asked}, healed in {time.monotonic() - begun:.1f} s")  # noqa: T201
     check_released(platform, clients)

@@ -1,4 +1,4 @@
-"""A claim that does nothing lends its guarantee; who was refused before runs on it; who wakes has its own at once."""
+"""An idle claim lends its guarantee; a claim refused before runs on it; the lender gets it back when it wakes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ BACK_SECONDS = 2.0
 
 @pytest.fixture
 def claims(platform: Platform, tmp_path: Path) -> Iterator[Claims]:
-    """In a pool that is rebalanced, but for the claims that are there already."""
+    """Create claims in a rebalanced pool, besides the existing ones."""
     others = [row["uid"] for row in platform.granted("GET", "claims/?state=active&limit=200")["results"]]
     for uid in others:
         platform.granted("PATCH", f"claims/{uid}/", {"rebalance": False})

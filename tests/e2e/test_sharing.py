@@ -1,4 +1,4 @@
-"""Two tenants' programs want one GPU at the same time: each gets what the pool's policy says, live."""
+"""Two tenants' programs use one GPU at the same time: each gets its share under the pool's policy, live."""
 
 import json
 import subprocess
@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
 
 GPULOAD = str(ROOT / "libvcuda" / "build" / "gpuload")
 POINTS = 6.0
-# Of what the two together should get; the rest may be lost to other work on the machine.
+# Fraction of the expected sum; the rest may be lost to other work on the machine.
 LEAST_USED = 0.8
 # Shares are means over so many seconds: dozens of rounds of the arbiter.
 WINDOW_SECONDS = 4
-# A busy machine takes the time from one or the other now and then; an arbiter that shares wrongly always does.
+# A busy machine takes time from one or the other now and then; a faulty arbiter always does.
 WINDOWS = 8
 
 
@@ -37,14 +37,14 @@ class Program:
 
     @property
     def shares(self) -> list[float]:
-        """Percent of the GPU that it got, by its own reckoning, second by second."""
+        """Return its percent of the GPU, by its own reckoning, second by second."""
         lines = [line for line in self._log.read_text().splitlines() if "share_percent" in line and line.endswith("}")]
         return [float(json.loads(line)["share_percent"]) for line in lines]
 
 
 @pytest.fixture
 def pair(platform: Platform, tmp_path: Path) -> Iterator[tuple[Program, Program]]:
-    """Two programs that never have enough, of claims of 30 and 70 percent of the same GPU."""
+    """Start two programs with unlimited demand, of claims of 30 and 70 percent of the same GPU."""
     tenant = platform.new_tenant(f"pair-{uuid.uuid4().hex[:8]}")
     programs: list[Program] = []
     try:
@@ -59,7 +59,7 @@ def pair(platform: Platform, tmp_path: Path) -> Iterator[tuple[Program, Program]
 
 
 def settle(pair: tuple[Program, Program], expected: tuple[float, float]) -> None:
-    """Wait for a window in which both got what they should."""
+    """Wait for a window in which both got their shares."""
     seen = []
     for _ in range(WINDOWS):
         begun = [len(program.shares) for program in pair]
@@ -71,7 +71,7 @@ def settle(pair: tuple[Program, Program], expected: tuple[float, float]) -> None
         )
         means = [sum(one.shares[-WINDOW_SECONDS:]) / WINDOW_SECONDS for one in pair]
         seen.append(means)
-        # Switching costs more on a busy machine: they lose alike, and nobody gets more than their own.
+        # Switching costs more on a busy machine: they lose alike, and neither exceeds its share.
         whole = sum(expected) / max(sum(means), LEAST_USED * sum(expected))
         if all(
             got <= wanted + POINTS and abs(got * whole - wanted) <= POINTS
@@ -95,10 +95,10 @@ def test_two_programs_that_want_all_get_their_shares_and_follow_the_pool(
     finally:
         platform.granted("PATCH", "pools/default/", {"sharing_policy": "burst", "parts": 1})
     assert all(one.process.poll() is None for one in pair)
-    # Nobody suspects what is held.
+    # No process within its limits is reported.
     for code in ("process-unlimited", "memory-over-limit"):
         assert platform.granted("GET", f"audit/?action=agent.{code}")["results"] == []
-    # What one leaves is the other's.
+    # Each one's unused part is the other's.
     pair[0].process.terminate()
     pair[0].process.wait()
     until(lambda: pair[1].shares[-1] > 100 - 2 * POINTS, what="the one that is left to get the whole GPU")

@@ -19,7 +19,7 @@ END = "--- end of step ---"
 
 
 class Shell:
-    """One bash that keeps its variables from step to step."""
+    """A bash that keeps its variables from step to step."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self._bash = subprocess.Popen(
@@ -33,7 +33,7 @@ class Shell:
         )
 
     def run(self, text: str) -> str:
-        """The output of these lines."""
+        """Return the output of these lines."""
         assert self._bash.stdin is not None
         assert self._bash.stdout is not None
         self._bash.stdin.write(f"{text}\necho; echo '{END}'\n")
@@ -51,7 +51,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def outputs(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What each step of the tutorial printed."""
+    """Return the output of each step of the tutorial."""
     clone = tmp_path_factory.mktemp("clone")
     for name in (".venv", "agent", "libvcuda"):
         (clone / name).symlink_to(ROOT / name)
@@ -65,7 +65,7 @@ def outputs(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def bodies(output: str) -> list[Any]:
-    """Every JSON object that stands in the output, in order."""
+    """Return every JSON object in the output, in order."""
     decoder, found, at = json.JSONDecoder(), [], 0
     while (start := output.find("{", at)) >= 0:
         try:
@@ -77,7 +77,7 @@ def bodies(output: str) -> list[Any]:
 
 
 def series(output: str) -> dict[str, Any]:
-    """The one series of the last /utilization/ answer."""
+    """Return the one series of the last /utilization/ answer."""
     (only,) = bodies(output)[-1]["series"]
     assert isinstance(only, dict)
     return only

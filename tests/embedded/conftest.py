@@ -1,10 +1,10 @@
-"""The embedded services are tried by themselves here, not the ones that the suite runs on."""
+"""Fixtures for the embedded services by themselves, not the ones that the suite runs on."""
 
 import pytest
 
 
 @pytest.fixture
-def nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for somebody who has no servers: neither address is set."""
+def unset_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset both addresses, as for a user without servers."""
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.delenv("REDIS_URL", raising=False)

@@ -1,7 +1,7 @@
 """The forms of DATABASE_URL and REDIS_URL, with every client that gets them.
 
-What the docstring of ``deploy.embedded`` says is tried here: a new version of a client that reads them otherwise is
-noticed before anything else breaks.
+The docstring of ``deploy.embedded`` is tested here: a new version of a client that parses them differently is noticed
+before anything else breaks.
 """
 
 from collections.abc import Iterator

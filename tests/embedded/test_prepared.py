@@ -1,4 +1,4 @@
-"""A database with every migration applied, made once and copied: complete, of these migrations, the copier's own."""
+"""A migrated database, made once and copied: complete, of the current migrations, owned by the copier."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from deploy import embedded
 from deploy.embedded import postgres, prepared
 
 pytestmark = [
-    pytest.mark.usefixtures("nothing_given"),
+    pytest.mark.usefixtures("unset_addresses"),
     pytest.mark.skipif(not postgres.is_ours(), reason="PostgreSQL runs as another user here"),
 ]
 
@@ -78,7 +78,7 @@ def test_where_nothing_may_be_kept_initdb_does(tmp_path: Path, monkeypatch: pyte
 
 def test_what_was_removed_while_it_was_copied_is_no_copy(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
-    # Its files had gone before they were listed.
+    # Its files were removed before they were listed.
     assert not postgres._copy_template(tmp_path / "kept", tmp_path / "fresh")
     (tmp_path / "kept" / "PG_VERSION").write_text("18")
     assert postgres._copy_template(tmp_path / "kept", tmp_path / "fresh")

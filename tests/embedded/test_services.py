@@ -1,4 +1,4 @@
-"""PostgreSQL and Valkey from wheels: they start for anybody, keep the data, and never outlive their launcher."""
+"""PostgreSQL and Valkey from wheels: they start for any user, keep the data, and never outlive their launcher."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from deploy import embedded
 from deploy.embedded import places, postgres
 from tests.processes import alive, eventually
 
-pytestmark = pytest.mark.usefixtures("nothing_given")
+pytestmark = pytest.mark.usefixtures("unset_addresses")
 
 LAUNCHER = """
 import json, sys, time
@@ -76,7 +76,7 @@ def test_a_lock_file_of_a_process_that_is_no_server_is_forgotten(tmp_path: Path)
     state = tmp_path / "state"
     with embedded.services(state, durable=False):
         pass
-    # As after a reboot, when the number in the file belongs to somebody else.
+    # As after a reboot, when the number in the file is another process' pid.
     (state / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{state}/postgres\n1\n5432\n\n\n")
     with embedded.services(state, durable=False) as running, psycopg.connect(running.database_url) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)

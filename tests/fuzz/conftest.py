@@ -20,14 +20,14 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Server:
-    """Where it listens, and the platform that it serves."""
+    """A server's address, and its platform."""
 
     url: str
     platform: Platform
 
     @property
     def token(self) -> str:
-        """The operator's."""
+        """Return the operator's token."""
         token = self.platform.cast.olga.token
         assert token is not None
         return token
@@ -35,7 +35,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(module_platform: Platform, django_db_blocker: Any) -> Iterator[Server]:
-    """As `make demo` starts it, but that nobody is throttled: what is looked at is every answer."""
+    """Start a server as `make demo` does, without throttling: every answer is checked."""
     port = free_port()
     command = ("-m", "gpucloud.server", "--port", str(port), "--log-level", "warning")
     with django_db_blocker.unblock(), program(*command, DATABASE_POOL_SIZE="8", THROTTLE_PER_SECOND="0") as process:

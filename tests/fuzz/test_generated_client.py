@@ -1,4 +1,4 @@
-"""A Python client made from the OpenAPI document, used as anybody's program would use it."""
+"""A Python client generated from the OpenAPI document, used as any program would use it."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ from apps.nodes.models import Node
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.fuzz.conftest import Server
 
-# The server sees what is committed only.
+# The server sees committed rows only.
 pytestmark = [pytest.mark.serial, pytest.mark.django_db(transaction=True)]
 DOCUMENT = Path(settings.BASE_DIR) / "docs" / "openapi.yaml"
 PACKAGE = "gpucloud_client"
@@ -27,7 +27,7 @@ PACKAGE = "gpucloud_client"
 
 @pytest.fixture(scope="module")
 def package() -> Iterator[str]:
-    """The client's package, importable; made anew when the document has changed."""
+    """Return the client's package, importable; regenerated when the document has changed."""
     digest = hashlib.sha256(DOCUMENT.read_bytes()).hexdigest()[:16]
     home = Path(settings.BASE_DIR) / ".cache" / f"client-{digest}"
     if not (home / PACKAGE / "client.py").exists():
@@ -55,7 +55,7 @@ class Client:
         self._package, self._client = package, client
 
     def operation(self, group: str, name: str) -> Callable[..., Any]:
-        """It must be granted; returns status, headers and the parsed body."""
+        """Call an operation that must succeed; return status, headers and the parsed body."""
         module = importlib.import_module(f"{self._package}.api.{group}.{name}")
 
         def call(*path: Any, **arguments: Any) -> Any:
@@ -68,7 +68,7 @@ class Client:
 
 @pytest.fixture
 def sign_in(package: str, server: Server) -> Iterator[Callable[[str], Client]]:
-    """A client for a token; its connections are closed at the end."""
+    """Return a client for a token; close its connections at the end."""
     made = importlib.import_module(package).AuthenticatedClient
     with contextlib.ExitStack() as stack:
         yield lambda token: Client(
@@ -115,7 +115,7 @@ def test_a_program_made_from_the_document_lives_through_a_claim(
 
 
 def new_tenant(operator: Client, models: Any) -> str:
-    """With quotas; the text of a member's token."""
+    """Create a tenant with quotas; return the text of a member's token."""
     operator.operation("tenants", "tenants_create")(body=models.TenantRequest(slug="hooli"))
     for resource, hard in {"core_percent": 100, "memory_mib": 4096}.items():
         quota = models.QuotaRequest(tenant="hooli", resource=models.QuotaResource(resource), hard=hard)

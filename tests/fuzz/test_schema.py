@@ -1,7 +1,7 @@
-"""Schemathesis against a live server: every operation of the OpenAPI document, asked rightly and wrongly.
+"""Schemathesis against a live server: every operation of the OpenAPI document, with valid and invalid requests.
 
-No answer is a 5xx; every status, content type, header and body is as the document says; what the document forbids is
-refused and what it allows is not refused for its form; nobody gets in without a token.
+No answer is a 5xx; every status, content type, header and body conforms to the document; forbidden input is refused and
+allowed input is not refused for its form; requests without a token are refused.
 """
 
 import subprocess
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.serial, pytest.mark.django_db]
 PROGRAM = Path(sys.executable).with_name("schemathesis")
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 DOCUMENT = Path(settings.BASE_DIR) / "docs" / "openapi.yaml"
-# The few are the same each time, and leave out the thousands that are made of each value's bounds; the many look for
-# what nobody has seen yet.
+# The few are the same each time, and omit the thousands of combinations of each value's bounds; the many search for new
+# ones.
 FEW = ["--generation-deterministic", "--phases", "examples,fuzzing,stateful"]
 MANY = ["--generation-database", "none"]
 

@@ -1,7 +1,7 @@
 """``make screenshots``: docs/screenshots.md and its pictures, of a demo that is started for them and ended afterwards.
 
 Each page in both themes at three widths, as WebP from Chromium's own encoder. The demo's programs run, so the charts
-show what was really used; pictures taken twice differ as two moments do.
+show real use; pictures taken twice differ accordingly.
 """
 
 import base64
@@ -25,9 +25,9 @@ OUT = DOCS / "screenshots"
 WIDTHS = {390: 844, 1024: 768, 1440: 900}
 THEMES: Any = ("light", "dark")
 QUALITY = 38
-# Longer than this a picture says no more.
+# A longer picture adds nothing.
 TALLEST = 1300
-# Charts with something to see, before and after a limit is moved.
+# Time for charts to fill, before and after a limit is moved.
 WAIT_SECONDS = 30.0
 ON_A_PHONE = (("overview", "light"), ("claim", "dark"), ("requests", "light"), ("audit", "dark"))
 
@@ -49,14 +49,14 @@ def main() -> int:
         (DOCS / "screenshots.md").write_text(page_of(shown))
         move_a_limit(platform)
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        total = sum(pictures(signed_in(browser, platform), shown))
+        total = sum(pictures(open_page(browser, platform), shown))
         browser.close()
     print(f"{total / 1e6:.1f} MB in {OUT.relative_to(ROOT)}")
     return 0
 
 
 def move_a_limit(platform: Platform) -> None:
-    """In the middle of what the charts show."""
+    """Resize a claim in the middle of the charts' time."""
     time.sleep(WAIT_SECONDS)
     claim = max(running(platform, "?state=active"), key=lambda one: one["core_limit"])
     platform.granted("PATCH", f"claims/{claim['uid']}/", {"core_limit": claim["core_limit"] - 15})
@@ -64,7 +64,7 @@ def move_a_limit(platform: Platform) -> None:
 
 
 def page_of(shown: list[Scene]) -> str:
-    """The page of the documentation that shows them."""
+    """Return the documentation page with the pictures."""
     widths = ", ".join(map(str, WIDTHS))
     rows = "\n".join(f"| **{one.name.capitalize()}.** {one.words} | {picture(one)} |" for one in shown)
     phones = "\n".join(
@@ -90,16 +90,16 @@ On a phone:
 
 
 def picture(one: Scene) -> str:
-    """In the reader's own theme."""
+    """Return a picture element for the reader's own theme."""
     dark = f'<source media="(prefers-color-scheme: dark)" srcset="screenshots/{one.name}-dark-1440.webp">'
     light = f'<img src="screenshots/{one.name}-light-1440.webp" width="600" alt="The page {one.name}">'
     return f"<picture>{dark}{light}</picture>"
 
 
-def signed_in(browser: Browser, platform: Platform) -> Page:
-    """A page of the operator's."""
+def open_page(browser: Browser, platform: Platform) -> Page:
+    """Open an operator's page."""
     page = browser.new_page(base_url=platform.url)
-    # The machine may have others to serve.
+    # The machine may run others.
     page.set_default_timeout(1000 * READY_SECONDS)
     page.goto("/sign-in/")
     page.get_by_label("Name", exact=True).fill("operator")
@@ -110,28 +110,31 @@ def signed_in(browser: Browser, platform: Platform) -> Page:
 
 
 def pictures(page: Page, shown: list[Scene]) -> Iterator[int]:
-    """Take those of each page; bytes. Opened once: theme and width change while it is shown, as they do for people."""
+    """Take the pictures of each page as bytes.
+
+    A page is opened once: theme and width change while it is shown, as they do for people.
+    """
     tools = page.context.new_cdp_session(page)
     # The claim first: its chart shows five minutes, and a limit was moved in the last of them.
     for one in sorted(shown, key=lambda one: one.name != "claim"):
         page.set_viewport_size({"width": min(WIDTHS), "height": WIDTHS[min(WIDTHS)]})
         page.goto(one.path)
-        # The first telemetry after the page has come.
+        # The first telemetry after the page has loaded.
         page.wait_for_timeout(1500)
         for width, height in WIDTHS.items():
             page.set_viewport_size({"width": width, "height": height})
             for theme in THEMES:
                 page.emulate_media(color_scheme=theme)
-                # Charts are drawn anew.
+                # Charts are redrawn.
                 page.wait_for_timeout(400)
-                taken = taken_of(page, tools, width)
+                taken = screenshot(page, tools, width)
                 (OUT / f"{one.name}-{theme}-{width}.webp").write_bytes(taken)
                 yield len(taken)
         print(one.name, flush=True)
 
 
-def taken_of(page: Page, tools: CDPSession, width: int) -> bytes:
-    """The page as it is now, from its beginning on."""
+def screenshot(page: Page, tools: CDPSession, width: int) -> bytes:
+    """Return a screenshot of the page from its top."""
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     asked = {"format": "webp", "quality": QUALITY, "clip": clip, "captureBeyondViewport": True}

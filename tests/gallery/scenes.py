@@ -1,7 +1,7 @@
-"""What the gallery shows: the pages, what is said of each, and what lies on them.
+"""Scenes of the gallery: pages, their captions, and their objects.
 
-The demo's claims and programs are there already. What is added here is what a platform has after some weeks: somebody
-who waits, who asks for more, who has booked; prices, tokens, a cluster.
+The demo's claims and programs exist already. Objects added here are those of a platform after some weeks: queued
+claims, requests, bookings, prices, tokens, a cluster.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.platform import Platform, until
 
-# Hours of the next day: whose, what for, when, how many GPUs and how much of each.
+# Hours of the next day: tenant, purpose, time, number of GPUs and share of each.
 BOOKED = (
     ("acme", "robotics-exam", 9, 12, 2, 100),
     ("globex", "index-rebuild", 8, 20, 1, 50),
@@ -21,7 +21,7 @@ BOOKED = (
 
 @dataclass(frozen=True)
 class Scene:
-    """A page: its pictures' name, where it is, and what one sees there."""
+    """A page: its pictures' name, its address, and its caption."""
 
     name: str
     path: str
@@ -29,7 +29,7 @@ class Scene:
 
 
 def scenes(platform: Platform) -> list[Scene]:
-    """Every page of the gallery, with something on it."""
+    """Return every page of the gallery, with an object on it."""
     until(lambda: {one["state"] for one in running(platform)} == {"active"}, what="the demo's claims to be active")
     furnish(platform)
     claim = max(running(platform, "?state=active"), key=lambda one: one["core_limit"])
@@ -64,18 +64,18 @@ def scenes(platform: Platform) -> list[Scene]:
 
 
 def running(platform: Platform, narrowed: str = "") -> list[dict[str, Any]]:
-    """The claims that are not released."""
+    """Return the claims that are not released."""
     claims: list[dict[str, Any]] = platform.granted("GET", f"claims/{narrowed}")["results"]
     return claims
 
 
 def tomorrow() -> datetime:
-    """Its midnight, UTC."""
+    """Return tomorrow's midnight, UTC."""
     return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
 
 
 def furnish(platform: Platform) -> None:
-    """Somebody in the queue, requests, bookings, prices, a token, a cluster, a quota with a history."""
+    """Create a queued claim, requests, bookings, prices, a token, a cluster, a quota with a history."""
     grant = platform.granted
     platform.new_tenant("physics")
     wide = {"tenant": "physics", "name": "four-whole-gpus", "core_request": 100, "gpu_count": 4, "memory_mib": 4096}
@@ -104,12 +104,12 @@ def furnish(platform: Platform) -> None:
 
 
 def request(platform: Platform, **asked: Any) -> str:
-    """More than a quota; its uid."""
+    """Create a quota request; return its uid."""
     return str(platform.granted("POST", "quota-requests/", asked)["uid"])
 
 
 def book(platform: Platform) -> None:
-    """The next day of pool `default`."""
+    """Book the next day of pool `default`."""
     day = tomorrow()
     for tenant, name, begin, end, gpus, core in BOOKED:
         times = {

@@ -1,4 +1,4 @@
-"""`make test` asks what failed in a crowd once more, and calls it passed only if it passes then."""
+"""`make test` repeats failures of a crowded run once, and counts them as passed only if they pass then."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ ALWAYS = "def test_that_fails():\n    assert False\n"
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
-    # Most of a start is others' plugins, which nothing here needs.
+    # Most of the start-up time is others' plugins, which this test does not need.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     return tmp_path
@@ -37,7 +37,7 @@ def test_what_passes_alone_has_passed_and_the_table_says_both(suite: Path) -> No
         ("Some, again", 1, 0, True),
     ]
     assert run.is_good(rows)
-    # Only what failed was asked again.
+    # Only failed tests were repeated.
     assert (suite / "passes").read_text() == "x"
 
 

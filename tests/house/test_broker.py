@@ -16,8 +16,8 @@ Connect = Callable[[], Connection]
 
 
 @pytest.fixture(params=["its address is forgotten", "its server is gone"])
-def broken(request: Any, monkeypatch: pytest.MonkeyPatch) -> Connect:
-    """Make connections as a worker's is whose broker was killed, with a task delivered and not acknowledged.
+def break_connections(request: Any, monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Return connections like a worker's whose broker was killed, with a task delivered and not acknowledged.
 
     kombu's `collect` has forgotten the transport's client by the time Celery closes the connection.
     """
@@ -43,7 +43,7 @@ def refused(client: object = None) -> None:
 
 
 def close(connection: Connection) -> None:
-    """As Celery's worker does, twice; kombu passes over errors of connections only."""
+    """Close as Celery's worker does, twice; kombu ignores errors of connections only."""
     channel: Any = connection._default_channel
     for _ in range(2):
         connection.maybe_close_channel(SimpleNamespace(close=channel.qos.restore_unacked_once))
@@ -53,18 +53,18 @@ def test_the_brokers_urls_lead_to_our_transport() -> None:
     assert isinstance(app.connection().transport, broker.Transport)
 
 
-def test_closing_a_broken_connection_ends_nothing(broken: Connect) -> None:
-    close(broken())
+def test_closing_a_broken_connection_ends_nothing(break_connections: Connect) -> None:
+    close(break_connections())
 
 
-def test_control_kombus_own_class_raises(broken: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_kombus_own_class_raises(break_connections: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker.Channel, "QoS", redis.QoS)
-    connection = broken()
+    connection = break_connections()
     with pytest.raises((AttributeError, AssertionError)):
         close(connection)
 
 
 def test_what_is_gone_round_is_still_there() -> None:
-    """A new version of kombu that names these otherwise is to be looked at."""
+    """A new version of kombu that renames these must be reviewed."""
     assert {"redis", "rediss"} <= TRANSPORT_ALIASES.keys()
     assert issubclass(redis.Transport.Channel.QoS, redis.QoS)

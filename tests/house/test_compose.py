@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile: what a stranger who starts them relies on, read from the files."""
+"""docker-compose.yml and the Dockerfile: facts that their users rely on, read from the files."""
 
 import re
 from pathlib import Path
@@ -41,12 +41,12 @@ def example_values() -> dict[str, str]:
 def test_a_service_that_others_wait_for_has_three_minutes_to_start(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
     assert seconds(check["start_period"]) >= 180
-    # Asked often meanwhile: a quick machine does not wait for the ordinary interval.
+    # Polled often during the start: a quick machine does not wait for the ordinary interval.
     assert seconds(check["start_interval"]) <= 2
 
 
 def test_the_image_has_no_health_check_for_compose_to_wait_for_in_vain() -> None:
-    # One image for nine commands, of which one serves: `up --wait` fails at a service that switches the check off.
+    # One image for nine commands, of which one serves: `up --wait` fails at a service that disables the check.
     assert "HEALTHCHECK" not in (ROOT / "Dockerfile").read_text()
     assert not any("disable" in service.get("healthcheck", ()) for service in SERVICES.values())
 
@@ -121,7 +121,7 @@ def test_every_service_says_how_long_its_end_may_take(name: str) -> None:
 
 def test_the_server_has_longer_to_end_than_it_gives_its_requests() -> None:
     given = re.search(r'"--timeout-graceful-shutdown", "(\d+)"', (ROOT / "Dockerfile").read_text())
-    # Where the command is not in the Dockerfile, the code that starts the server says 10 s.
+    # If the command is not in the Dockerfile, the code that starts the server says 10 s.
     assert seconds(SERVICES["web"]["stop_grace_period"]) > int(given[1] if given else 10)
 
 
@@ -144,7 +144,7 @@ def test_every_bind_mount_and_secret_is_a_path_that_git_and_the_image_leave_out(
 
 
 def test_the_least_versions_are_the_same_everywhere() -> None:
-    """Of PostgreSQL and Redis, wherever a document says from which version on."""
+    """The versions of PostgreSQL and Redis, in every document that names them."""
     found: dict[str, set[str]] = {"PostgreSQL": set(), "Redis": set(), "Valkey": set()}
     for path in [ROOT / "README.md", ROOT / ".env.example", *sorted((ROOT / "docs").glob("*.md"))]:
         for name, version in re.findall(r"(PostgreSQL|Redis|Valkey) (\d+)\s+or newer", path.read_text()):
@@ -158,7 +158,7 @@ def test_documents_say_how_to_sign_in_after_up() -> None:
 
 
 def test_documents_restore_by_the_commands_that_are_tried() -> None:
-    """tests/containers runs these; a document that says something else is not tried."""
+    """tests/containers runs these; a document with other commands is untested."""
     said = (ROOT / "docs" / "operations.md").read_text()
     tried = (ROOT / "tests" / "containers" / "test_compose.py").read_text()
     for command in ("pg_dump", "dropdb", "createdb", "pg_restore", "check_ledger"):

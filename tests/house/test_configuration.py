@@ -1,4 +1,4 @@
-"""What is said twice must be said the same: settings and .env.example, Makefile and help, pins and their reasons."""
+"""Facts that exist twice agree: settings and .env.example, Makefile and help, pins and their reasons."""
 
 import os
 import re
@@ -17,7 +17,7 @@ REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "deploy/requirements
 
 
 def example() -> list[tuple[str, str]]:
-    """The variables of .env.example, each with the comment above it."""
+    """Return the variables of .env.example, each with the comment above it."""
     blocks = (ROOT / ".env.example").read_text().split("\n\n")
     found = []
     for block in blocks:

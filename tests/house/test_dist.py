@@ -1,4 +1,4 @@
-"""What `make dist` hands out: made without an index, whole, and of what the product runs on."""
+"""Release files of `make dist`: made without an index, complete, with the product's packages only."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in the place of dist/."""
+    """Return a directory in the place of dist/."""
     monkeypatch.setattr(dist, "DIST", tmp_path)
     return tmp_path
 
@@ -47,7 +47,7 @@ def test_without_a_built_library_there_is_no_file_and_a_word_why(place: Path, mo
 
 
 def test_the_bill_is_of_what_the_image_has() -> None:
-    # The Dockerfile leaves out by the same names.
+    # Packages that the Dockerfile leaves out by the same names.
     left_out = re.search(r"'\^\(([\w|-]+)\)=='", (ROOT / "Dockerfile").read_text())
     assert left_out is not None
     assert tuple(f"{name}==" for name in left_out[1].split("|")) == dist.EMBEDDED

@@ -1,4 +1,4 @@
-"""The pictures of the documentation: whole, and small enough to be in every clone."""
+"""The documentation's pictures: complete, and small enough for every clone."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The manifests in deploy/kubernetes: valid for Kubernetes, and asking for no more than is needed."""
+"""The manifests in deploy/kubernetes: valid for Kubernetes, with the least privileges."""
 
 import shutil
 import subprocess
@@ -93,7 +93,7 @@ def test_settings_that_are_given_exist() -> None:
     known = (ROOT / ".env.example").read_text()
     maps = {one["name"]: one["literals"] for one in read("kustomization.yaml")[0]["configMapGenerator"]}
     for literal in maps["gpucloud"]:
-        # One that is commented out is known, too.
+        # A commented-out one is known, too.
         assert f"\n{literal.partition('=')[0]}=" in known.replace("\n#", "\n")
     words = (ROOT / "agent" / "__main__.py").read_text()
     mine = {one["name"] for one in daemon_set()["containers"][0]["env"] if one["name"].startswith("GPUCLOUD_")}

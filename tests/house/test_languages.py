@@ -1,4 +1,4 @@
-"""Nothing that a page says is left in one language: templates, forms, answers; and the catalogues are whole."""
+"""Translations: every text of templates, forms and answers can be translated, and the catalogues are complete."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ PAGES = sorted((ROOT / "apps" / "console").rglob("*.py"))
 NOT_SAID = re.compile(r"""\b(gpucloud|gpc_|GPU|CSV|JSON|MiB|GiB|Ctrl|Enter|Tab|Esc)\b|\bdata-[a-z-]+="[^"]*\"""")
 SPOKEN = {"aria-label", "title", "placeholder", "alt"}
 SILENT = {"code", "pre", "script", "style"}
-# Words given to a tag or a part, such as a meter's label; `text` is code to be copied.
+# Words given to a tag or an include, such as a meter's label; `text` is code to be copied.
 GIVEN = re.compile(r"""(_\(|\btext=)?"([^"]*)\"""")
 WORDS = re.compile(r"[A-Z][a-z]+( |$)|.*[a-z] [a-z]")
 SAYING = ("meter ", "bar ", "word ", "include ")
@@ -31,8 +31,8 @@ SAYING = ("meter ", "bar ", "word ", "include ")
 FILTERED = re.compile(r"""\|(?:default|default_if_none|yesno):["']([^"']*[A-Za-z]{2}[^"']*)["']|\|(pluralize)""")
 
 
-class Said(HTMLParser):
-    """What a reader sees or hears of a template's own text."""
+class VisibleText(HTMLParser):
+    """A parser of the text that a reader of a template sees or hears."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Said(HTMLParser):
 
 
 def untranslated(template: str) -> Iterator[str]:
-    """Words of a template that stand outside any translation."""
+    """Return words of a template that are outside any translation."""
     text, translating = "", False
     for token in Lexer(template).tokenize():
         if token.token_type is TokenType.TEXT:
@@ -65,7 +65,7 @@ def untranslated(template: str) -> Iterator[str]:
                 yield from (words for mark, words in GIVEN.findall(token.contents) if not mark and WORDS.match(words))
         elif token.token_type is TokenType.VAR:
             yield from ("".join(found) for found in FILTERED.findall(token.contents))
-    said = Said()
+    said = VisibleText()
     said.feed(text)
     yield from (" ".join(words.split()) for words in said.texts if re.search("[A-Za-z]{2}", NOT_SAID.sub("", words)))
 
@@ -98,7 +98,7 @@ def test_the_check_sees_what_is_left(template: str, left: list[str]) -> None:
 
 
 def form_kinds() -> set[type[forms.Form]]:
-    """Every form that the pages' modules define."""
+    """Return every form that the pages' modules define."""
     modules = [import_module(".".join(file.relative_to(ROOT).with_suffix("").parts)) for file in PAGES]
     return {
         kind
@@ -109,7 +109,7 @@ def form_kinds() -> set[type[forms.Form]]:
 
 
 def test_every_fields_label_and_help_follow_the_reader() -> None:
-    """A field without a label of its own would go by its name. The sign-in's get theirs from Django's form."""
+    """A field without a label would show its name. The sign-in's labels come from Django's form."""
     fields = [
         (kind.__name__, name, field)
         for kind in form_kinds()

@@ -1,4 +1,4 @@
-"""The shape of the source: what one can hold in one's head, and where things may not go."""
+"""The shape of the source: limits on sizes, and forbidden dependencies."""
 
 import ast
 import shutil
@@ -14,7 +14,7 @@ LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 40
 LINES_OF_A_TEMPLATE = 120
 NAMELESS = {"utils", "util", "helpers", "common", "manager", "misc"}
-# The NVML header is not ours; the OpenAPI document is made.
+# The NVML header is NVIDIA's; the OpenAPI document is generated.
 NOT_OURS = ("static/vendor/", "static/css/tabler.css", "docs/openapi.yaml")
 CORE = ROOT / "apps" / "scheduling" / "core"
 # Values and arithmetic; no clock, randomness, files, network or processes. The placement kernel is arithmetic in C.
@@ -25,8 +25,11 @@ PURE = {
 }  # fmt: skip
 
 
-def tracked(*suffixes: str) -> list[Path]:
-    """The files that git knows, except those that are not ours. Skips where this is no checkout (an archive)."""
+def list_files(*suffixes: str) -> list[Path]:
+    """Return the files that git knows, except vendored ones.
+
+    Skips if this is not a checkout (an archive).
+    """
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("no git checkout")
     listed = subprocess.run(
@@ -45,7 +48,7 @@ def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 def test_no_file_is_longer_than_can_be_read_at_once() -> None:
     long = {
         str(file.relative_to(ROOT)): count
-        for file in tracked(".py", ".c", ".h", ".js", ".css")
+        for file in list_files(".py", ".c", ".h", ".js", ".css")
         if (count := lines(file)) > LINES_OF_A_FILE
     }
     assert not long
@@ -53,7 +56,9 @@ def test_no_file_is_longer_than_can_be_read_at_once() -> None:
 
 def test_no_template_is_longer_than_can_be_seen_at_once() -> None:
     long = {
-        str(file.relative_to(ROOT)): count for file in tracked(".html") if (count := lines(file)) > LINES_OF_A_TEMPLATE
+        str(file.relative_to(ROOT)): count
+        for file in list_files(".html")
+        if (count := lines(file)) > LINES_OF_A_TEMPLATE
     }
     assert not long
 
@@ -61,7 +66,7 @@ def test_no_template_is_longer_than_can_be_seen_at_once() -> None:
 def test_no_function_is_longer_than_a_screen() -> None:
     long = {
         f"{file.relative_to(ROOT)}:{function.lineno} {function.name}": length
-        for file in tracked(".py")
+        for file in list_files(".py")
         for function in functions(file)
         if (length := (function.end_lineno or 0) - function.lineno + 1) > LINES_OF_A_FUNCTION
     }
@@ -69,7 +74,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 
 
 def test_no_module_is_named_after_nothing() -> None:
-    assert not [file for file in tracked(".py") if file.stem in NAMELESS or file.parent.name in NAMELESS]
+    assert not [file for file in list_files(".py") if file.stem in NAMELESS or file.parent.name in NAMELESS]
 
 
 def lines(file: Path) -> int:
@@ -93,7 +98,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def test_the_agent_runs_without_the_control_plane() -> None:
-    """Not only by its imports: importing it loads nothing of Django, even by way of a package."""
+    """Importing it loads nothing of Django, even through a package."""
     program = (
         "import sys, agent.__main__\n"
         "print([name for name in ('django', 'celery', 'channels', 'gpucloud', 'apps') if name in sys.modules])"

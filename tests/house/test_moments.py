@@ -1,4 +1,4 @@
-"""Moments are read from the database as Django reads them, only faster."""
+"""Timestamps are read from the database as Django reads them, only faster."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Dashboards, rules and alerts by Prometheus' own tool; that what they ask for exists says test_metrics."""
+"""Dashboards, rules and alerts checked by Prometheus' own tool; test_metrics checks that their metrics exist."""
 
 import json
 import shutil

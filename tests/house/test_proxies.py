@@ -1,4 +1,4 @@
-"""The examples of a TLS proxy, read by the proxies themselves where they are installed."""
+"""Examples of a TLS proxy, checked by the proxies themselves if they are installed."""
 
 import ipaddress
 import os
@@ -44,7 +44,7 @@ def test_the_server_believes_the_proxys_address_and_no_other() -> None:
     address = services["caddy"]["networks"]["proxy"]["ipv4_address"]
     assert services["web"]["environment"]["FORWARDED_ALLOW_IPS"] == address
     assert services["web"]["environment"]["HTTPS_ONLY"] == "1"
-    # And it comes from there: the name that it asks for is the server's on their own network only.
+    # It comes from there: the name that it asks for is the server's on their own network only.
     [alias] = services["web"]["networks"]["proxy"]["aliases"]
     assert f"reverse_proxy {alias}:8000" in (PROXY / "Caddyfile").read_text()
     # Not one that the engine may give to the server, which starts first.

@@ -1,4 +1,4 @@
-"""What strangers cause as often as they like does not fill the log."""
+"""Requests of strangers, however many, do not fill the log."""
 
 import logging
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ HOSTS, UVICORN = logging.getLogger("django.security.DisallowedHost"), logging.ge
 
 
 def filters() -> list[logs.Occasional]:
-    """Those of both loggers; each set-up of Django in this process has added one to each."""
+    """Return the filters of both loggers; each set-up of Django in this process has added one to each."""
     return [each for logger in (HOSTS, UVICORN) for each in logger.filters if isinstance(each, logs.Occasional)]
 
 
@@ -24,7 +24,7 @@ def begin_a_minute() -> None:
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    """What a handler of the root logger writes, formatted as ours are."""
+    """Return the output of a handler of the root logger, in our format."""
     written: list[str] = []
 
     class Handler(logging.Handler):

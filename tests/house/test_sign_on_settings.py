@@ -1,4 +1,4 @@
-"""The environment's part of single sign-on: what makes no sense stops the start and says what to set."""
+"""Settings of single sign-on: invalid values stop the start with a message."""
 
 from pathlib import Path
 

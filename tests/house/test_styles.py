@@ -1,4 +1,4 @@
-"""Of the vendored sheet pages get what they use."""
+"""The style sheet: the part of the vendored one that pages use."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PICTURE = """.btn{background:url("data:image/svg+xml,<a b='}.modal{'/>")}"""
         (".btn{color:red}.modal{color:red}", [".btn{color:red}"]),
         (".modal,.btn:hover,a{color:red}", [".btn:hover,a{color:red}"]),
         (".card .modal{x:y}.card.show>b{x:y}", [".card.show>b{x:y}"]),
-        # What is not certain stays.
+        # Uncertain rules stay.
         (".btn:not(.modal){x:y}:is(.modal,.card){x:y}", [".btn:not(.modal){x:y}", ":is(.modal,.card){x:y}"]),
         ("@media print{.modal{x:y}.btn{x:y}}@media print{.modal{x:y}}", ["@media print{.btn{x:y}}"]),
         (

@@ -1,4 +1,4 @@
-"""The audit of libvcuda: every entry of the CUDA driver and of NVML is stood before or passed on purpose."""
+"""The audit of libvcuda: every entry of the CUDA driver and of NVML is interposed or passed on purpose."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ def audit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What the audit reads, to be damaged."""
+    """Copy the audit's inputs, to damage them."""
     shutil.copytree(ROOT / "libvcuda" / "audit", tmp_path / "audit", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "shim" / "lookup").mkdir(parents=True)
     shutil.copy(ROOT / "libvcuda" / "shim" / "lookup" / "real.h", tmp_path / "shim" / "lookup")

@@ -15,12 +15,12 @@ from tests.cast import Machine, hello
 
 
 def in_database(act: Callable[[], Any]) -> Any:
-    """Awaitable: run this in a thread that may use the database."""
+    """Run this in a thread that may use the database; awaitable."""
     return database_sync_to_async(act)()
 
 
 def enrol_with(machine: Machine, secret: str) -> None:
-    """Give the machine's agent its key."""
+    """Enrol the machine's agent with its key."""
     machine.node = nodes.enrol(token=machine.enrolment, key_digest=hashlib.sha256(secret.encode()).hexdigest())
 
 
@@ -40,10 +40,10 @@ class Agent:
         self.connected = True
         return self
 
-    async def greet(self, said: wire.Hello | None = None) -> wire.Desired:
+    async def greet(self, raw_frame: wire.Hello | None = None) -> wire.Desired:
         """Connect, say hello, and take the welcome and the desired state."""
         await self.connect()
-        await self.say(said or hello(self.machine.name))
+        await self.say(raw_frame or hello(self.machine.name))
         welcome = await self.hear()
         assert isinstance(welcome, wire.Welcome)
         assert welcome.node_name == self.machine.name
@@ -64,7 +64,7 @@ class Agent:
         return wire.decode_from_server(message["text"])
 
     async def closed(self) -> int:
-        """The code with which the server closed the connection."""
+        """Return the code with which the server closed the connection."""
         message = await self.socket.receive_output(timeout=5)
         assert message["type"] == "websocket.close", message
         assert len((message.get("reason") or "").encode()) <= 123
@@ -79,6 +79,6 @@ class Agent:
             await self.socket.wait(timeout=5)
 
 
-def said(frame: wire.Frame, /, **changes: Any) -> str:
-    """The frame as text, with fields that its type would not allow."""
+def raw_frame(frame: wire.Frame, /, **changes: Any) -> str:
+    """Return the frame as text, with fields that its type would not allow."""
     return json.dumps({**json.loads(wire.encode(frame)), **changes})

@@ -1,4 +1,4 @@
-"""The cast, and agents that are written out frame by frame."""
+"""The cast, and agents as sequences of frames."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -13,7 +13,7 @@ __all__ = ["cast", "real_cast"]
 
 @pytest.fixture
 def machine(real_cast: Cast) -> Machine:
-    """`gpu1`, enrolled, in a platform without limits."""
+    """Enrol `gpu1`, in a platform without limits."""
     give_plenty(real_cast.acme)
     machine = Machine("gpu1", real_cast.pool)
     enrol_with(machine, "secret")
@@ -22,7 +22,7 @@ def machine(real_cast: Cast) -> Machine:
 
 @pytest.fixture
 async def agents(machine: Machine) -> AsyncIterator[Callable[..., Agent]]:
-    """Makes agents of `gpu1`, and hangs up for them at the end."""
+    """Return a maker of agents of `gpu1`; disconnect them at the end."""
     made: list[Agent] = []
 
     def make(credential: str | None = None) -> Agent:

@@ -1,4 +1,4 @@
-"""The agent's bundle, as the server makes and serves it."""
+"""The agent's bundle, made and served by the server."""
 
 import ast
 import hashlib

@@ -9,7 +9,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import nodes
 from apps.quotas.models import AuditEvent
 from tests.cast import Api, Cast
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 KEY, OTHER = "1" * 64, "2" * 64
 
@@ -38,30 +38,30 @@ def test_the_audit_log_says_from_where(cast: Cast, token: str) -> None:
 
 def test_the_same_key_may_come_again_because_an_answer_may_be_lost(cast: Cast, token: str) -> None:
     enrol(cast, token)
-    before = stored()
+    before = dump_database()
     assert enrol(cast, token) == (200, "gpu1")
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_second_key_is_refused(cast: Cast, token: str) -> None:
     enrol(cast, token)
-    before = stored()
+    before = dump_database()
     assert enrol(cast, token, OTHER) == (403, "enrolment-refused")
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("wrong", ["gpe_wrong", "x", "gpc_a.b", "gpe_" + "x" * 190])
 def test_a_wrong_token_is_refused(cast: Cast, token: str, wrong: str) -> None:
-    before = stored()
+    before = dump_database()
     assert enrol(cast, wrong) == (403, "enrolment-refused")
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_an_expired_token_is_refused(cast: Cast, token: str) -> None:
     Node.objects.update(enrolment_expires_at=timezone.now() - timedelta(seconds=1))
-    before = stored()
+    before = dump_database()
     assert enrol(cast, token) == (403, "enrolment-refused")
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("digest", ["", "x" * 64, "1" * 63, "1" * 65, "A" * 64])
@@ -82,5 +82,5 @@ def test_a_renewal_replaces_the_token_and_with_its_use_the_key(cast: Cast, token
 
 def test_only_digests_are_kept(cast: Cast, token: str) -> None:
     enrol(cast, token)
-    assert token not in str(stored())
-    assert KEY not in str(stored())
+    assert token not in str(dump_database())
+    assert KEY not in str(dump_database())

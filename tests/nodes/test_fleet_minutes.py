@@ -1,4 +1,4 @@
-"""The fleet by the minute: summed up once, again for late frames, and what was promised stays as it was."""
+"""Minutes of the fleet: summed once, again for late frames, with unchanged allocations."""
 
 from datetime import timedelta
 
@@ -27,7 +27,7 @@ def test_a_minute_is_the_mean_of_what_was_measured_beside_what_was_promised(
     measure(machine, START, *([40] * 60))
     rolling.roll_up()
     minute = FleetMinute.objects.get(at=START)
-    # One of the two GPUs was measured, both are there to be promised.
+    # One of the two GPUs was measured, both can be allocated.
     assert (minute.gpus, minute.core_used, minute.core_leased) == (1, 40, 15)
     assert minute.memory_leased is not None
     assert minute.memory_leased > 0

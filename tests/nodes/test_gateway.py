@@ -19,8 +19,8 @@ from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import hints
 from tests.cast import Cast, Machine, ask, done, gpu_uuid, hello, seen
-from tests.nodes.agents import Agent, enrol_with, in_database, said
-from tests.scheduling.routes import stored
+from tests.nodes.agents import Agent, enrol_with, in_database, raw_frame
+from tests.scheduling.routes import dump_database
 
 Agents = Callable[..., Agent]
 OBSERVED = wire.Observed(frame=1, assignments=[])
@@ -33,12 +33,12 @@ CHANGED = {"type": "node.changed"}
      "gpn_00000000-0000-0000-0000-000000000000.secret", "gpn_{uid}.secret ÿ", "gpn_{uid}.sécret"],
 )  # fmt: skip
 async def test_a_wrong_credential_closes_the_connection(agents: Agents, machine: Machine, credential: str) -> None:
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     agent = await agents(credential.format(uid=machine.node.uid)).connect()
     assert await agent.closed() == wire.CLOSE_UNAUTHORISED
     await agent.say(hello("gpu1", gpus=1))
     assert await agent.quiet()
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 USAGE = wire.Usage(seq=1, at=1, gpus=[], assignments=[])
@@ -49,17 +49,17 @@ MALFORMED = {
     "no type": '{"v": 1}',
     "an unknown type": '{"v": 1, "type": "reboot"}',
     "a server's frame": wire.encode(wire.Ack(seq=1)),
-    "another version": said(OBSERVED, v=2),
-    "an unknown field": said(OBSERVED, colour="red"),
-    "a wrong type": said(OBSERVED, frame="1"),
-    "a negative number": said(OBSERVED, frame=-1),
-    "a huge number": said(OBSERVED, frame=2**31),
-    "a number of digits": said(OBSERVED, frame=0).replace('"frame": 0', '"frame": ' + "9" * 5000),
-    "NaN": said(OBSERVED).replace('"frame": 1', '"frame": NaN'),
-    "NUL": said(wire.Event(at=1, code="x", detail="y"), detail="a\x00b"),
+    "another version": raw_frame(OBSERVED, v=2),
+    "an unknown field": raw_frame(OBSERVED, colour="red"),
+    "a wrong type": raw_frame(OBSERVED, frame="1"),
+    "a negative number": raw_frame(OBSERVED, frame=-1),
+    "a huge number": raw_frame(OBSERVED, frame=2**31),
+    "a number of digits": raw_frame(OBSERVED, frame=0).replace('"frame": 0', '"frame": ' + "9" * 5000),
+    "NaN": raw_frame(OBSERVED).replace('"frame": 1', '"frame": NaN'),
+    "NUL": raw_frame(wire.Event(at=1, code="x", detail="y"), detail="a\x00b"),
     "half a character": '{"v": 1, "type": "event", "at": 1, "code": "x", "detail": "\\ud800"}',
     "deep nesting": '{"v":1,"type":"observed","frame":1,"assignments":' + "[" * 100_000,
-    "a bad uid": said(OBSERVED, assignments=[{"uid": "../../etc/passwd", "generation": 1, "state": "in_force"}]),
+    "a bad uid": raw_frame(OBSERVED, assignments=[{"uid": "../../etc/passwd", "generation": 1, "state": "in_force"}]),
     "binary": b"\x00\xff",
     "binary JSON": wire.encode(OBSERVED).encode(),
 }
@@ -69,10 +69,10 @@ MALFORMED = {
 async def test_a_malformed_frame_closes_the_connection_and_changes_nothing(agents: Agents, text: str | bytes) -> None:
     agent = agents()
     await agent.greet()
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     await agent.say_raw(text)
     assert await agent.closed() == wire.CLOSE_MALFORMED
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
@@ -86,20 +86,20 @@ async def test_a_frame_larger_than_a_mebibyte_closes_the_connection(agents: Agen
 
 @pytest.mark.parametrize("frame", [OBSERVED, wire.Conditions(conditions=[]), USAGE])
 async def test_the_first_frame_must_be_a_hello(agents: Agents, frame: wire.Frame) -> None:
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     agent = await agents().connect()
     await agent.say(frame)
     assert await agent.closed() == wire.CLOSE_MALFORMED
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 async def test_a_hello_with_another_nodes_gpu_is_refused(agents: Agents, real_cast: Cast) -> None:
     await in_database(lambda: Machine("gpu2", real_cast.pool))
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     agent = await agents().connect()
     await agent.say(hello("gpu2"))
     assert await agent.closed() == wire.CLOSE_MALFORMED
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 async def test_a_gpu_that_is_gone_stays_with_what_is_promised_of_it_and_takes_nothing_new(
@@ -126,7 +126,7 @@ async def test_what_the_self_check_found_stands_in_the_node(agents: Agents, real
     await agents().greet(msgspec.structs.replace(hello("gpu1"), checks=[check]))
     node = await in_database(lambda: real_cast.olga.get("nodes/gpu1/").body)
     assert node["checks"] == [{"name": "disk", "state": "warning", "detail": "12 MiB free", "cure": "Free some."}]
-    # A tenant need not know what does not hold on a machine.
+    # A tenant need not know what fails on a machine.
     assert (await in_database(lambda: real_cast.anna.get("nodes/gpu1/").body))["checks"] == []
 
 
@@ -307,7 +307,7 @@ async def test_an_agents_conditions_are_taken(agents: Agents, machine: Machine) 
         type="NoXidErrors", status="False", reason="Xid79", since=1, gpu_uuid=gpu_uuid("gpu1", 2), unschedulable=True
     )
     await agent.say(wire.Conditions(conditions=[sick]))
-    # The acknowledgement of what was sent after it: by then it is stored.
+    # The acknowledgement of a later frame: by then this one is stored.
     await agent.say(wire.Usage(seq=1, at=1, gpus=[], assignments=[]))
     assert isinstance(await agent.hear(), wire.Ack)
     assert (await in_database(lambda: machine.gpu(2))).unhealthy == "XID 79"

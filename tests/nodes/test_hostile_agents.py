@@ -1,4 +1,4 @@
-"""An agent that says too much, or what cannot be: it is a program on a machine that somebody may have taken over."""
+"""Agents that send too much, or impossible values: an attacker may control the machine."""
 
 import dataclasses
 import time
@@ -25,7 +25,7 @@ Agents = Callable[..., Agent]
 async def test_a_flood_of_events_and_conditions_adds_a_bounded_number_of_audit_rows(
     agents: Agents, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is ever removed from the audit log. Neither a new connection nor new words begin a new count."""
+    """Nothing is ever removed from the audit log. Neither a new connection nor new texts restart the count."""
     for name, kept in (("EVENTS", 5), ("CONDITIONS", 7)):
         limit = dataclasses.replace(getattr(agent_rows, name), most=kept)
         monkeypatch.setattr(agent_rows, name, limit)
@@ -39,14 +39,14 @@ async def test_a_flood_of_events_and_conditions_adds_a_bounded_number_of_audit_r
                 type="DiskSpace", status="False" if number % 2 else "True", reason="Full", since=float(number)
             )
             await agent.say(wire.Conditions(conditions=[told]))
-            # Of conditions that wait only the newest counts: each is handled before the next.
+            # Only the newest of waiting conditions counts: each is handled before the next.
             await agent.say(usage(number + 1, time.time()))
             assert isinstance(await agent.hear(), wire.Ack)
     assert await in_database(AuditEvent.objects.count) - before == 5 + 7
     said = await in_database(lambda: list(AuditEvent.objects.filter(action=agent_rows.SUPPRESSED)))
     assert len(said) == 2
     assert "More than 5 agent events within 10 minutes" in said[0].after["detail"]
-    # What the pages show of its health goes on.
+    # The pages' health data continues.
     assert await in_database(lambda: machine.node.conditions.get(type="DiskSpace").since_seconds) == 19
 
 
@@ -93,7 +93,7 @@ async def test_a_gpu_larger_than_any_is_refused(agents: Agents) -> None:
 async def test_a_key_that_is_replaced_ends_the_connection_that_it_opened(
     agents: Agents, machine: Machine, real_cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where no hint of it arrives and the new agent has not come yet."""
+    """Even if no hint of it arrives and the new agent has not connected yet."""
     agent = agents()
     await agent.greet()
     answer = await in_database(lambda: real_cast.olga.post("nodes/gpu1/enrolment/"))

@@ -1,4 +1,4 @@
-"""What an agent says faster than it is handled: of each level the newest counts, and nothing else is lost."""
+"""Frames that arrive faster than they are handled: the newest of each level counts, and nothing else is lost."""
 
 import asyncio
 import threading
@@ -56,7 +56,7 @@ async def test_who_sends_more_than_waits_is_not_read_on_until_there_is_room() ->
 
 
 class Slow:
-    """Stands before the registered claims: the first `observed` takes until it is let go on."""
+    """A wrapper of the registered handlers: the first `observed` blocks until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames: list[int] = []
@@ -74,7 +74,7 @@ class Slow:
         return getattr(self._claims, name)
 
 
-async def said_while_busy(agents: Agents, slow: Slow, frames: int) -> Agent:
+async def send_while_busy(agents: Agents, slow: Slow, frames: int) -> Agent:
     """Send one frame, and the others while it is being handled."""
     agent = agents()
     await agent.greet()
@@ -83,7 +83,7 @@ async def said_while_busy(agents: Agents, slow: Slow, frames: int) -> Agent:
     for frame in range(2, frames + 1):
         await agent.say(observed(frame))
     await agent.say(wire.Usage(seq=1, at=time.time(), gpus=[], assignments=[]))
-    # The application's task reads what was said.
+    # The application's task reads the frames.
     for _ in range(10 * frames):
         await asyncio.sleep(0)
     slow.go_on.set()
@@ -95,7 +95,7 @@ async def test_while_one_observation_is_stored_only_the_newest_of_the_others_wai
     agents: Agents, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(monkeypatch)
-    await said_while_busy(agents, slow, 79)
+    await send_while_busy(agents, slow, 79)
     assert slow.frames == [1, 79]
     assert (await in_database(lambda: Node.objects.get(pk=machine.node.pk))).observed_frame == 79
 
@@ -105,7 +105,7 @@ async def test_if_observations_were_no_level_each_would_be_stored(
 ) -> None:
     monkeypatch.setattr(incoming, "LEVELS", ())
     slow = Slow(monkeypatch)
-    await said_while_busy(agents, slow, 9)
+    await send_while_busy(agents, slow, 9)
     assert slow.frames == list(range(1, 10))
 
 

@@ -1,4 +1,4 @@
-"""Frames of many nodes meet before they are stored; what one node sends is never the others' loss."""
+"""Frames of many nodes are stored in batches; a faulty frame of one node does not affect others."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from apps.nodes.services.telemetry.storing import Measured, Source
 Told = Callable[[int | None], None]
 
 
-class Nobody:
-    """Who watches."""
+class NoWatchers:
+    """A publisher without watchers."""
 
     async def show(self, batch: object) -> None:
-        """Nothing."""
+        """Publish nothing."""
 
 
 def frame(seq: int) -> wire.Usage:
@@ -30,7 +30,7 @@ async def test_one_node_takes_no_others_room_and_has_its_own_again_when_it_is_st
 ) -> None:
     monkeypatch.setattr(intake, "_stored", lambda _: None)
     monkeypatch.setattr(intake, "GATHER_SECONDS", 0)
-    monkeypatch.setattr(node_claims, "get", Nobody)
+    monkeypatch.setattr(node_claims, "get", NoWatchers)
     frames, done = Intake(), asyncio.Event()
 
     def told(seq: int | None) -> None:
@@ -61,7 +61,7 @@ async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch
         stored.extend(source.node_name for source, _ in batch)
 
     monkeypatch.setattr(intake, "_stored", store)
-    monkeypatch.setattr(node_claims, "get", Nobody)
+    monkeypatch.setattr(node_claims, "get", NoWatchers)
     frames, heard = Intake(), {name: list[int | None]() for name in ("a", "b", "bad", "c")}
     for name, said in heard.items():
         told: Told = said.append
@@ -73,5 +73,5 @@ async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch
         await asyncio.sleep(0.05)
     assert sorted(set(stored)) == ["a", "b", "c"]
     assert {name: said[-1] for name, said in heard.items() if name != "bad"} == {"a": 2, "b": 2, "c": 2}
-    # Told at once that one is missing: its connection ends before anything later is acknowledged.
+    # Closed at once because one is missing: before anything later is acknowledged.
     assert heard["bad"][0] is None

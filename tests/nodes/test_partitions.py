@@ -1,4 +1,4 @@
-"""Partitions of telemetry: made ahead, dropped when their time is over."""
+"""Partitions of telemetry: created ahead, dropped after their retention."""
 
 from datetime import UTC, datetime, timedelta
 

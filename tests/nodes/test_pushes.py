@@ -1,4 +1,4 @@
-"""What goes to agents: read together and late, said as the newest only, and never waited for."""
+"""Pushes to agents: read together and late, only the newest sent, and never waited for."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ Agents = Callable[..., Agent]
 
 
 class Reads:
-    """Stands for the database: what it is asked for, and an answer only when it is let."""
+    """A stand-in for the database: it records queries, and answers only when allowed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[list[int]] = []
@@ -103,7 +103,7 @@ async def test_a_node_that_cannot_be_read_hears_so_and_holds_up_no_other(monkeyp
     for node_id, said in told.items():
         reader.ask(node_id, said.append, partial(failed.append, node_id))
     await eventually(lambda: bool(told[9]))
-    # 8 is gone: that is no failure.
+    # 8 is gone: that is not a failure.
     assert (told, failed) == ({6: ["6"], 7: [], 8: [], 9: ["9"]}, [7])
 
 
@@ -162,7 +162,7 @@ async def test_of_what_an_agent_did_not_read_the_newest_is_said_and_nothing_afte
 
 
 class Deaf:
-    """An agent that says hello and reads nothing more than that it is connected."""
+    """An agent that says hello and reads only that it is connected."""
 
     def __init__(self, machine: Machine) -> None:
         self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -171,7 +171,7 @@ class Deaf:
         self.said.put_nowait({"type": "websocket.connect"})
         self.said.put_nowait({"type": "websocket.receive", "text": wire.encode(hello(machine.name))})
         self.waits = asyncio.Event()
-        # ASGI's type is of every protocol.
+        # ASGI's type covers every protocol.
         served: Any = application
         self.connection = asyncio.ensure_future(served(scope, self.said.get, self._read))
 

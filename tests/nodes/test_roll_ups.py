@@ -1,4 +1,4 @@
-"""Roll-ups of telemetry: the same rows however often, late frames counted, windows read from levels that fit."""
+"""Roll-ups of telemetry: idempotent, late frames counted, windows read from levels that fit."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -61,7 +61,7 @@ def usage(at: datetime, core: float, *uids: str) -> wire.Usage:
 
 
 def measure(machine: Machine, begin: datetime, *cores: float, uids: tuple[str, ...] = ()) -> None:
-    """A second each."""
+    """Store one sample each second."""
     source = source_of(machine.node)
     store([Measured(source, usage(begin + timedelta(seconds=at), core, *uids)) for at, core in enumerate(cores)])
 
@@ -79,7 +79,7 @@ def test_each_level_is_the_mean_of_what_is_below_it(cast: Cast, machine: Machine
     rolling.roll_up()
     minutes = [row for row in rows(UsageMinute) if row[2] == assignment.uid]
     gpu = machine.gpu().pk
-    # The first second of all has none before it.
+    # The very first second has none before it.
     assert minutes == [
         (START, gpu, assignment.uid, 60, 20, 20, 200, 59 * 200, None),
         (START + timedelta(minutes=1), gpu, assignment.uid, 60, 50, 50, 500, 60 * 500, None),
@@ -97,7 +97,7 @@ def test_a_run_that_comes_twice_changes_nothing(machine: Machine, clock: Clock) 
     assert rolling.roll_up() > 0
     before = {model: rows(model) for model in SPAN}
     assert rolling.roll_up() == 0
-    # As if it had died before it said how far it came.
+    # As if it had died before it recorded its progress.
     TelemetryMark.objects.filter(name="rolled").update(at=START)
     assert rolling.roll_up() > 0
     assert {model: rows(model) for model in SPAN} == before
@@ -131,7 +131,7 @@ def test_frames_in_any_order_and_runs_at_any_time_give_the_same_roll_ups(machine
         rolling.roll_up()
     clock.now = START + timedelta(minutes=5)
     rolling.roll_up()
-    # But for the first second after what came late, whose time is known only once that is there.
+    # Except the first second after late frames, whose duration is known only once they are there.
     assert {model: [row[:7] for row in rows(model)] for model in SPAN} == {
         model: [row[:7] for row in found] for model, found in straight.items()
     }

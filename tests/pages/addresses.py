@@ -1,18 +1,20 @@
-"""Where every page is: the pages' own routes, with the names and numbers of things that are there."""
+"""Addresses of all pages: the pages' own routes, with names and numbers of existing objects."""
 
 import re
 
 from apps.console.urls import urlpatterns
 
-# `nodes/<slug:name>`: what is named, and of which kind it is.
+# `nodes/<slug:name>`: the parameter, and its kind.
 PARAMETER = re.compile(r"([\w-]+)/<\w+:\w+>")
-# Doors, not pages.
+# Endpoints, not pages.
 LEFT_OUT = {"sign-in", "single-sign-on", "single-sign-on-return", "sign-out"}
 
 
 def addresses(**known: object) -> list[str]:
-    """Every route's path. `known` names one thing of each kind: `nodes`, `gpus`, `claims`, … Those that only take
-    posts are among them and answer 405; those of a kind of which none is named are left out.
+    """Return every route's path.
+
+    `known` names one object of each kind: `nodes`, `gpus`, `claims`, … Routes that take posts only are included and
+    answer 405; routes of a kind without an object are left out.
     """
     routes = [str(route.pattern) for route in urlpatterns if route.name not in LEFT_OUT]
     return [

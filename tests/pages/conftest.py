@@ -1,4 +1,4 @@
-"""The cast at its browsers, for this folder's tests."""
+"""Browsers of the cast, for this folder's tests."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ SignIn = Callable[..., Client]
 
 @pytest.fixture
 def browser(cast: Cast) -> SignIn:
-    """A signed-in browser of somebody of the cast."""
+    """Return a function that signs in a member of the cast."""
 
     def sign_in(name: str, *, enforce_csrf_checks: bool = False) -> Client:
         client = Client(enforce_csrf_checks=enforce_csrf_checks)
@@ -27,6 +27,6 @@ def browser(cast: Cast) -> SignIn:
 
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
-    """A node of four GPUs, and tenants with plenty of quota."""
+    """Create a node of four GPUs, and tenants with plenty of quota."""
     give_plenty(cast.acme, cast.globex)
     return Machine("gpu1", cast.pool)

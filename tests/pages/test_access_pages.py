@@ -1,4 +1,4 @@
-"""Members, tokens, agents, prices and requests as people change them."""
+"""Changes of members, tokens, agents, prices and requests on pages."""
 
 import csv
 import io

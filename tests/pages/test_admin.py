@@ -1,4 +1,4 @@
-"""The records at `/admin/`: operators read what the database holds, and nobody changes it there."""
+"""The records at `/admin/`: operators read the database's rows, and nobody changes them there."""
 
 import pytest
 from django.apps import apps
@@ -10,12 +10,12 @@ from tests.cast import Cast, Machine, placed
 from tests.pages.conftest import SignIn
 
 LEFT_OUT = {
-    # Not rows for people: telemetry has its charts, and its keys are of several columns.
+    # Not for reading: telemetry has its charts, and its keys have several columns.
     "UsageTens", "UsageMinute", "UsageHour", "UsageDay", "FleetMinute", "LateFrames", "TelemetryMark", "UsageFrame",
     "Sample",
     # Bytes; rounds are read on their page.
     "FleetSnapshot",
-    # Answers kept word for word, and counts of attempts.
+    # Stored answers, and counts of attempts.
     "IdempotencyRecord", "Attempts",
     # Parts of another row.
     "BudgetPeriod", "WebhookDelivery", "PodHold", "PodResize", "JoinedNode",

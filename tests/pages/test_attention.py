@@ -1,4 +1,4 @@
-"""What needs attention of the fleet: each thing that is wrong with a node or a GPU is told, and nothing else."""
+"""The fleet's attention list: each fault of a node or a GPU is listed, and nothing else."""
 
 from datetime import timedelta
 
@@ -10,19 +10,19 @@ from tests.cast import Cast, Machine, gpu_uuid
 from tests.pages.conftest import SignIn
 
 
-def told(browser: SignIn) -> list[str]:
-    """The titles on the operator's overview."""
+def attention_titles(browser: SignIn) -> list[str]:
+    """Return the titles on the operator's overview."""
     notices = browser("olga").get("/").context["notices"]
     return [notice.title for notice in notices]
 
 
 def test_a_gpu_that_its_agent_no_longer_sees_is_told(machine: Machine, browser: SignIn) -> None:
-    assert told(browser) == []
+    assert attention_titles(browser) == []
     Gpu.objects.filter(uuid=gpu_uuid("gpu1", 2)).update(present=False)
-    assert told(browser) == ["GPU 2 of gpu1 is gone"]
-    # Of a node that is lost only that is told: nobody knows what its GPUs are.
+    assert attention_titles(browser) == ["GPU 2 of gpu1 is gone"]
+    # For a lost node only that is listed: the state of its GPUs is unknown.
     Node.objects.filter(pk=machine.node.pk).update(last_seen_at=timezone.now() - timedelta(hours=1))
-    assert told(browser) == ["Node gpu1 is lost"]
+    assert attention_titles(browser) == ["Node gpu1 is lost"]
 
 
 def test_each_kind_is_told_six_times_at_most(cast: Cast, machine: Machine, browser: SignIn) -> None:
@@ -32,7 +32,7 @@ def test_each_kind_is_told_six_times_at_most(cast: Cast, machine: Machine, brows
     Node.objects.filter(pk=machine.node.pk).update(fenced_at=timezone.now(), fenced_why="Process 7 is unlimited.")
     awaited = [f"Node more{number} awaits its agent" for number in range(attention.MOST)]
     sick = [f"GPU {index} of gpu1 is unhealthy" for index in range(4)]
-    assert told(browser) == [*awaited, "Node gpu1 is fenced", *sick]
+    assert attention_titles(browser) == [*awaited, "Node gpu1 is fenced", *sick]
 
 
 def test_members_are_told_nothing_of_nodes(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -1,4 +1,4 @@
-"""Changing things from their pages: claims made, resized, released; nodes cordoned."""
+"""Changes on pages: claims created, resized, released; nodes cordoned."""
 
 from datetime import timedelta
 
@@ -26,7 +26,7 @@ NEW = {
 
 
 def resize(claim: Claim, **typed: int) -> dict[str, str]:
-    """The form as a browser sends it: what stands there, and what stood there before."""
+    """Post the form as a browser sends it: with its present values, and the earlier ones."""
     before = {"core_request": claim.core_request, "core_limit": claim.core_limit, "memory_mib": claim.memory_mib}
     return {f"initial-{name}": str(value) for name, value in before.items()} | {
         name: str(value) for name, value in {**before, **typed}.items()

@@ -1,4 +1,4 @@
-"""Clusters as operators see and change them: connecting, testing, binding, taking over, removing."""
+"""Clusters on operators' pages: connecting, testing, binding, importing, removing."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def text(answer: Any) -> str:
 
 @pytest.fixture
 def cluster(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """One with a namespace of acme's, whose API server answers."""
+    """Create a cluster with a namespace of acme's, whose API server answers."""
     monkeypatch.setattr(connections, "Client", Answering)
     for name, empty in (("lists", {}), ("denied", set()), ("asked", [])):
         monkeypatch.setattr(Answering, name, empty)

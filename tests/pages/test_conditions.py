@@ -1,4 +1,4 @@
-"""What agents say of the health of nodes and GPUs: kept, shown, and a reason to place nothing more there."""
+"""Agents' conditions of nodes and GPUs: stored, shown, and respected by placement."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_a_sick_gpu_takes_no_new_claims_and_the_refusal_says_what_ails_it(cast: 
     reasons = Claim.objects.get(pk=claims[3].pk).reasons
     assert {"code": "gpu-unhealthy", "gpus": 1, "detail": "1 GPU is unhealthy (XID 79)"} in reasons
     assert sum(reason["gpus"] for reason in reasons) == 4
-    # Well again: the next round places it.
+    # Healthy again: the next round places it.
     say(machine, good("NoXidErrors", gpu=0))
     run_round(cast.pool)
     assert Claim.objects.get(pk=claims[3].pk).state == "assigned"
@@ -145,7 +145,7 @@ def test_a_pool_that_fences_keeps_claims_off_until_an_operator_lifts_the_fence(
     assert [reason["detail"] for reason in claim.reasons] == ["4 GPUs are unhealthy (its node is fenced)"]
     assert cast.anna.post("nodes/gpu1/lift-fence/").status == 403
     assert cast.olga.post("nodes/gpu1/lift-fence/").body["state"] == "ready"
-    # What was told before does not fence it anew; what comes after does.
+    # An earlier report does not fence it again; a later one does.
     say(machine, excess())
     assert cast.olga.get("nodes/gpu1/").body["state"] == "ready"
     run_round(cast.pool)
@@ -173,7 +173,7 @@ def test_an_operator_clears_a_gpu_and_its_agent_hears_of_it(cast: Cast, machine:
     machine.node.refresh_from_db()
     assert machine.node.frame == frame + 1
     assert desired_state(machine.node).policy == wire.NodePolicy(cleared={gpu_uuid("gpu1", 1): 123.5})
-    # It is well when its agent says so, not before.
+    # It is healthy when its agent reports so, not before.
     assert machine.gpu(1).unhealthy == "XID 79"
     say(machine, good("NoXidErrors", gpu=1))
     assert machine.gpu(1).unhealthy == ""

@@ -1,4 +1,4 @@
-"""How pages are delivered: policy, queries, weight, files of others."""
+"""Delivery of pages: policy, queries, weight, vendored files."""
 
 import gzip
 import hashlib
@@ -37,7 +37,7 @@ IMPORT = re.compile(r'(?:from |import\()"\./([^"]+)"')
 
 @pytest.fixture
 def pages(cast: Cast, machine: Machine) -> list[str]:
-    """Every page, with several claims on it."""
+    """Return every page, with several claims on it."""
     for number in range(6):
         placed(cast, machine, name=f"train-{number}", core_request=15, memory_mib=1024)
     uid = Claim.objects.latest("pk").uid
@@ -143,7 +143,7 @@ def test_an_address_of_forms_is_a_page_for_who_follows_a_link_to_it(cast: Cast) 
     answer = client.get("/sign-out/")
     assert (answer.status_code, answer["Allow"]) == (405, "POST, OPTIONS")
     assert "Only a form leads here" in answer.content.decode()
-    # Programs get what they know.
+    # Programs get the known names.
     assert client.put("/sign-out/").content == b""
     assert client.delete("/api/v1/openapi.yaml")["Content-Type"] == "application/problem+json"
 
@@ -189,7 +189,7 @@ def _imports(name: str) -> list[str]:
 
 
 def _measure(machine: Machine) -> None:
-    """A few seconds of samples of every GPU and assignment."""
+    """Store a few seconds of samples of every GPU and assignment."""
     now = timezone.now()
     for second in range(5):
         at = now - timedelta(seconds=second)

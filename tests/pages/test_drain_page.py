@@ -1,4 +1,4 @@
-"""A node's heartbeats, and emptying it from its page."""
+"""A node's heartbeats, and draining it from its page."""
 
 import json
 from datetime import timedelta
@@ -42,7 +42,7 @@ def test_who_was_overtaken_drains_nothing(cast: Cast, machine: Machine, browser:
     answer = olga.post("/nodes/gpu1/drain/", {"version": "999", "act": "drain", "grace_seconds": "60"})
     assert answer.status_code == 422
     assert Node.objects.get(name="gpu1").draining_at is None
-    # What is shown with the refusal is of now, and may be sent.
+    # The preview in the refusal is current, and may be sent.
     form = text(answer)
     assert f'name="version" value="{version}"' in form
     assert 'name="grace_seconds" value="60"' in form

@@ -1,4 +1,4 @@
-"""Everything that the API changes can be changed on a page, or it says here why not."""
+"""Every change of the API can be made on a page, or is listed here with a reason."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every table is there as a file: of all its rows, and of no more than its reader may see."""
+"""Exports of tables: all rows, and only those that the reader may see."""
 
 import csv
 import io
@@ -19,8 +19,8 @@ from tests.pages.conftest import SignIn
 
 
 @pytest.fixture
-def furnished(cast: Cast, machine: Machine) -> Cast:
-    """A claim that runs and one that waits, a reservation, a proposal; and of globex another claim."""
+def furnish(cast: Cast, machine: Machine) -> Cast:
+    """Create a running claim and a queued one, a reservation, a proposal; and another claim of globex."""
     claim, _ = placed(cast, machine, name="train", core_request=10)
     ask(cast, name="theirs", core_request=5, tenant=cast.globex)
     ask(cast, name="too-wide", gpu_count=4, core_request=100)
@@ -39,7 +39,7 @@ def furnished(cast: Cast, machine: Machine) -> Cast:
 
 
 def rows(client: Client, path: str) -> list[dict[str, Any]]:
-    """Of the JSON; the CSV has as many, under the same names."""
+    """Return the rows of the JSON; the CSV has as many, under the same names."""
     joint = "&" if "?" in path else "?"
     found: list[dict[str, Any]] = json.loads(client.get(f"{path}{joint}format=json").content)
     answer = client.get(f"{path}{joint}format=csv")
@@ -50,7 +50,7 @@ def rows(client: Client, path: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_claims_and_the_queue_are_files_of_what_one_may_see(furnished: Cast, browser: SignIn) -> None:
+def test_claims_and_the_queue_are_files_of_what_one_may_see(furnish: Cast, browser: SignIn) -> None:
     olga, vera, gus = browser("olga"), browser("vera"), browser("gus")
     assert {row["name"] for row in rows(olga, "/claims/")} == {"train", "theirs", "too-wide"}
     (train,) = (row for row in rows(vera, "/claims/?state=active") if row["name"] == "train")
@@ -62,7 +62,7 @@ def test_claims_and_the_queue_are_files_of_what_one_may_see(furnished: Cast, bro
     assert rows(gus, "/queue/") == []
 
 
-def test_reservations_and_proposals_are_files_of_what_one_may_see(furnished: Cast, browser: SignIn) -> None:
+def test_reservations_and_proposals_are_files_of_what_one_may_see(furnish: Cast, browser: SignIn) -> None:
     vera, gus = browser("vera"), browser("gus")
     (exam,) = rows(vera, "/reservations/")
     assert (exam["name"], exam["tenant"], len(exam["gpus"])) == ("exam", "acme", 1)
@@ -71,7 +71,7 @@ def test_reservations_and_proposals_are_files_of_what_one_may_see(furnished: Cas
     assert rows(vera, "/proposals/?state=applied") == rows(gus, "/reservations/") == rows(gus, "/proposals/") == []
 
 
-def test_pools_and_rounds_are_an_operators_files(furnished: Cast, browser: SignIn) -> None:
+def test_pools_and_rounds_are_an_operators_files(furnish: Cast, browser: SignIn) -> None:
     olga, latest = browser("olga"), Round.objects.latest("pk")
     (pool,) = rows(olga, "/pools/")
     assert (pool["pool"], pool["gpu_count"]) == ("default", 4)

@@ -1,4 +1,4 @@
-"""A GPU's page: whose pieces lie on it, and moving their limits."""
+"""A GPU's page: its assignments, and moving their limits."""
 
 from datetime import timedelta
 
@@ -15,8 +15,8 @@ from tests.pages.conftest import SignIn
 HTMX = {"HX-Request": "true"}
 
 
-def posted(**changed: int) -> dict[str, int]:
-    """The form as a browser sends it: what is typed, and what it was."""
+def form_data(**changed: int) -> dict[str, int]:
+    """Return the form as a browser sends it: the new values, and the earlier ones."""
     was = {"core_request": 30, "core_limit": 50, "memory_mib": GIB}
     return was | changed | {f"initial-{name}": value for name, value in was.items()}
 
@@ -45,12 +45,12 @@ def test_a_gpu_that_many_share_is_asked_about_no_more_often(cast: Cast, machine:
 def test_a_limit_is_moved_and_only_what_was_typed_is_sent(cast: Cast, machine: Machine, browser: SignIn) -> None:
     claim, item = placed(cast, machine, core_request=30, core_limit=50, memory_mib=GIB)
     path = f"/gpus/{item.gpu.uuid}/claims/{claim.uid}/"
-    answer = browser("olga").post(path, posted(core_limit=80), headers=HTMX)
+    answer = browser("olga").post(path, form_data(core_limit=80), headers=HTMX)
     assert answer.status_code == 200
     assert "limit 50 → 80 %" in answer.content.decode()
     claim.refresh_from_db()
     assert (claim.core_request, claim.core_limit) == (30, 80)
-    assert browser("olga").post(path, posted(core_limit=60))["Location"] == f"/gpus/{item.gpu.uuid}/"
+    assert browser("olga").post(path, form_data(core_limit=60))["Location"] == f"/gpus/{item.gpu.uuid}/"
 
 
 def test_a_refusal_says_why_and_keeps_what_was_typed(cast: Cast, machine: Machine, browser: SignIn) -> None:
@@ -58,7 +58,7 @@ def test_a_refusal_says_why_and_keeps_what_was_typed(cast: Cast, machine: Machin
     claim, item = placed(cast, machine, core_request=30, core_limit=50, memory_mib=GIB)
     path = f"/gpus/{item.gpu.uuid}/claims/{claim.uid}/"
     for headers in (HTMX, {}):
-        answer = browser("olga").post(path, posted(core_request=95, core_limit=95), headers=headers)
+        answer = browser("olga").post(path, form_data(core_request=95, core_limit=95), headers=headers)
         assert answer.status_code == 422
         assert 'value="95"' in answer.content.decode()
     claim.refresh_from_db()
@@ -71,7 +71,7 @@ def test_gpus_are_the_operators(cast: Cast, machine: Machine, browser: SignIn, w
     page = f"/gpus/{item.gpu.uuid}/"
     assert browser(who).get(page).status_code == 403
     assert browser(who).get(f"{page}series/").status_code == 403
-    assert browser(who).post(f"{page}claims/{claim.uid}/", posted(core_limit=80)).status_code == 403
+    assert browser(who).post(f"{page}claims/{claim.uid}/", form_data(core_limit=80)).status_code == 403
     assert browser("olga").get("/gpus/GPU-none/").status_code == 404
     claim.refresh_from_db()
     assert claim.core_limit == 50

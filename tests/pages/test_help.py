@@ -1,4 +1,4 @@
-"""What the pages explain: words where they stand, the whole glossary, and an empty installation's first steps."""
+"""Help on pages: terms with popovers, the whole glossary, and the first steps of an empty installation."""
 
 import re
 from pathlib import Path

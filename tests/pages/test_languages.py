@@ -1,4 +1,4 @@
-"""The languages of the pages: chosen by the reader, without scripts; programs are answered in English."""
+"""Languages of the pages: chosen by the reader, without scripts; programs are answered in English."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from django.test import Client
 
 from gpucloud import messages
 from tests.cast import Cast, Machine, ask, placed
-from tests.house.test_languages import Said
+from tests.house.test_languages import VisibleText
 from tests.pages.conftest import SignIn
 from tests.pages.test_queries import everywhere, grow
 
@@ -37,14 +37,14 @@ def test_the_browsers_language_is_spoken(cast: Cast, machine: Machine, browser: 
 def test_no_page_in_chinese_says_a_sentence_in_english(browser: SignIn, grow: Callable[[str], None], name: str) -> None:
     grow("a")
     known = messages.read(messages.file_of("zh_Hant", ".po"))
-    # Names and codes of things are the same in every language, and some are also words: a condition is called
-    # Ready, and the audit log has a value True.
+    # Names and codes are the same in every language, and some are also words: a condition is called Ready, and the
+    # audit log has a value True.
     same = {"Ready", "True"}
     english = {one for one, said in known.items() if one != said and (" " in one or one[0].isupper())} - same
     reader, paths = browser(name), everywhere()
     left = {}
     for path in [*paths, "/clusters/", "/new-cluster/", "/integrations/"]:
-        answer, page = reader.get(path, headers=CHINESE), Said()
+        answer, page = reader.get(path, headers=CHINESE), VisibleText()
         page.feed(answer.content.decode())
         left[path] = {" ".join(text.split()) for text in page.texts} & english
     assert {path: words for path, words in left.items() if words} == {}

@@ -1,4 +1,4 @@
-"""A claim's part, a node's settings, another tenant for a namespace: what each form changes, refuses and says."""
+"""Forms of an assignment, of a node's settings and of a namespace's tenant: changes, refusals, messages."""
 
 import re
 from typing import Any
@@ -28,8 +28,8 @@ def text(client: Client, path: str) -> str:
     return " ".join(client.get(path).content.decode().split())
 
 
-def sent(client: Client, path: str, values: dict[str, Any]) -> tuple[int, str]:
-    """Posts the form; the status of its answer, and the page where it ends."""
+def submit(client: Client, path: str, values: dict[str, Any]) -> tuple[int, str]:
+    """Post the form; return the status of its answer, and the page where it ends."""
     answer = client.post(path, values)
     status = answer.status_code
     page = client.get(answer["Location"]) if status == 302 else answer
@@ -55,7 +55,7 @@ def test_a_claims_part_is_changed_while_it_runs(cast: Cast, machine: Machine, br
     assert "Its programs run on, whatever is changed here." in page
     assert "the claim's part, among the weights" in page.replace("&#x27;", "'")
     asked = {"weight": "3", "best_effort": "best-effort", "version": hidden_version(page)}
-    status, page = sent(max_, path, asked)
+    status, page = submit(max_, path, asked)
     assert (status, sharing(claim)) == (302, (3, True, False))
     assert "is changed: weight, class, may be rebalanced." in page
     assert Node.objects.get(pk=machine.node.pk).frame > frame
@@ -64,7 +64,7 @@ def test_a_claims_part_is_changed_while_it_runs(cast: Cast, machine: Machine, br
     assert (before["weight"], after["weight"]) == (1, 3)
     page = text(max_, path)
     assert "Becoming guaranteed is refused where a reservation needs" in page
-    status, page = sent(max_, path, {**asked, "version": hidden_version(page)})
+    status, page = submit(max_, path, {**asked, "version": hidden_version(page)})
     assert "Nothing was to be changed." in page
     assert AuditEvent.objects.filter(action="claim.resize").count() == 1
 
@@ -74,16 +74,16 @@ def test_who_was_faster_with_a_claim_is_said_and_nothing_changed(cast: Cast, mac
     max_, path = browser("max"), f"/claims/{claim.uid}/sharing/"
     page = text(max_, path)
     assert "It waits: all of this counts once it is placed." in page
-    # A step of its life is nobody's change.
+    # A step of its life is not a change by a user.
     Claim.objects.filter(pk=claim.pk).update(version=claim.version + 1)
     asked = {"weight": "5", "best_effort": "guaranteed", "rebalance": "on", "version": hidden_version(page)}
-    assert sent(max_, path, asked)[0] == 302
-    status, page = sent(max_, path, {**asked, "weight": "7"})
+    assert submit(max_, path, asked)[0] == 302
+    status, page = submit(max_, path, {**asked, "weight": "7"})
     assert (status, sharing(claim)) == (200, (5, False, True))
     assert "Changed by user:max at" in page
     assert "It is now: weight 5, guaranteed, may be rebalanced." in page
     assert 'value="7"' in page
-    assert sent(max_, path, {**asked, "weight": "7", "version": hidden_version(page)})[0] == 302
+    assert submit(max_, path, {**asked, "weight": "7", "version": hidden_version(page)})[0] == 302
     assert sharing(claim) == (7, False, True)
 
 
@@ -92,7 +92,7 @@ def test_a_claims_part_that_cannot_be_is_refused(cast: Cast, machine: Machine, b
     path, before = f"/claims/{claim.uid}/sharing/", sharing(claim)
     asked = {"weight": "2", "best_effort": "guaranteed", "rebalance": "on", "version": "1-0-1"}
     for wrong in ({"weight": "0"}, {"weight": "100000"}, {"weight": ""}, {"best_effort": "king"}):
-        assert sent(browser("max"), path, {**asked, **wrong})[0] == 422, wrong
+        assert submit(browser("max"), path, {**asked, **wrong})[0] == 422, wrong
     vera = browser("vera")
     assert path not in text(vera, f"/claims/{claim.uid}/")
     assert (vera.get(path).status_code, vera.post(path, asked).status_code) == (403, 403)
@@ -100,7 +100,7 @@ def test_a_claims_part_that_cannot_be_is_refused(cast: Cast, machine: Machine, b
     assert sharing(claim) == before
     release_claim(principal=SYSTEM, claim=claim)
     assert path not in text(browser("max"), f"/claims/{claim.uid}/")
-    status, page = sent(browser("max"), path, asked)
+    status, page = submit(browser("max"), path, asked)
     assert (status, "has ended, or is ending" in page) == (302, True)
     assert sharing(claim) == before
 
@@ -116,7 +116,7 @@ def test_room_that_is_anothers_is_refused_in_words(
 
     monkeypatch.setattr(resize, "_refuse_reserved", refuse)
     asked = {"weight": "1", "best_effort": "guaranteed", "rebalance": "on", "version": "1-1-1"}
-    status, page = sent(browser("max"), f"/claims/{claim.uid}/sharing/", asked)
+    status, page = submit(browser("max"), f"/claims/{claim.uid}/sharing/", asked)
     assert (status, sharing(claim)) == (422, (1, True, True))
     assert "The GPU has no room for this. What is free on GPU 1 is reserved." in page
 
@@ -128,21 +128,21 @@ def test_an_empty_node_moves_and_one_with_claims_does_not(cast: Cast, machine: M
     page = text(olga, SETTINGS)
     assert "No claim is on it: it can move to another pool" in page
     asked = {"pool": "spare", "version": hidden_version(page)}
-    status, page = sent(olga, SETTINGS, asked)
+    status, page = submit(olga, SETTINGS, asked)
     node = Node.objects.get(name="gpu1")
     assert (status, node.pool.name, node.repair_drift) == (302, "spare", False)
     assert "gpu1 is changed: pool, repair drift." in page
     assert node.frame > machine.node.frame
     asked |= {"pool": "default", "repair_drift": "on"}
-    status, page = sent(olga, SETTINGS, asked)
+    status, page = submit(olga, SETTINGS, asked)
     assert (status, Node.objects.get(name="gpu1").pool.name) == (200, "spare")
     assert "Changed by user:olga at" in page
     assert "It is now: pool spare, drift waits for a word." in page
-    assert sent(olga, SETTINGS, {**asked, "version": hidden_version(page)})[0] == 302
+    assert submit(olga, SETTINGS, {**asked, "version": hidden_version(page)})[0] == 302
     placed(cast, machine)
     page = text(olga, SETTINGS)
     assert "1 claim is on it, so it stays in pool default" in page
-    status, page = sent(olga, SETTINGS, {"pool": "spare", "version": hidden_version(page)})
+    status, page = submit(olga, SETTINGS, {"pool": "spare", "version": hidden_version(page)})
     assert (status, "carries claims of pool default: release them first." in page) == (422, True)
     node.refresh_from_db()
     assert (node.pool.name, node.repair_drift) == ("default", True)
@@ -154,10 +154,10 @@ def test_a_nodes_settings_are_the_operators(cast: Cast, machine: Machine, browse
     anna, olga = browser("anna"), browser("olga")
     assert (anna.get(SETTINGS).status_code, anna.post(SETTINGS, asked).status_code) == (403, 403)
     assert "Pool default says no to repairing drift" in text(olga, SETTINGS)
-    assert sent(olga, SETTINGS, {**asked, "pool": "none"})[0] == 422
+    assert submit(olga, SETTINGS, {**asked, "pool": "none"})[0] == 422
     assert olga.get("/nodes/none/settings/").status_code == 404
     assert Node.objects.get(name="gpu1").repair_drift
-    assert "Nothing was to be changed." in sent(olga, SETTINGS, {**asked, "repair_drift": "on"})[1]
+    assert "Nothing was to be changed." in submit(olga, SETTINGS, {**asked, "repair_drift": "on"})[1]
     assert not AuditEvent.objects.filter(action="node.change").exists()
 
 
@@ -168,15 +168,15 @@ def test_another_tenant_pays_for_a_namespace(cast: Cast, cluster: Cluster, brows
     page = text(olga, path)
     assert "No pod there is charged to acme" in page
     asked = {"tenant": "globex", "version": hidden_version(page)}
-    assert "Nothing was to be changed." in sent(olga, path, {**asked, "tenant": "acme"})[1]
-    status, page = sent(olga, path, asked)
+    assert "Nothing was to be changed." in submit(olga, path, {**asked, "tenant": "acme"})[1]
+    status, page = submit(olga, path, asked)
     assert (status, "globex pays for namespace ml from now on." in page) == (302, True)
     assert cluster.bindings.get().tenant == cast.globex
-    status, page = sent(olga, path, {**asked, "tenant": "acme"})
+    status, page = submit(olga, path, {**asked, "tenant": "acme"})
     assert (status, cluster.bindings.get().tenant) == (200, cast.globex)
     assert "Changed by user:olga at" in page
     assert "It is now: globex." in page
-    assert sent(olga, path, {"tenant": "acme", "version": hidden_version(page)})[0] == 302
+    assert submit(olga, path, {"tenant": "acme", "version": hidden_version(page)})[0] == 302
     assert cluster.bindings.get().tenant == cast.acme
 
 
@@ -186,7 +186,7 @@ def test_who_pays_is_the_operators_to_say(cast: Cast, cluster: Cluster, browser:
     anna, olga = browser("anna"), browser("olga")
     assert (anna.get(path).status_code, anna.post(path, asked).status_code) == (403, 403)
     for wrong in ({"tenant": "nobody"}, {"tenant": ""}):
-        assert sent(olga, path, {**asked, **wrong})[0] == 422
+        assert submit(olga, path, {**asked, **wrong})[0] == 422
     assert olga.get(path.replace(str(row.pk), "999999")).status_code == 404
     assert olga.get(path.replace("kube", "other")).status_code == 404
     bindings.unbind(principal=SYSTEM, binding=row)

@@ -1,4 +1,4 @@
-"""The page of what bounds a tenant: who sees what there, and what setting it does and says."""
+"""The page of a tenant's limits: visibility, and the effects and messages of changes."""
 
 import json
 import re
@@ -202,14 +202,14 @@ def test_who_is_second_is_told_who_was_first(cast: Cast, browser: SignIn, at: in
     again = re.search(r'name="version" value="(\d+)"', page)
     assert again is not None
     posted(olga, path, version=again[1], **values)
-    assert "Somebody changed it" in text(olga, posted_to(olga, f"{path}remove/", row.version))
+    assert "Somebody changed it" in text(olga, post_and_follow(olga, f"{path}remove/", row.version))
     row.refresh_from_db()
-    assert "Removed:" in text(olga, posted_to(olga, f"{path}remove/", row.version))
+    assert "Removed:" in text(olga, post_and_follow(olga, f"{path}remove/", row.version))
     assert not type(row).objects.exists()
 
 
-def posted_to(client: Client, path: str, version: int) -> str:
-    """Where the answer leads."""
+def post_and_follow(client: Client, path: str, version: int) -> str:
+    """Return the address of the redirect."""
     answer = client.post(path, {"version": version})
     assert answer.status_code == 302
     return str(answer["Location"])

@@ -1,4 +1,4 @@
-"""What an open page is told, and when it is told no more."""
+"""Messages to open pages, and the end of their authorization."""
 
 import json
 import time
@@ -47,14 +47,14 @@ async def opened(client: Client) -> ApplicationCommunicator:
     return page
 
 
-async def said_to(page: ApplicationCommunicator, group: str) -> None:
-    """Accepted comes before joined: the first may be said to nobody."""
+async def publish_to(page: ApplicationCommunicator, group: str) -> None:
+    """Publish until it is received: a socket is accepted before it has joined."""
     while await page.receive_nothing(timeout=0.2):
         await hints.bus().publish([(group, CHANGED)])
 
 
-async def closed(page: ApplicationCommunicator) -> int:
-    """With which code; what was said before is passed over."""
+async def close_code(page: ApplicationCommunicator) -> int:
+    """Return the close code; earlier messages are skipped."""
     while (last := await page.receive_output(timeout=10))["type"] == "websocket.send":
         pass
     await page.send_input({"type": "websocket.disconnect", "code": 1000})
@@ -69,13 +69,13 @@ async def test_a_page_that_is_signed_out_is_told_of_no_more_claims(
     client = await in_database(signed_in)
     page = await opened(client)
     group = events.claims_group(real_cast.acme.pk)
-    await said_to(page, group)
+    await publish_to(page, group)
     told = json.loads((await page.receive_output(timeout=10))["text"])
     assert (told["type"], told["uid"]) == ("changed", "a-claim")
     assert abs(told["at"] - time.time()) < 60
     await in_database(client.logout)
     await hints.bus().publish([(group, CHANGED)])
-    assert await closed(page) == live.CLOSE_DENIED
+    assert await close_code(page) == live.CLOSE_DENIED
 
 
 async def test_a_page_that_cannot_be_told_is_closed_and_comes_again(
@@ -83,7 +83,7 @@ async def test_a_page_that_cannot_be_told_is_closed_and_comes_again(
 ) -> None:
     page = await opened(await in_database(signed_in))
     group = events.claims_group(real_cast.acme.pk)
-    await said_to(page, group)
+    await publish_to(page, group)
 
     def away(*asked: object) -> tuple[str, ...]:
         raise OperationalError("the server is restarting")
@@ -91,7 +91,7 @@ async def test_a_page_that_cannot_be_told_is_closed_and_comes_again(
     monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", -1.0)
     monkeypatch.setattr(live, "_groups", away)
     await hints.bus().publish([(group, CHANGED)])
-    assert await closed(page) == live.CLOSE_FAILED
+    assert await close_code(page) == live.CLOSE_FAILED
 
 
 async def test_what_nothing_can_be_called_is_watched_by_nobody(real_cast: Cast) -> None:
@@ -100,4 +100,4 @@ async def test_what_nothing_can_be_called_is_watched_by_nobody(real_cast: Cast) 
         page = page_of(client, query)
         await page.send_input({"type": "websocket.connect"})
         assert (await page.receive_output(timeout=10))["type"] == "websocket.accept"
-        assert await closed(page) == live.CLOSE_DENIED
+        assert await close_code(page) == live.CLOSE_DENIED

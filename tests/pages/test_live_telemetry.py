@@ -1,4 +1,4 @@
-"""Telemetry on open pages: each watches its own, and what nobody watches is not sent."""
+"""Telemetry on open pages: each page gets its own, and unwatched telemetry is not sent."""
 
 import json
 import time
@@ -29,7 +29,7 @@ async def bus_is_closed() -> AsyncIterator[None]:
 
 
 class Page:
-    """A page of this person's, open."""
+    """An open page of this user."""
 
     def __init__(self, name: str, query: str) -> None:
         client = Client()
@@ -60,7 +60,7 @@ class Page:
 
 
 def stage(cast: Cast) -> tuple[Machine, Claim, Claim]:
-    """One GPU with a claim of each tenant."""
+    """Create one GPU with a claim of each tenant."""
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool, gpus=1)
     return machine, of(cast, machine, cast.acme), of(cast, machine, cast.globex)
@@ -70,8 +70,8 @@ def of(cast: Cast, machine: Machine, tenant: Tenant) -> Claim:
     return placed(cast, machine, tenant=tenant, name=f"of-{tenant.slug}")[0]
 
 
-def second(machine: Machine, *claims: Claim) -> list[Measured]:
-    """A frame of the node that names every claim, stored."""
+def store_frame(machine: Machine, *claims: Claim) -> list[Measured]:
+    """Store a frame of the node that names every claim."""
     usage = wire.Usage(
         seq=7,
         at=time.time(),
@@ -94,7 +94,7 @@ async def test_each_page_gets_what_it_watches_and_nothing_of_another_tenant(real
     anna = await (await in_database(lambda: Page("anna", f"claim={acmes.uid}"))).open(events.claim_group(acmes.uid))
     gus = await (await in_database(lambda: Page("gus", f"claim={globexs.uid}"))).open(events.claim_group(globexs.uid))
     olga = await (await in_database(lambda: Page("olga", "node=gpu1"))).open(events.node_group(machine.node.uid))
-    await watching.show(await in_database(lambda: second(machine, acmes, globexs)))
+    await watching.show(await in_database(lambda: store_frame(machine, acmes, globexs)))
     for page, claim in ((anna, acmes), (gus, globexs)):
         heard = await page.hear()
         assert [item["claim"] for item in heard["assignments"]] == [str(claim.uid)]
@@ -111,14 +111,14 @@ async def test_a_page_of_anothers_claim_is_closed_and_told_nothing(real_cast: Ca
     machine, acmes, globexs = await in_database(lambda: stage(real_cast))
     page = await (await in_database(lambda: Page("gus", f"claim={acmes.uid}"))).open()
     assert (await page.socket.receive_output(timeout=10))["code"] == live.CLOSE_DENIED
-    await watching.show(await in_database(lambda: second(machine, acmes, globexs)))
+    await watching.show(await in_database(lambda: store_frame(machine, acmes, globexs)))
     assert await page.quiet()
     await page.shut()
 
 
 async def test_what_nobody_watches_is_sent_to_nobody(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, acmes, globexs = await in_database(lambda: stage(real_cast))
-    batch = await in_database(lambda: second(machine, acmes, globexs))
+    batch = await in_database(lambda: store_frame(machine, acmes, globexs))
     await watching.watch([events.claim_group(acmes.uid)])
     assert [group for group, _ in watching._messages(batch, (await watching.watched()).keys())] == [
         events.claim_group(acmes.uid)

@@ -1,4 +1,4 @@
-"""The overview: how full, for how long, what still fits."""
+"""The overview: utilization, its history, and free capacity."""
 
 import json
 from datetime import timedelta
@@ -23,7 +23,7 @@ def text(answer: Any) -> str:
 
 
 def device(core: int, memory_mib: int, outside: int = 0) -> GpuRow:
-    """A GPU of 1,000 MiB of which so much is promised, and so much used without a claim."""
+    """Return a GPU of 1,000 MiB with this much allocated, and this much used without a claim."""
     return GpuRow(1, 1, "GPU-1", 0, "A", 1000, True, "", core, memory_mib, outside, outside)
 
 
@@ -92,7 +92,7 @@ def test_a_large_fleet_is_drawn_as_strips_and_a_small_one_is_not(cast: Cast, mac
         Node.objects.create(name=f"more{number}", pool=cast.pool)
     page = text(browser("olga").get("/"))
     assert page.count('class="strip"') == 13
-    # Means of its four GPUs, and of the one that was heard of.
+    # Means of its four GPUs, and of the one with samples.
     assert '10 % <span class="visually-hidden">of core leased,</span><small>30 % used</small>' in page
     assert page.count("its agent has not said hello") == 12
     assert '<path class="cell-leased" d="M0 10h9v-4.0h-9z" />' in page
@@ -102,7 +102,7 @@ def test_a_large_fleet_is_drawn_as_strips_and_a_small_one_is_not(cast: Cast, mac
 def test_used_now_is_the_mean_of_the_last_seconds_that_were_heard(cast: Cast, machine: Machine) -> None:
     first, second, third, silent = Gpu.objects.order_by("index")
     now, mib = timezone.now(), 1 << 20
-    # Heard a moment ago; and of a node whose last word was eleven seconds ago.
+    # Heard a moment ago; and of a node whose last heartbeat was eleven seconds ago.
     told = [(first, ago, percent, 100 * percent) for ago, percent in ((1, 40), (3, 20), (8, 100))]
     other = Node.objects.create(name="gpu2", pool=first.node.pool)
     Gpu.objects.filter(pk__in=[second.pk, third.pk]).update(node=other)
@@ -114,6 +114,6 @@ def test_used_now_is_the_mean_of_the_last_seconds_that_were_heard(cast: Cast, ma
     use = use_of_gpus(list(Gpu.objects.all()))
     assert use[first.uuid] == Use(30.0, 3000.0)
     assert use[second.uuid] == Use(30.0, 10.0)
-    # Too old to say anything about now, or never heard.
+    # Too old for the present, or never heard.
     assert third.uuid not in use
     assert silent.uuid not in use

@@ -1,4 +1,4 @@
-"""Pools as operators see and change them; proposals as whoever may answer them does."""
+"""Pools on operators' pages; proposals on the pages of those who may answer them."""
 
 import re
 from typing import Any
@@ -23,8 +23,8 @@ def text(answer: Any) -> str:
     return " ".join(answer.content.decode().split())
 
 
-def typed(pool: Pool, **changes: Any) -> dict[str, Any]:
-    """The form as a browser sends it."""
+def form_data(pool: Pool, **changes: Any) -> dict[str, Any]:
+    """Return the form as a browser sends it."""
     values = {name: getattr(pool, name) for name in SETTABLE} | dict.fromkeys(BOUNDS, "") | pool.rebalance_bounds
     sent = {**values, "version": pool.version, "act": "apply", **changes}
     return {name: "" if value is None else value for name, value in sent.items() if value is not False}
@@ -34,7 +34,7 @@ def test_pools_are_the_operators(cast: Cast, machine: Machine, browser: SignIn) 
     for path in ("/pools/", "/pools/default/"):
         assert browser("anna").get(path).status_code == 403, path
         assert browser("olga").get(path).status_code == 200, path
-    assert browser("anna").post("/pools/default/", typed(cast.pool, audit_policy="kill")).status_code == 403
+    assert browser("anna").post("/pools/default/", form_data(cast.pool, audit_policy="kill")).status_code == 403
     assert browser("olga").get("/pools/none/").status_code == 404
     assert "/pools/" in text(browser("olga").get("/nodes/"))
     assert "/pools/" not in text(browser("anna").get("/"))
@@ -53,7 +53,8 @@ def test_the_page_says_what_the_api_says_of_each_field(cast: Cast, browser: Sign
 
 def test_what_is_applied_is_in_the_audit_log_and_nothing_else(cast: Cast, machine: Machine, browser: SignIn) -> None:
     answer = browser("olga").post(
-        "/pools/default/", typed(cast.pool, audit_policy="kill", idle_rule="release", idle_seconds=60, floor_percent=10)
+        "/pools/default/",
+        form_data(cast.pool, audit_policy="kill", idle_rule="release", idle_seconds=60, floor_percent=10),
     )
     assert (answer.status_code, answer["Location"]) == (302, "/pools/default/")
     cast.pool.refresh_from_db()
@@ -75,7 +76,7 @@ def test_a_calendar_stays_though_the_form_has_none(cast: Cast, browser: SignIn) 
     calendar = [{"days": [0], "from": "20:00", "to": "06:00", "share_percent": 10}]
     change_pool(principal=SYSTEM, pool=cast.pool, rebalance_bounds={"calendar": calendar, "step_percent": 5})
     cast.pool.refresh_from_db()
-    sent = typed(cast.pool, step_percent=7)
+    sent = form_data(cast.pool, step_percent=7)
     del sent["calendar"]
     browser("olga").post("/pools/default/", sent)
     cast.pool.refresh_from_db()
@@ -92,7 +93,7 @@ def test_a_preview_says_what_would_be_and_changes_nothing(
     page = text(
         browser("olga").post(
             "/pools/default/",
-            typed(
+            form_data(
                 cast.pool,
                 act="preview",
                 idle_rule="release",
@@ -116,7 +117,7 @@ def test_a_preview_says_what_would_be_and_changes_nothing(
 
 
 def test_who_was_faster_is_named_and_what_was_typed_is_kept(cast: Cast, browser: SignIn) -> None:
-    sent = typed(cast.pool, idle_seconds=77)
+    sent = form_data(cast.pool, idle_seconds=77)
     olga = browser("olga")
     change_pool(principal=SYSTEM, pool=cast.pool, audit_policy="kill")
     page = text(olga.post("/pools/default/", sent))
@@ -141,15 +142,15 @@ def test_who_was_faster_is_named_and_what_was_typed_is_kept(cast: Cast, browser:
     ],
 )
 def test_a_refusal_is_said_in_the_form(cast: Cast, browser: SignIn, wrong: dict[str, Any], words: str) -> None:
-    answer = browser("olga").post("/pools/default/", typed(cast.pool, **wrong))
+    answer = browser("olga").post("/pools/default/", form_data(cast.pool, **wrong))
     assert (answer.status_code, words in text(answer)) == (422, True)
     cast.pool.refresh_from_db()
     assert cast.pool.version == 1
 
 
 @pytest.fixture
-def proposed(cast: Cast, machine: Machine) -> Proposal:
-    """A change of a claim of acme's."""
+def pending(cast: Cast, machine: Machine) -> Proposal:
+    """Create a proposal for a claim of acme's."""
     claim, _ = placed(cast, machine, name="hungry", core_request=20, core_limit=40)
     return Proposal.objects.create(
         pool=cast.pool,
@@ -169,7 +170,7 @@ def answered(client: Client, proposal: Proposal, what: str, **more: Any) -> str:
     return text(answer) if answer.status_code == 200 else str(answer.status_code)
 
 
-def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(proposed: Proposal, browser: SignIn) -> None:
+def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(pending: Proposal, browser: SignIn) -> None:
     for who in ("max", "olga"):
         page = text(browser(who).get("/proposals/"))
         assert "Its launches waited 50 %" in page
@@ -177,63 +178,63 @@ def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(propose
         assert 'core limit <span class="num">40 → 60' in page
         assert "Accept the change of hungry" in page
     assert "hungry" not in text(browser("gus").get("/proposals/"))
-    assert answered(browser("gus"), proposed, "accept") == "404"
+    assert answered(browser("gus"), pending, "accept") == "404"
     assert "Nothing waits for a yes" in text(browser("gus").get("/proposals/"))
 
 
-def test_a_yes_changes_the_claim_and_a_no_leaves_it(proposed: Proposal, browser: SignIn) -> None:
+def test_a_yes_changes_the_claim_and_a_no_leaves_it(pending: Proposal, browser: SignIn) -> None:
     other = Proposal.objects.create(
-        pool=proposed.pool, claim=placed_again(proposed), kind="limit", policy="feedback", before={"core_limit": 40},
+        pool=pending.pool, claim=place_another(pending), kind="limit", policy="feedback", before={"core_limit": 40},
         after={"core_limit": 60}, explanation="It waited.",
     )  # fmt: skip
-    assert "The claim is changed as proposed." in answered(browser("max"), proposed, "accept")
-    assert Claim.objects.get(pk=proposed.claim_id).core_limit == 60
+    assert "The claim is changed as proposed." in answered(browser("max"), pending, "accept")
+    assert Claim.objects.get(pk=pending.claim_id).core_limit == 60
     assert "left as it is" in answered(browser("max"), other, "dismiss")
     assert Claim.objects.get(pk=other.claim_id).core_limit == 40
     page = text(browser("max").get("/proposals/?state=all"))
     assert 'data-state="applied"' in page
     assert 'data-state="dismissed"' in page
-    proposed.refresh_from_db()
-    assert "is applied: nothing is left to decide" in answered(browser("max"), proposed, "dismiss")
+    pending.refresh_from_db()
+    assert "is applied: nothing is left to decide" in answered(browser("max"), pending, "dismiss")
 
 
 @pytest.mark.parametrize("version", ["", "nonsense", "-1", "²", "9" * 30])
 def test_an_answer_without_the_version_that_was_seen_decides_nothing(
-    version: str, proposed: Proposal, browser: SignIn
+    version: str, pending: Proposal, browser: SignIn
 ) -> None:
-    assert "Somebody answered it" in answered(browser("max"), proposed, "accept", version=version)
-    assert Claim.objects.get(pk=proposed.claim_id).core_limit == 40
+    assert "Somebody answered it" in answered(browser("max"), pending, "accept", version=version)
+    assert Claim.objects.get(pk=pending.claim_id).core_limit == 40
 
 
-def placed_again(proposal: Proposal) -> Claim:
-    """Another claim beside it."""
+def place_another(proposal: Proposal) -> Claim:
+    """Place another claim beside it."""
     claim: Claim = Claim.objects.get(pk=proposal.claim_id)
     return Claim.objects.create(
         tenant=claim.tenant, pool=claim.pool, name="other", core_request=20, core_limit=40, memory_mib=1, created_by="x"
     )
 
 
-def test_an_answer_to_what_is_no_longer_so_is_refused(proposed: Proposal, browser: SignIn) -> None:
-    assert "Somebody answered it" in answered(browser("max"), proposed, "accept", version=99)
-    Claim.objects.filter(pk=proposed.claim_id).update(core_limit=50)
-    assert "The claim has changed since" in answered(browser("max"), proposed, "accept")
-    assert Claim.objects.get(pk=proposed.claim_id).core_limit == 50
+def test_an_answer_to_what_is_no_longer_so_is_refused(pending: Proposal, browser: SignIn) -> None:
+    assert "Somebody answered it" in answered(browser("max"), pending, "accept", version=99)
+    Claim.objects.filter(pk=pending.claim_id).update(core_limit=50)
+    assert "The claim has changed since" in answered(browser("max"), pending, "accept")
+    assert Claim.objects.get(pk=pending.claim_id).core_limit == 50
 
 
-def test_who_may_only_look_gets_no_buttons(proposed: Proposal, browser: SignIn, cast: Cast) -> None:
+def test_who_may_only_look_gets_no_buttons(pending: Proposal, browser: SignIn, cast: Cast) -> None:
     page = text(browser("vera").get("/proposals/"))
     assert "hungry" in page
     assert "Accept the change" not in page
-    assert answered(browser("vera"), proposed, "accept") == "403"
+    assert answered(browser("vera"), pending, "accept") == "403"
 
 
-def test_filters_of_proposals_live_in_the_url(proposed: Proposal, browser: SignIn) -> None:
+def test_filters_of_proposals_live_in_the_url(pending: Proposal, browser: SignIn) -> None:
     assert "hungry" in text(browser("max").get("/proposals/?pool=default"))
     assert "No proposal matches" in text(browser("max").get("/proposals/?state=applied"))
     assert "hungry" in text(browser("max").get("/proposals/?state=nonsense"))
 
 
-def test_the_list_of_pools_says_what_waits(proposed: Proposal, browser: SignIn) -> None:
+def test_the_list_of_pools_says_what_waits(pending: Proposal, browser: SignIn) -> None:
     assert "1 to decide" in text(browser("olga").get("/pools/"))
 
 
@@ -258,6 +259,6 @@ def test_a_pool_is_rebalanced_when_somebody_says_so(cast: Cast, machine: Machine
     Pool.objects.update(rebalance_mode="propose")
     placed(cast, machine)
     assert way in text(olga.get(f"/pools/{cast.pool.name}/"))
-    # Nothing was measured of it yet.
+    # It has no samples yet.
     assert "0 claims looked at, 0 to change." in text(olga.post(way, follow=True))
     assert browser("anna").post(way).status_code == 403

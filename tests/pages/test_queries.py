@@ -1,4 +1,4 @@
-"""What each page asks the database: little, and no more of a larger installation."""
+"""Database queries of each page: few, and no more in a larger installation."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,7 +25,7 @@ MOST = 25
 
 
 def furnish(cast: Cast, machines: list[Machine], busy: Pool, mark: str) -> None:
-    """Another machine, claims, one that waits, a lost one, a reservation, a proposal, a tenant, a person, a webhook."""
+    """Create a machine, claims, a queued one, a lost one, a reservation, a proposal, a tenant, a person, a webhook."""
     machines.append(Machine(f"more-{mark}", cast.pool))
     for number in range(2):
         claim = ask(cast, name=f"train-{mark}-{number}", core_request=15, memory_mib=1024)
@@ -47,14 +47,14 @@ def furnish(cast: Cast, machines: list[Machine], busy: Pool, mark: str) -> None:
     give(tenant, core_percent=100, memory_mib=1024)
     person = User.objects.create(username=f"person-{mark}")
     tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=person, role="viewer")
-    bound(cast, person, mark)
+    make_limits(cast, person, mark)
     lose(Machine(f"lost-{mark}", cast.pool))
     hook, _ = hooks.create(principal=SYSTEM, tenant=cast.acme, url="https://hooks.example.org/", events=["claim.idle"])
     hooks.send_test(principal=SYSTEM, hook=hook)
 
 
-def bound(cast: Cast, person: User, mark: str) -> None:
-    """A member's limit, a range and a budget."""
+def make_limits(cast: Cast, person: User, mark: str) -> None:
+    """Create a member limit, a limit range and a budget."""
     member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=person, resource="vgpus", hard=ord(mark))
     pool = tenants.create_pool(principal=SYSTEM, name=f"pool-{mark}")
     limit_ranges.create_range(principal=SYSTEM, tenant=cast.acme, pool=pool, field="gpu_count", maximum=8)
@@ -67,7 +67,7 @@ def bound(cast: Cast, person: User, mark: str) -> None:
 
 @pytest.fixture
 def grow(cast: Cast) -> Callable[[str], None]:
-    """Make the installation larger by one of each thing."""
+    """Make the installation larger by one object of each kind."""
     give_plenty(cast.acme, cast.globex)
     busy = tenants.create_pool(principal=SYSTEM, name="busy")
     machines = [Machine("busy1", busy)]
@@ -76,7 +76,7 @@ def grow(cast: Cast) -> Callable[[str], None]:
 
 
 def everywhere() -> list[str]:
-    """Every page, of things that are there."""
+    """Return every page of existing objects."""
     claim = Claim.objects.filter(state="active").earliest("pk")
     gpu = claim.assignments.get().gpu
     return addresses(
@@ -90,7 +90,7 @@ def everywhere() -> list[str]:
 
 
 def bounds_of(tenant: Tenant) -> dict[str, int]:
-    """One of each kind of what bounds the tenant, by the first part of its address."""
+    """Return one of each kind of the tenant's limits, by the first part of its address."""
     return {
         "member-limits": tenant.member_limits.earliest("pk").pk,
         "limit-ranges": tenant.limit_ranges.earliest("pk").pk,
@@ -98,8 +98,8 @@ def bounds_of(tenant: Tenant) -> dict[str, int]:
     }
 
 
-def asked(client: Client, paths: list[str]) -> dict[str, int]:
-    """Queries by page; none of what only takes posts, is a part of another page, or is not this person's."""
+def query_counts(client: Client, paths: list[str]) -> dict[str, int]:
+    """Return queries by page; without pages that take posts only, are fragments, or are not this person's."""
     found = {}
     for path in paths:
         with CaptureQueriesContext(connection) as queries:
@@ -115,11 +115,11 @@ def test_no_page_asks_more_questions_of_a_larger_installation(browser: SignIn, g
     grow("a")
     grow("b")
     paths, readers = everywhere(), {name: browser(name) for name in ("olga", "anna")}
-    few = {name: asked(reader, paths) for name, reader in readers.items()}
+    few = {name: query_counts(reader, paths) for name, reader in readers.items()}
     assert all(len(found) > 15 for found in few.values())
     for mark in "cd":
         grow(mark)
     for name, reader in readers.items():
-        many = asked(reader, paths)
+        many = query_counts(reader, paths)
         assert {path: (few[name][path], number) for path, number in many.items() if number > few[name][path]} == {}
         assert {path: number for path, number in many.items() if number > MOST} == {}

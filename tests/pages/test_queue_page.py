@@ -1,4 +1,4 @@
-"""The queue as people see it: its order, who sees whose claims, and what a waiting claim's page says."""
+"""The queue's page: its order, the visibility of claims, and the reasons on a queued claim's page."""
 
 from datetime import timedelta
 from typing import Any
@@ -45,7 +45,7 @@ def test_an_empty_queue_and_another_pool_are_shown_too(cast: Cast, machine: Mach
     other = tenants.create_pool(principal=SYSTEM, name="other")
     assert "Nothing waits here" in text(browser("vera"), f"/queue/?pool={other.name}")
     assert "here" in text(browser("vera"), "/queue/?pool=nonsense")
-    # Somebody who names no pool is shown the one in which theirs waits.
+    # A reader who names no pool sees the one in which their claim waits.
     ask(cast, name="elsewhere", core_request=10, tenant=cast.globex, pool=other)
     assert "elsewhere" in text(browser("gus"), "/queue/")
     assert '<option value="other" selected>' in text(browser("gus"), "/queue/")
@@ -73,7 +73,7 @@ def test_a_claims_page_says_what_else_was_asked_for(cast: Cast, machine: Machine
     page = text(browser("max"), f"/claims/{claim.uid}/")
     for words in ("train, of 2", "2 h (5400 s)", "<dt>Anti-affinity</dt><dd>web</dd>", "<dd>zone=b</dd>"):
         assert words in page
-    # Nothing that is freed brings the rest of a group.
+    # No release brings the rest of a group.
     assert "It is tried again" not in page
     plain = ask(cast, core_request=10)
     assert "What else was asked for" not in text(browser("max"), f"/claims/{plain.uid}/")

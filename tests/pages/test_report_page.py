@@ -1,4 +1,4 @@
-"""GPU-hours as a page: of whose claims, of which days, and as a file."""
+"""The GPU-hours page: claims, days, and the export."""
 
 import json
 from typing import Any
@@ -39,5 +39,5 @@ def test_a_period_that_is_none_is_said_so(cast: Cast, browser: SignIn, query: st
     answer = browser("olga").get(f"/reports/?{query}")
     assert answer.status_code == 200
     assert words in answer.content.decode()
-    # A file of nothing would look like an answer.
+    # An empty file would look like an answer.
     assert "<html" in browser("olga").get(f"/reports/?{query}&format=csv").content.decode()

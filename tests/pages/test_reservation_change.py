@@ -1,4 +1,4 @@
-"""Changing a reservation on its page: a look first, the change, and who was faster."""
+"""Changing a reservation on its page: preview, change, and conflicts."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,7 +17,7 @@ from tests.pages.test_reservation_pages import HOUR, book
 
 @pytest.fixture
 def exam(cast: Cast, machine: Machine) -> Reservation:
-    """Acme's, of tomorrow."""
+    """Create a reservation of acme's for tomorrow."""
     begin = timezone.localtime().replace(hour=10, minute=0, second=0, microsecond=0) + timedelta(days=1)
     return book(cast, start_at=begin, end_at=begin + 2 * HOUR)
 
@@ -26,8 +26,8 @@ def typed(at: datetime) -> str:
     return f"{timezone.localtime(at):%Y-%m-%dT%H:%M}"
 
 
-def sent(client: Client, row: Reservation, act: str, **more: Any) -> tuple[int, str]:
-    """Posts the form as a browser does, with what is changed of it."""
+def submit(client: Client, row: Reservation, act: str, **more: Any) -> tuple[int, str]:
+    """Post the form as a browser does, with these changes."""
     asked = {"name": row.name, "end_at": typed(row.end_at), "idle_percent": 5, "idle_minutes": 30, "grace_minutes": 15}
     asked |= {"version": row.version, act: ""} | ({"start_at": typed(row.start_at)} if row.state == "booked" else {})
     answer = client.post(f"/reservations/{row.uid}/change/", asked | more, follow=True)
@@ -38,11 +38,11 @@ def test_a_look_changes_nothing_and_the_change_does(exam: Reservation, browser: 
     max_ = browser("max")
     assert f"/reservations/{exam.uid}/change/" in max_.get(f"/reservations/{exam.uid}/").content.decode()
     later = exam.end_at + HOUR
-    _, page = sent(max_, exam, "check", end_at=typed(later), name="final")
+    _, page = submit(max_, exam, "check", end_at=typed(later), name="final")
     assert "It fits, where it is: gpu1 GPU" in page
     assert "Nothing is changed yet." in page
     assert Reservation.objects.get().version == exam.version
-    _, page = sent(max_, exam, "apply", end_at=typed(later), name="final", grace_minutes="", idle_minutes=60)
+    _, page = submit(max_, exam, "apply", end_at=typed(later), name="final", grace_minutes="", idle_minutes=60)
     assert "acme/final is changed." in page
     changed = Reservation.objects.get()
     assert (changed.name, changed.end_at) == ("final", later)
@@ -52,25 +52,25 @@ def test_a_look_changes_nothing_and_the_change_does(exam: Reservation, browser: 
 def test_what_does_not_fit_is_said_with_free_windows(cast: Cast, exam: Reservation, browser: SignIn) -> None:
     for _ in range(4):
         book(cast, tenant=cast.globex, start_at=exam.end_at, end_at=exam.end_at + 4 * HOUR)
-    status, page = sent(browser("max"), exam, "apply", end_at=typed(exam.end_at + HOUR))
+    status, page = submit(browser("max"), exam, "apply", end_at=typed(exam.end_at + HOUR))
     assert "It does not fit as asked" in page
     assert "Free windows of this length" in page
     assert "globex" not in page
     assert Reservation.objects.get(pk=exam.pk).end_at == exam.end_at
     begin = exam.end_at + 4 * HOUR
     window = f"{typed(begin)}/{typed(begin + 3 * HOUR)}"
-    status, page = sent(browser("max"), exam, "window", window=window)
+    status, page = submit(browser("max"), exam, "window", window=window)
     assert (status, "Nothing is changed yet." in page) == (200, True)
 
 
 def test_who_was_faster_is_named_and_what_was_typed_stays(exam: Reservation, browser: SignIn) -> None:
     change_reservation(principal=SYSTEM, reservation=exam, name="theirs")
-    _, page = sent(browser("max"), exam, "apply", name="mine")
+    _, page = submit(browser("max"), exam, "apply", name="mine")
     assert "Changed by" in page
     assert 'value="mine"' in page
     assert Reservation.objects.get().name == "theirs"
     exam.refresh_from_db()
-    sent(browser("max"), exam, "apply", name="mine")
+    submit(browser("max"), exam, "apply", name="mine")
     assert Reservation.objects.get().name == "mine"
 
 
@@ -80,7 +80,7 @@ def test_of_one_that_has_begun_only_the_end_moves(exam: Reservation, browser: Si
     exam.refresh_from_db()
     max_ = browser("max")
     assert 'name="start_at"' not in max_.get(f"/reservations/{exam.uid}/change/").content.decode()
-    sent(max_, exam, "apply", end_at=typed(exam.end_at + HOUR), start_at=typed(begun - HOUR))
+    submit(max_, exam, "apply", end_at=typed(exam.end_at + HOUR), start_at=typed(begun - HOUR))
     changed = Reservation.objects.get()
     assert (changed.start_at, changed.end_at) == (begun, exam.end_at + HOUR)
 
@@ -90,7 +90,7 @@ def test_whose_it_is_not_and_what_is_over_is_not_changed(exam: Reservation, brow
     assert browser("vera").get(way).status_code == 403
     assert way not in browser("vera").get(f"/reservations/{exam.uid}/").content.decode()
     assert browser("gus").get(way).status_code == 404
-    assert sent(browser("max"), exam, "apply", end_at=typed(exam.start_at))[0] == 422
-    assert sent(browser("max"), exam, "apply", name="mine", version="x")[1].count("Changed by") == 1
+    assert submit(browser("max"), exam, "apply", end_at=typed(exam.start_at))[0] == 422
+    assert submit(browser("max"), exam, "apply", name="mine", version="x")[1].count("Changed by") == 1
     release_reservation(principal=SYSTEM, reservation=exam)
     assert "is over: book a new one" in browser("max").get(way, follow=True).content.decode()

@@ -1,4 +1,4 @@
-"""Reservations at a browser: the week, booking with a look first, giving back, and who sees whose."""
+"""Reservations on pages: the week, booking with a preview, releasing, and visibility."""
 
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def form(cast: Cast, **more: Any) -> dict[str, Any]:
 
 
 def test_the_week_shows_ones_own_by_name_and_others_without(cast: Cast, machine: Machine, browser: SignIn) -> None:
-    # Late on a Sunday what begins in an hour is next week's.
+    # Late on a Sunday, a start in an hour is in the next week.
     week = f"/reservations/?week={book(cast).start_at:%Y-%m-%d}"
     book(cast, tenant=cast.globex, name="secret")
     placed(cast, machine, name="train", core_request=10)

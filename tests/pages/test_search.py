@@ -1,4 +1,4 @@
-"""Search and the top bar: what is found, for whom, and at what price."""
+"""Search and the top bar: results, their visibility, and their cost."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Threads for requests: open pages that refresh themselves leave some of them to whoever wants something done."""
+"""Request threads: refreshes of open pages leave some of them to other requests."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ PART = [(b"hx-request", b"true")]
 
 
 class Blocked(SingleThreadHandler):
-    """Answers to refreshing pages wait for `go`; `begun` counts all that got a thread."""
+    """A handler in which refreshes wait for `go`; `begun` counts all that got a thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Blocked(SingleThreadHandler):
         return HttpResponse(b"done")
 
     async def ask(self, method: str, headers: list[tuple[bytes, bytes]]) -> int:
-        """The status."""
+        """Return the status."""
         sent: list[Any] = []
 
         async def receive() -> Any:

@@ -1,4 +1,4 @@
-"""Living parts that are made once for many: never for somebody who sees other things, never older than the notice."""
+"""Shared live fragments: never for a reader with other permissions, never older than the notice."""
 
 import gzip
 import time
@@ -18,8 +18,8 @@ PART = {"HX-Request": "true", "Accept-Encoding": "gzip"}
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_kept(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of another test; and a second lasts as long as a test."""
+def clear_cache(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clear the cache between tests; a second lasts as long as a test."""
     monkeypatch.setattr(fragment_cache, "FRESH_SECONDS", 600.0)
     give_plenty(cast.acme, cast.globex)
     yield
@@ -28,7 +28,7 @@ def nothing_is_kept(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who the part was made for, in order."""
+    """Record the readers for whom the fragment was made, in order."""
     names: list[str] = []
     inner = page._shown
 
@@ -70,7 +70,7 @@ def test_who_was_told_of_a_change_gets_nothing_older(cast: Cast, browser: SignIn
     olga = browser("olga")
     part(olga)
     ask(cast, name="just-made")
-    # The control: within the second it would be what was made before.
+    # The control: within the second it would be the earlier one.
     assert "just-made" not in part(olga)
     assert "just-made" in part(olga, X_Not_Before=str(time.time()))
 
@@ -110,7 +110,7 @@ def test_what_takes_long_is_not_made_again_for_each_who_waited_for_it(monkeypatc
     with ThreadPoolExecutor(4) as threads:
         assert set(threads.map(lambda _: part.newer_than(told, make), range(4))) == {b"new"}
     assert len(made) == 1
-    # The control: who was told of something since then gets it anew.
+    # The control: a reader who received a notice since then gets a new one.
     assert part.newer_than(time.time(), make) == b"new"
     assert len(made) == 2
 

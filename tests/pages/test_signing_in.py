@@ -1,4 +1,4 @@
-"""Passwords: how often one may try, what is said then, and how long a session lasts."""
+"""Sign-in by password: limit of attempts, messages, and the lifetime of sessions."""
 
 import threading
 from datetime import timedelta
@@ -24,7 +24,7 @@ CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
 
 @pytest.fixture(autouse=True)
 def _quick_passwords(settings: Any) -> None:
-    """Hundreds of tries: each would take the third of a second that makes guessing dear."""
+    """Use a fast hash for hundreds of attempts: the real one takes a third of a second."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
@@ -52,8 +52,8 @@ def came_in(answer: Any) -> bool:
     return bool(answer.status_code == 302)
 
 
-def shut(answer: Any) -> bool:
-    """Refused, and told in words and in a header when to try again."""
+def assert_locked_out(answer: Any) -> bool:
+    """Check the refusal: a message and a header say when to try again."""
     if answer.status_code != 429:
         return False
     assert 0 < int(answer.headers["Retry-After"]) <= attempts.ACCOUNT.window.total_seconds() + 1
@@ -63,7 +63,7 @@ def shut(answer: Any) -> bool:
 
 def test_after_five_wrong_passwords_the_right_one_has_to_wait(anna: User) -> None:
     use_up()
-    assert shut(try_once(password=PASSWORD))
+    assert assert_locked_out(try_once(password=PASSWORD))
     Attempts.objects.update(ends_at=timezone.now())
     assert came_in(try_once(password=PASSWORD))
 
@@ -72,7 +72,7 @@ def test_asking_while_shut_does_not_move_the_end_out(anna: User) -> None:
     use_up()
     ends = list(Attempts.objects.order_by("key").values_list("ends_at", "taken"))
     for _ in range(10):
-        assert shut(try_once())
+        assert assert_locked_out(try_once())
     assert list(Attempts.objects.order_by("key").values_list("ends_at", "taken")) == ends
 
 
@@ -98,7 +98,7 @@ def test_an_account_that_does_not_exist_is_answered_just_the_same(anna: User) ->
 
 def test_a_stranger_elsewhere_shuts_nobody_out(anna: User) -> None:
     use_up(address="203.0.113.9")
-    assert shut(try_once(password=PASSWORD, address="203.0.113.9"))
+    assert assert_locked_out(try_once(password=PASSWORD, address="203.0.113.9"))
     assert came_in(try_once(password=PASSWORD, address="198.51.100.1"))
 
 
@@ -118,16 +118,16 @@ def test_a_known_browser_is_limited_too_and_known_for_one_name_only(anna: User) 
     assert came_in(try_once(password=PASSWORD, client=mine))
     mine.post("/sign-out/")
     use_up(client=mine)
-    assert shut(try_once(password=PASSWORD, client=mine))
+    assert assert_locked_out(try_once(password=PASSWORD, client=mine))
     use_up("olga")
-    assert shut(try_once("olga", client=mine))
+    assert assert_locked_out(try_once("olga", client=mine))
 
 
 def test_a_forged_cookie_makes_no_browser_known(anna: User) -> None:
     use_up()
     forger = Client()
     forger.cookies["known_browser"] = '["anna","00"]:1:x'
-    assert shut(try_once(password=PASSWORD, client=forger))
+    assert assert_locked_out(try_once(password=PASSWORD, client=forger))
 
 
 def test_one_address_does_not_try_many_names(cast: Cast) -> None:
@@ -154,19 +154,19 @@ def test_spellings_that_sign_in_the_same_person_share_their_tries(anna: User, kn
     spellings = [full_width, bold, "\u24d0nna", " anna ", "\u1d43nna"]
     for spelling in spellings:
         assert not came_in(try_once(spelling, client=client))
-    assert shut(try_once(password=PASSWORD, client=client))
+    assert assert_locked_out(try_once(password=PASSWORD, client=client))
 
 
 def test_ipv6_addresses_of_one_customer_are_one(anna: User) -> None:
     for number in range(attempts.ACCOUNT.most):
         try_once(address=f"2001:db8::{number + 1}")
-    assert shut(try_once(address="2001:db8::ffff"))
+    assert assert_locked_out(try_once(address="2001:db8::ffff"))
     assert try_once(address="2001:db8:0:1::1").status_code == 200
 
 
 def test_ipv4_addresses_in_ipv6s_clothes_are_not_all_one(anna: User) -> None:
     use_up(address="::ffff:10.0.0.1")
-    assert shut(try_once(address="10.0.0.1"))
+    assert assert_locked_out(try_once(address="10.0.0.1"))
     assert came_in(try_once(password=PASSWORD, address="::ffff:10.0.0.2"))
 
 
@@ -190,7 +190,7 @@ def test_what_was_typed_is_not_kept(cast: Cast) -> None:
 
 
 def test_thirty_two_at_once_get_five_tries(real_cast: Cast) -> None:
-    """Counting after the password was looked at would let them all through: the try is taken before."""
+    """Counting after the check of the password would let them all through: the attempt is counted before."""
     let_through: list[int] = []
     together = threading.Barrier(32, timeout=60)
 
@@ -213,7 +213,7 @@ def test_thirty_two_at_once_get_five_tries(real_cast: Cast) -> None:
 
 
 def test_counting_after_the_password_was_looked_at_lets_more_through(real_cast: Cast) -> None:
-    """The control: all look how many tries were taken, then at the password, and count last."""
+    """The control: all read the number of attempts, then check the password, and count last."""
     key = attempts.ACCOUNT.key("anna", "203.0.113.9")
     looked = threading.Barrier(12, timeout=60)
     seen: list[int] = []
@@ -305,7 +305,7 @@ def client(anna: User) -> Client:
 
 
 def age(client: Client, key: str, seconds: float) -> None:
-    """Let this much time have passed since."""
+    """Let this much time pass."""
     session = client.session
     session[key] -= seconds
     session.save()

@@ -1,4 +1,4 @@
-"""Sign-on at a real OpenID provider on loopback: discovery, redirects, signed tokens; and all that must not pass."""
+"""Sign-on at a real OpenID provider on loopback: discovery, redirects, signed tokens; and all refusals."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def server() -> Iterator[IdentityProvider]:
 
 @pytest.fixture
 def provider(server: IdentityProvider, settings: Any) -> IdentityProvider:
-    """Configured here, with one person."""
+    """Configure the provider, with one person."""
     settings.OIDC_ISSUER = server.issuer
     settings.OIDC_CLIENT_ID = CLIENT_ID
     settings.OIDC_CLIENT_SECRET = CLIENT_SECRET
@@ -43,7 +43,7 @@ def provider(server: IdentityProvider, settings: Any) -> IdentityProvider:
 
 
 def go(client: Client, *, wanted: str = "") -> str:
-    """Leave for the provider; the address there."""
+    """Start the sign-on; return the provider's address."""
     answer = client.get("/sign-in/oidc/", {"next": wanted} if wanted else {})
     assert answer.status_code == 302, answer.content
     return str(answer["Location"])
@@ -379,7 +379,7 @@ def test_who_changes_their_mind_is_told_so(cast: Cast, provider: IdentityProvide
 
 
 def test_nobody_writes_lines_into_the_log(provider: IdentityProvider, db: None, caplog: Any) -> None:
-    """The heads of the audit log's chain stand there: what a stranger sends must not look like one."""
+    """The heads of the audit log's chain are in the log: a stranger's text must not look like one."""
     forged = "no\n2026-11-21 12:00:00,000 INFO    apps.quotas.services.audit_chain: audit log sealed to 1:00"
     Client().get("/sign-in/oidc/return/", {"error": "x\r\u2028", "error_description": forged})
     ours = next(item.formatter for item in logging.getLogger().handlers if isinstance(item.formatter, OneLine))

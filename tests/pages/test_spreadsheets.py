@@ -1,4 +1,4 @@
-"""A name that looks like a formula runs in no spreadsheet."""
+"""No spreadsheet runs a name that looks like a formula."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Changing and removing tenants and quotas: what is said before, and who may."""
+"""Changing and removing tenants and quotas: previews and permissions."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tenants, quotas, the audit log and rounds as people see them."""
+"""Pages of tenants, quotas, the audit log and rounds."""
 
 import csv
 import io
@@ -60,7 +60,7 @@ def test_a_file_is_made_in_its_own_request_and_says_where_it_ends(
     cast: Cast, browser: SignIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = browser("olga").get("/audit/?format=json")
-    # What is streamed would be read in the thread of the agents' frames.
+    # A streamed answer would be read in the thread of the agents' frames.
     assert not answer.streaming
     assert answer["Content-Disposition"] == 'attachment; filename="audit.json"'
     assert len(json.loads(body(answer))) > 2

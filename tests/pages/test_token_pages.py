@@ -1,4 +1,4 @@
-"""Tokens that people choose rights for, put another in the place of, and look back on."""
+"""Token pages: choosing rights, rotation, and history."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_single_rights_are_chosen_and_are_all_that_it_may(cast: Cast, anna: Clie
     for scopes in ([], ["claims:eat"]):
         refused = anna.post("/new-token/", {**ASKED, "scopes": scopes})
         assert (refused.status_code, 'role="alert"' in page(refused)) == (422, True)
-    # What is chosen below counts only where one says so.
+    # The choices below count only if rights are restricted.
     anna.post("/new-token/", {**ASKED, "name": "reader", "may": "read", "scopes": ["claims:write"]})
     assert "claims:write" not in Token.objects.get(name="reader").scopes
 

@@ -1,4 +1,4 @@
-"""The lines by which a program comes in under a claim, in the API's answer and on the claim's page."""
+"""Launch commands for a program under a claim, in the API's answer and on the claim's page."""
 
 import html
 
@@ -45,7 +45,7 @@ def test_a_simulated_node_has_no_driver_to_bring_in(cast: Cast, machine: Machine
     claim, _ = placed(cast, machine)
     lines = {way.name: way.line for way in ways_in(claim)}
     assert lines["cdi"] == f"docker run --device gpucloud.io/vgpu={claim.uid} IMAGE COMMAND"
-    # Without CDI nothing would bring in the simulated driver and its node.
+    # Without CDI nothing would add the simulated driver and its node.
     assert "env-file" not in lines
 
 
@@ -66,7 +66,7 @@ def test_lines_name_the_agent_by_the_command_that_its_machine_has(
     lines = {way["name"]: way["line"] for way in body["ways"]}
     assert lines["exec"] == body["command"] == f"{command} exec {claim.uid} -- COMMAND"
     assert f"{command} give {claim.uid} --user UID" in next(way["note"] for way in body["ways"] if way["name"] == "cdi")
-    # Its agent leaves the machine's own directory of specs alone.
+    # Its agent does not use the machine's own directory of specs.
     assert lines["cdi"].startswith("podman --cdi-spec-dir /dev/shm/gpucloud-1000-abc/cdi run --device ")
 
 

@@ -1,4 +1,4 @@
-"""Webhooks as people make, mend and try them; and what became of each message."""
+"""Webhook pages: creating, repairing and testing them; and the results of deliveries."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks, outbox, sending, signing
 from tests.cast import Cast
 from tests.pages.conftest import SignIn
-from tests.receiver import Receiver, receiving
+from tests.receiver import Receiver, receive
 
 URL = "https://chat.example.net/in/s3cret"
 TOLD = ["claim.active", "node.lost"]
@@ -34,7 +34,7 @@ def anna(browser: SignIn) -> Client:
 @pytest.fixture
 def receiver(settings: Any) -> Iterator[Receiver]:
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.0/8")]
-    with receiving() as it:
+    with receive() as it:
         yield it
 
 
@@ -51,7 +51,7 @@ def path(hook: Webhook, act: str = "") -> str:
 
 
 def act(client: Client, hook: Webhook, name: str) -> str:
-    """What the page says after the button."""
+    """Press the button; return the page's message."""
     hook.refresh_from_db()
     return text(client.post(path(hook, f"{name}/"), {"version": hook.version}, follow=True))
 

@@ -1,4 +1,4 @@
-"""What a page offers its reader is not refused to them: links open, and what a role may not do is not there."""
+"""Offers of a page are not refused to its reader: links work, and actions that a role may not do are absent."""
 
 import re
 from datetime import timedelta
@@ -13,16 +13,16 @@ from tests.pages.conftest import SignIn
 
 LINK = re.compile(r'<a\b[^>]*?\bhref="([^"#]+)')
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# Files, and what is no page.
+# Files, and responses that are not pages.
 NO_PAGE = re.compile(r"^/(static|api)/|[?&;]as=|^//|^[a-z]+:")
-# A tenant's admins are offered these.
+# Offered to a tenant's admins.
 ADMINS = {"/webhooks/", "/webhooks/UID/", "/new-webhook/", "/tokens/", "/new-token/"}
 REFUSAL = "Your role does not allow this"
 
 
 @pytest.fixture
 def busy(cast: Cast, machine: Machine) -> None:
-    """Something to see on every page: a claim that runs, one that waits, a request, a reservation."""
+    """Create objects for every page: a running claim, a queued one, a request, a reservation."""
     give(cast.acme, vgpus=8)
     placed(cast, machine)
     ask(cast, name="waits", core_request=100, gpu_count=4)
@@ -43,7 +43,7 @@ def busy(cast: Cast, machine: Machine) -> None:
 
 
 def _walk(sign_in: SignIn, name: str) -> dict[str, str]:
-    """Every page that links lead to from the overview, one of a kind, by path; fails where one is refused."""
+    """Follow links from the overview; return every page, one of a kind, by path; fail if one is refused."""
     client, todo, pages, kinds = sign_in(name), [("/", "")], dict[str, str](), set[str]()
     while todo:
         path, origin = todo.pop()

@@ -1,4 +1,4 @@
-"""Whose open page is in which group, and in which groups a tenant is spoken of: never the wrong ones."""
+"""Groups of open pages, and groups that receive a tenant's messages: never the wrong ones."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ from tests.cast import Cast, Machine, ask, placed
 
 
 class Everything(set[str]):
-    """The groups of a fleet in which all is watched."""
+    """A mapping in which every group of a fleet is watched."""
 
     def __contains__(self, group: object) -> bool:
         return True
 
 
-def joined(name: str, *queries: dict[str, str]) -> set[str]:
-    """The groups of this person's pages, one open with each query."""
+def groups_of(name: str, *queries: dict[str, str]) -> set[str]:
+    """Return the groups of this person's pages, one page open with each query."""
     user = User.objects.get(username=name)
     client = Client()
     client.force_login(user)
@@ -35,7 +35,7 @@ def joined(name: str, *queries: dict[str, str]) -> set[str]:
 
 
 def questions(claim: Claim) -> list[dict[str, str]]:
-    """Everything that a page can ask to watch, and what one that means ill would."""
+    """Return every group that a page can request, and those of a malicious one."""
     uid, tenant = str(claim.uid), str(claim.tenant_id)
     return [
         {"claims": "all"}, {"claims": tenant}, {"claims": "all", "tenant": claim.tenant.slug}, {"claim": uid},
@@ -45,13 +45,13 @@ def questions(claim: Claim) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def spoken(
+def groups_told(
     cast: Cast,
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
     django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks,
 ) -> tuple[Claim, set[str]]:
-    """A claim of globex through its whole life, and every group that was told of it."""
+    """Return every group that received a message about a claim of globex during its whole life."""
     groups: set[str] = set()
     monkeypatch.setattr(events, "_send", groups.update)
     placed(cast, machine)
@@ -78,27 +78,29 @@ def _used(claim: Claim) -> wire.AssignmentUsage:
 
 
 @pytest.mark.parametrize("name", ["anna", "max", "vera"])
-def test_no_page_of_a_tenant_is_where_another_tenant_is_spoken_of(spoken: tuple[Claim, set[str]], name: str) -> None:
-    claim, groups = spoken
-    mine = joined(name, *questions(claim))
+def test_no_page_of_a_tenant_is_where_another_tenant_is_spoken_of(
+    groups_told: tuple[Claim, set[str]], name: str
+) -> None:
+    claim, groups = groups_told
+    mine = groups_of(name, *questions(claim))
     assert not mine & groups
-    # It hears of its own tenant all the same.
+    # It receives its own tenant's messages all the same.
     assert mine == {events.claims_group(User.objects.get(username=name).memberships.get().tenant_id)}
 
 
-def test_those_whom_it_concerns_are_where_it_is_spoken_of(spoken: tuple[Claim, set[str]]) -> None:
-    claim, groups = spoken
+def test_those_whom_it_concerns_are_where_it_is_spoken_of(groups_told: tuple[Claim, set[str]]) -> None:
+    claim, groups = groups_told
     own = {events.claim_group(claim.uid), events.claims_group(claim.tenant_id)}
     assert own <= groups
-    assert joined("gus", *questions(claim)) == own
+    assert groups_of("gus", *questions(claim)) == own
     node = claim.assignments.get().gpu.node
-    assert {events.node_group(node.uid), events.claims_group(None)} <= joined("olga", *questions(claim)) & groups
+    assert {events.node_group(node.uid), events.claims_group(None)} <= groups_of("olga", *questions(claim)) & groups
 
 
-def test_who_is_out_is_in_no_group(spoken: tuple[Claim, set[str]]) -> None:
-    claim, _ = spoken
+def test_who_is_out_is_in_no_group(groups_told: tuple[Claim, set[str]]) -> None:
+    claim, _ = groups_told
     User.objects.filter(username="gus").update(is_active=False)
-    assert joined("gus", *questions(claim)) == set()
+    assert groups_of("gus", *questions(claim)) == set()
     gone: Any = Client()
     gone.force_login(User.objects.get(username="anna"))
     session = gone.session

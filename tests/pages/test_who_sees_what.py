@@ -1,4 +1,4 @@
-"""Who sees which page, and what of it."""
+"""Visibility of pages and of their parts."""
 
 import msgspec
 import pytest
@@ -141,7 +141,7 @@ def test_the_overview_says_first_what_is_wrong(cast: Cast, machine: Machine, bro
     text = browser("olga").get("/").content.decode()
     assert "Node gpu1 is lost" in text
     assert "Nothing needs attention" not in text
-    # A tenant's member cannot mend a node.
+    # A tenant's member cannot repair a node.
     assert "Node gpu1 is lost" not in browser("anna").get("/").content.decode()
 
 
@@ -190,7 +190,7 @@ def test_what_an_agent_found_is_on_its_nodes_page(cast: Cast, machine: Machine, 
     text = olga.get("/nodes/gpu1/", headers={"HX-Request": "true"}).content.decode()
     assert "Process 4711 (&lt;b&gt;) is held by nothing." in text
     assert f'href="/claims/{claim.uid}/"' in text
-    # The tenant's admin reads of it, without a link to what is the operators' page.
+    # The tenant's admin reads about it, without a link to the operators' page.
     text = browser("anna").get("/").content.decode()
     assert "agent.process-unlimited" in text
     assert "/nodes/gpu1/" not in text

@@ -1,4 +1,4 @@
-"""The audit log's chain: what is done to a sealed event is found, by whoever it was."""
+"""The audit log's chain: a change of a sealed event is detected, by any author."""
 
 import re
 import threading
@@ -28,7 +28,7 @@ def write(count: int, *, actor: str = "system") -> None:
 
 
 def behind_the_back(statement: str) -> None:
-    """As the database's owner, who can switch the triggers off."""
+    """Act as the database's owner, who can disable the triggers."""
     with connection.cursor() as cursor:
         cursor.execute("SET session_replication_role = replica")
         cursor.execute(statement)
@@ -37,7 +37,7 @@ def behind_the_back(statement: str) -> None:
 
 @pytest.fixture
 def events(cast: Cast) -> list[AuditEvent]:
-    """What the cast's making wrote and ten more, sealed."""
+    """Return the events of the cast's creation and ten more, sealed."""
     write(10)
     audit_chain.seal()
     return list(AuditEvent.objects.order_by("position"))
@@ -105,7 +105,7 @@ def test_a_chain_goes_through_every_head_that_was_kept(events: list[AuditEvent])
 
 
 def test_every_chain_goes_through_the_start(events: list[AuditEvent]) -> None:
-    """An empty log has a head too, and it may be the one that was kept."""
+    """An empty log has a head too, and it may be the recorded one."""
     assert audit_chain.verify(heads=[Head(0, audit_chain.START)]).faults == []
     assert "written anew" in audit_chain.verify(heads=[Head(0, "f" * 64)]).faults[0]
 
@@ -183,7 +183,7 @@ def test_writers_and_sealers_at_once_leave_one_whole_chain(real_cast: Cast) -> N
 
 
 def test_chaining_without_the_sealers_lock_breaks(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: two sealers that do not shut each other out want the same place."""
+    """The control: two sealers without a lock take the same place."""
     write(50)
     both = threading.Barrier(2, timeout=10)
     real = audit_chain.head
@@ -209,7 +209,7 @@ def test_chaining_without_the_sealers_lock_breaks(real_cast: Cast, monkeypatch: 
 
 
 def in_thread(work: Callable[[], None]) -> threading.Thread:
-    """With a database connection of its own, closed at the end."""
+    """Run with a database connection of its own, closed at the end."""
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""What is charged, to which quotas, and what comes back."""
+"""Charges: amounts, quotas, and returns."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""What tenants of one cohort lend one another, and what each may rely on."""
+"""Borrowing within a cohort, and the guarantees of each tenant."""
 
 import uuid
 from typing import Any
@@ -44,7 +44,7 @@ def change(quota: ResourceQuota, **values: Any) -> None:
 
 @pytest.fixture
 def pair(cast: Cast) -> tuple[ResourceQuota, ResourceQuota]:
-    """100 for acme and 100 for globex, in one cohort."""
+    """Give 100 to acme and 100 to globex, in one cohort."""
     join(cast.acme, cast.globex)
     return grant(cast.acme, 100), grant(cast.globex, 100)
 
@@ -97,7 +97,7 @@ def test_nobody_lends_more_than_its_lending_limit(cast: Cast, pair: Pair) -> Non
     with pytest.raises(QuotaExceeded):
         take(cast, cast.acme, 121)
     take(cast, cast.acme, 120)
-    take(cast, cast.globex, 80)  # what it keeps to itself is there, whatever others borrow
+    take(cast, cast.globex, 80)  # its reserved part is there, whatever others borrow
     with pytest.raises(QuotaExceeded):
         take(cast, cast.globex, 1)
     assert_shares_agree()

@@ -1,4 +1,4 @@
-"""What stands behind the code: the database itself refuses what must never be."""
+"""Constraints behind the code: the database itself refuses invalid states."""
 
 import uuid
 from typing import Any

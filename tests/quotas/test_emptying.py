@@ -1,4 +1,4 @@
-"""What tests commit does not reach the next one: tests/emptying.py, which stands in for Django's own way."""
+"""Committed rows of a test do not reach the next one: tests/emptying.py, which replaces Django's own way."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_nothing_is_left_but_the_schema_and_the_database_is_as_strict_as_before(
         cursor.execute("CREATE TABLE large AS SELECT generate_series(1, 20000) AS number")
     try:
         assert one("SELECT pg_relation_size('large')") > LARGE_BYTES
-        # The control: nobody else may, and there is something to take away.
+        # The control: no other user may, and there are rows to remove.
         with pytest.raises(DatabaseError):
             AuditEvent.objects.all().delete()
         assert Tenant.objects.exists()

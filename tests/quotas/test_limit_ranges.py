@@ -1,4 +1,4 @@
-"""What one claim of a tenant may ask for."""
+"""Limit ranges of a tenant's single claims."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How much of a tenant's quota one member may hold."""
+"""Limits of single members within a tenant's quota."""
 
 from typing import Any
 

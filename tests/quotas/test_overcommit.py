@@ -1,4 +1,4 @@
-"""How much more than its GPUs have a pool's quotas may promise."""
+"""Overcommit: the ratio of a pool's quotas to its GPUs."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from tests.racing import outcomes, race
 
 @pytest.fixture(autouse=True)
 def machine(request: pytest.FixtureRequest) -> Machine:
-    """Four GPUs: 400 of core, 96 GiB."""
+    """Create four GPUs: 400 of core, 96 GiB."""
     name = "real_cast" if "real_cast" in request.fixturenames else "cast"
     return Machine("gpu1", request.getfixturevalue(name).pool)
 
@@ -108,7 +108,7 @@ def test_a_ratio_set_while_a_quota_is_made_sees_it(real_cast: Cast, monkeypatch:
     def note_and_wait(*args: Any, **facts: Any) -> None:
         note(*args, **facts)
         made.set()
-        time.sleep(0.2)  # before its commit, for the ratio to be set, if it may
+        time.sleep(0.2)  # before its commit, so that the ratio is set, if it may be
 
     def set_ratio() -> Pool:
         made.wait(timeout=30)

@@ -1,4 +1,4 @@
-"""Connections that lie in the pool while PostgreSQL restarts."""
+"""Pooled connections during a restart of PostgreSQL."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +11,8 @@ IDLE = 5
 
 
 @pytest.fixture
-def opened(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[list[DatabaseWrapper]]:
-    """A pool of its own, of as many connections as there are threads here; all of them have been given back."""
+def open_pool(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[list[DatabaseWrapper]]:
+    """Return a pool of its own, with as many connections as threads here; all of them are idle."""
     facts: dict[str, Any] = dict(connection.settings_dict)
     pool = {"min_size": 1, "max_size": IDLE, "timeout": 10}
     facts["OPTIONS"] = {**facts["OPTIONS"], "application_name": "pooled", "pool": pool}
@@ -27,7 +27,7 @@ def opened(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[l
 
 
 def restart() -> None:
-    """What the pool sees of it: the server hangs up."""
+    """Hang up, as the pool sees a restart."""
     there = "FROM pg_stat_activity WHERE application_name = 'pooled' AND datname = current_database()"
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT count(pg_terminate_backend(pid)) {there}")
@@ -38,8 +38,8 @@ def restart() -> None:
             left = cursor.fetchone()
 
 
-def served(threads: list[DatabaseWrapper]) -> int:
-    """How many requests, one after another, are answered."""
+def count_answered(threads: list[DatabaseWrapper]) -> int:
+    """Return how many sequential requests are answered."""
     done = 0
     for thread in threads:
         try:
@@ -53,12 +53,12 @@ def served(threads: list[DatabaseWrapper]) -> int:
     return done
 
 
-def test_after_a_restart_no_request_is_given_a_dead_connection(opened: list[DatabaseWrapper]) -> None:
+def test_after_a_restart_no_request_is_given_a_dead_connection(open_pool: list[DatabaseWrapper]) -> None:
     restart()
-    assert served(opened) == IDLE
+    assert count_answered(open_pool) == IDLE
 
 
-@pytest.mark.parametrize("opened", [DatabaseWrapper], indirect=True, ids=["djangos-own"])
-def test_control_without_a_look_at_them_each_dead_connection_fails_a_request(opened: list[DatabaseWrapper]) -> None:
+@pytest.mark.parametrize("open_pool", [DatabaseWrapper], indirect=True, ids=["djangos-own"])
+def test_control_without_a_look_at_them_each_dead_connection_fails_a_request(open_pool: list[DatabaseWrapper]) -> None:
     restart()
-    assert served(opened) == 0
+    assert count_answered(open_pool) == 0

@@ -1,4 +1,4 @@
-"""One spelling of a name for whoever counts tries and whoever looks for the person."""
+"""One canonical spelling of a name, for counting attempts and for finding the person."""
 
 from django.contrib.auth.forms import UsernameField
 

@@ -1,4 +1,4 @@
-"""Tokens that are replaced while pipelines use them, and a SECRET_KEY that is replaced while tokens exist."""
+"""Tokens that are rotated while pipelines use them, and a SECRET_KEY that is rotated while tokens exist."""
 
 import hashlib
 from datetime import timedelta
@@ -76,7 +76,7 @@ def test_rotating_needs_what_making_needs(cast: Cast, ci: dict[str, Any]) -> Non
 
 
 def test_the_successor_speaks_for_who_asked_for_it(cast: Cast) -> None:
-    """Else an admin could get a token that speaks for somebody else."""
+    """Otherwise an admin could get a token that acts for somebody else."""
     key = cast.max.get("tokens/").body["results"][0]["key"]
     new = cast.anna.post(f"tokens/{key}/rotate/").body["key"]
     assert Token.objects.get(key=new).user == User.objects.get(username="anna")

@@ -1,4 +1,4 @@
-"""Who gets in with which token, and what each role may do there."""
+"""Authentication by tokens, and permissions of each role."""
 
 from datetime import timedelta
 from typing import Any
@@ -166,7 +166,7 @@ def test_a_role_may_do_what_it_may_and_no_more(
         reached = reached or name == least
         answer = who.call(method, path, body or {})
         if reached:
-            # Somebody before may have done it already; that is another matter than not being allowed.
+            # It may be done already; that is another error than a missing permission.
             assert answer.status < 400 or answer.status in (404, 409), (name, answer.body)
         else:
             assert (answer.status, answer.code) == (403, "role-missing"), name
@@ -279,7 +279,7 @@ def test_a_token_with_less_gives_no_role_which_has_everything(cast: Cast, facts:
         for name, role in (("gus", "viewer"), ("max", "admin")):
             refused = api.post("tenants/acme/members/", {"username": name, "role": role})
             assert (refused.status, refused.code) == (403, "role-beyond")
-        # What it may do is take away.
+        # Its permission is to remove.
         assert api.post("tenants/acme/members/", {"username": "max", "role": "viewer"}).status == 201
         tenants.set_member(principal=SYSTEM, tenant=cast.acme, user=User.objects.get(username="max"), role="member")
     assert Membership.objects.get(user__username="max").role == "member"

@@ -1,4 +1,4 @@
-"""Where webhooks may not go, whatever their URL says."""
+"""Addresses that webhooks may not reach, whatever their URL says."""
 
 import socket
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ import pytest
 
 from apps.quotas.services.webhooks import addresses, posting
 from tests.cast import Cast
-from tests.receiver import Receiver, receiving
+from tests.receiver import Receiver, receive
 
 INSIDE = (
     "127.0.0.1", "127.1.2.3", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
     "224.0.0.1", "255.255.255.255", "240.0.0.1", "::1", "::", "fe80::1", "fd00::1", "ff02::1", "::ffff:127.0.0.1",
     "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "192.0.2.1", "2001:db8::1",
-    # Not of the public internet either, whatever a version of Python says: site-local, documentation, protocol
-    # assignments, benchmarks, SRv6, ORCHID, Teredo, local NAT64, discard-only.
+    # Not public either, whatever a version of Python says: site-local, documentation, protocol assignments, benchmarks,
+    # SRv6, ORCHID, Teredo, local NAT64, discard-only.
     "fec0::1", "3fff::1", "192.0.0.8", "192.0.0.9", "192.0.0.170", "198.18.0.1", "198.51.100.1", "203.0.113.1",
     "192.88.99.1", "5f00::1", "2001:20::1", "2001::1", "2001:2::1", "2002:101:101::", "64:ff9b:1::1", "100::1",
     "3ffe::1", "4000::1", "::1.1.1.1", "::ffff:192.0.0.8", "64:ff9b::c000:8", "fe80::1%eth0",
@@ -25,7 +25,7 @@ INSIDE = (
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with receiving() as it:
+    with receive() as it:
         yield it
 
 
@@ -84,8 +84,8 @@ def test_a_network_that_is_allowed_allows_no_other(receiver: Receiver, settings:
     assert receiver.came == []
 
 
-def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Have `hooks.test` lead to these addresses, at one question after the other. Returns the questions."""
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
+    """Resolve `hooks.test` to these addresses, one query after the other; return the queries."""
     real, asked, left = socket.getaddrinfo, list[str](), list(answers)
 
     def answer(host: Any, port: Any, *args: Any, **facts: Any) -> Any:
@@ -102,14 +102,14 @@ def test_the_name_is_resolved_once_and_that_address_connected_to(
     receiver: Receiver, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.0/8")]
-    asked = resolving(monkeypatch, ["127.0.0.1"], ["203.0.113.1"])
+    asked = resolve_to(monkeypatch, ["127.0.0.1"], ["203.0.113.1"])
     assert posted(f"http://hooks.test:{receiver.port}/x").delivered
     assert len(asked) == 1
     assert receiver.came[0].headers["host"] == f"hooks.test:{receiver.port}"
 
 
 def test_one_address_inside_among_others_is_enough_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, ["1.1.1.1", "10.0.0.1"])
+    resolve_to(monkeypatch, ["1.1.1.1", "10.0.0.1"])
     assert "public internet" in (posted("https://hooks.test/").error or "")
 
 

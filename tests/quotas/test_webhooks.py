@@ -1,4 +1,4 @@
-"""Webhooks: what is written down for them, and what reaches a server of theirs."""
+"""Webhooks: recorded messages, and their delivery to a server."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from apps.quotas.models import AuditEvent, Tenant, Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks, outbox, posting, sending
 from tests.cast import Cast
-from tests.receiver import Message, Receiver, receiving
+from tests.receiver import Message, Receiver, receive
 from tests.scheduling.clock import Clock
 
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "webhooks.md"
@@ -26,7 +26,7 @@ ACTIVE = "claim.active"
 @pytest.fixture
 def receiver(settings: Any) -> Iterator[Receiver]:
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.0/8")]
-    with receiving() as it:
+    with receive() as it:
         yield it
 
 
@@ -40,7 +40,7 @@ def only_delivery() -> WebhookDelivery:
 
 @pytest.fixture
 def verify() -> Callable[..., bool]:
-    """The recipe of docs/webhooks.md."""
+    """Verify a signature by the recipe of docs/webhooks.md."""
     recipe = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert recipe is not None
     names: dict[str, Any] = {}

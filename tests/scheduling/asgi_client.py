@@ -1,4 +1,4 @@
-"""The API through the whole ASGI application, in the test's event loop."""
+"""An API client for the whole ASGI application, in the test's event loop."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from tests.cast import UNSAID, Answer, Api
 
 
 def in_database(act: Callable[[], Any]) -> Any:
-    """Awaitable: run this in a thread that may use the database."""
+    """Run this in a thread that may use the database; awaitable."""
     return database_sync_to_async(act)()
 
 
 class Request:
-    """A request under way."""
+    """A request in progress."""
 
     def __init__(self, who: Api, method: str, target: str, **headers: str) -> None:
         path, _, query = target.partition("?")
@@ -51,7 +51,7 @@ class Request:
 
 
 async def call(who: Api, method: str, target: str, body: Any = UNSAID, **headers: str) -> Answer:
-    """One request with its length, as most clients send it."""
+    """Send one request with its length, as most clients do."""
     raw = b"" if body is UNSAID else json.dumps(body).encode()
     request = Request(who, method, target, content_length=str(len(raw)), **headers)
     await request.send(raw)

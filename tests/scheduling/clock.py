@@ -1,4 +1,4 @@
-"""A clock that tests turn: hours pass in no time, and what the services write bears the time that it shows."""
+"""A clock that tests control: the services' timestamps use its time, and hours pass at once."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +12,7 @@ START = datetime(2026, 6, 15, 12, tzinfo=UTC)
 
 
 class Clock:
-    """What `timezone.now()` answers."""
+    """The time that `timezone.now()` returns."""
 
     def __init__(self) -> None:
         self.now = START
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
     def advance(self, **how: float) -> datetime:
-        """Let time pass; the agents go on reporting."""
+        """Advance the time; the agents keep reporting."""
         self.now += timedelta(**how)
         Node.objects.exclude(last_seen_at=None).update(last_seen_at=self.now)
         return self.now
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Before the cast, where both are used: tokens and rows are made by it."""
+    """Replace the clock before the cast is made: its tokens and rows use this time."""
     clock = Clock()
     monkeypatch.setattr(timezone, "now", clock)
     return clock

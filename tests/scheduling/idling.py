@@ -1,4 +1,4 @@
-"""Claims that are measured to do this or that, for the tests of the rebalancer."""
+"""Claims with measured use, for the tests of the rebalancer."""
 
 from datetime import timedelta
 from typing import Any
@@ -31,7 +31,7 @@ def machine(clock: Clock, cast: Cast) -> Machine:
 def measured(
     claim: Claim, clock: Clock, *, seconds: int = SECONDS, memory_mib: int = 0, processes: int = 1, **facts: float
 ) -> None:
-    """Let time pass in which every assignment of the claim does this, each second."""
+    """Advance the time; meanwhile every assignment of the claim has this use each second."""
     facts = {"core_percent": 0.0, "throttled_percent": 0.0, **facts}
     begin = clock.now
     clock.advance(seconds=seconds)
@@ -55,7 +55,7 @@ def run(cast: Cast) -> list[Proposal]:
 
 
 def idle_lender(cast: Cast, machine: Machine, clock: Clock, **asked: Any) -> Claim:
-    """A claim of 80 % that lends 75 of it."""
+    """Create a claim of 80 % that lends 75 of it."""
     claim, _ = placed(cast, machine, core_request=80, **asked)
     measured(claim, clock)
     assert [(found.kind, found.state) for found in run(cast)] == [("lend", "applied")]
@@ -66,7 +66,7 @@ def idle_lender(cast: Cast, machine: Machine, clock: Clock, **asked: Any) -> Cla
 
 
 def borrower(cast: Cast, **asked: Any) -> Claim:
-    """A best-effort claim of 60 % for which there is no room but what is lent."""
+    """Create a best-effort claim of 60 % that fits on borrowed core only."""
     claim = ask(cast, tenant=cast.globex, core_request=60, best_effort=True, name="borrower", **asked)
     run_round(cast.pool)
     claim.refresh_from_db()
@@ -74,7 +74,7 @@ def borrower(cast: Cast, **asked: Any) -> Claim:
 
 
 def usage(machine: Machine, claim: Claim, core_percent: float, throttled_percent: float = 0.0) -> None:
-    """One frame of the agent, by its real door."""
+    """Store one frame of the agent through the real gateway."""
     items = [
         wire.AssignmentUsage(
             uid=str(item.uid),

@@ -1,4 +1,4 @@
-"""All that happens to a pool, at random, beside a scheduler's picture of it."""
+"""Random events of a pool, beside a scheduler's snapshot of it."""
 
 import random
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tests.cast import Cast, Machine, ask, hello, lose
 
 
 class Kept:
-    """A pool's picture, kept as the scheduler keeps it."""
+    """A pool's snapshot, updated as the scheduler updates it."""
 
     def __init__(self, pool: Pool) -> None:
         self.session = Session()
@@ -36,7 +36,7 @@ class Kept:
 
 
 class Life:
-    """All that happens to a pool, at random."""
+    """A random history of a pool."""
 
     def __init__(self, cast: Cast, kept: Kept, seed: int) -> None:
         self.cast, self.kept, self.dice = cast, kept, random.Random(seed)  # noqa: S311 - what happens must be repeatable

@@ -1,4 +1,4 @@
-"""What the dashboards, rules and alerts of `deploy/` ask Prometheus for."""
+"""Metric names that dashboards, rules and alerts of `deploy/` use."""
 
 import json
 import re
@@ -13,7 +13,7 @@ METRIC = re.compile(r"\b(?:[a-z]+:)?(?:gpucloud|container|DCGM)_\w+(?::\w+)?|\bg
 
 
 def expressions() -> Iterator[str]:
-    """Every PromQL expression."""
+    """Return every PromQL expression."""
     for file in sorted((ROOT / "deploy" / "grafana").glob("*.json")):
         board = json.loads(file.read_text())
         yield from (target["expr"] for panel in board["panels"] for target in panel["targets"])
@@ -22,14 +22,14 @@ def expressions() -> Iterator[str]:
         yield rule["expr"]
 
 
-def recorded() -> set[str]:
-    """The names that recording rules make."""
+def recorded_names() -> set[str]:
+    """Return the names that recording rules define."""
     return {rule["record"] for rule in _rules() if "record" in rule}
 
 
-def asked() -> set[str]:
-    """Every name of ours in them, but for those that are recorded."""
-    return {name for text in expressions() for name in METRIC.findall(text)} - recorded()
+def used_names() -> set[str]:
+    """Return every name of ours in the expressions, except recorded ones."""
+    return {name for text in expressions() for name in METRIC.findall(text)} - recorded_names()
 
 
 def _rules() -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""What placements must keep to, checked from their history alone: knows nothing of the placement core but its words.
+"""A checker of placements that uses their history alone: independent of the placement core except for its terms.
 
-It is told what each GPU is, and then everything that happens; `complaints` is what was wrong.
+It receives each GPU's facts and every event; `complaints` lists the violations.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ WHOLE = 100
 
 @dataclass
 class History:
-    """What is on each GPU now, and what was wrong on the way."""
+    """The current contents of each GPU, and the violations so far."""
 
     gpus: dict[str, GpuState]
     nodes: dict[str, NodeState]
@@ -21,7 +21,7 @@ class History:
     complaints: list[str] = field(default_factory=list)
 
     def placed(self, request: Request, uuids: tuple[str, ...]) -> None:
-        """The core said: there."""
+        """Record a placement."""
         if len(set(uuids)) != request.gpu_count:
             self.complaints.append(f"{request} has {uuids}")
         if len({self.gpus[uuid].node for uuid in uuids}) != 1:
@@ -34,12 +34,12 @@ class History:
             self.on[uuid].append(request)
 
     def gone(self, request: Request, uuids: tuple[str, ...]) -> None:
-        """It was given back."""
+        """Record a release."""
         for uuid in uuids:
             self.on[uuid].remove(request)
 
     def refused(self, request: Request) -> None:
-        """The core said: nowhere."""
+        """Record a refusal."""
         bound = self._bound(request)
         would: dict[str, int] = defaultdict(int)
         for uuid, gpu in self.gpus.items():
@@ -48,7 +48,7 @@ class History:
             self.complaints.append(f"{request} would fit")
 
     def against(self, request: Request, uuid: str, bound: set[str]) -> str:
-        """What speaks against this GPU for the request; nothing where it would do."""
+        """Return the reasons against this GPU for the request; nothing if it would fit."""
         gpu, there = self.gpus[uuid], self.on[uuid]
         if not gpu.schedulable:
             return "it is not there"

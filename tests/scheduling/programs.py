@@ -16,7 +16,7 @@ from django.db import connection
 
 @contextlib.contextmanager
 def program(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs until the end of the block, and is killed then."""
+    """Run a program until the end of the block, then kill it."""
     name = str(connection.settings_dict["NAME"])
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
     env = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "gpucloud.settings", **environment}
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def sessions() -> int:
-    """Sessions on the test's database, but for this one."""
+    """Return the sessions on the test's database, except this one."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -45,5 +45,5 @@ def sessions() -> int:
 
 
 def threads(pid: int) -> int:
-    """Of a process, now."""
+    """Return the number of threads of a process."""
     return len(list(Path(f"/proc/{pid}/task").iterdir()))

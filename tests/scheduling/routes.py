@@ -1,4 +1,4 @@
-"""Every route of the API, found by walking the URL resolver, with an object of acme's to ask each for."""
+"""Every route of the API, found by walking the URL resolver, with an object of acme's for each."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.emptying import empty
 
-# Where anybody signed in sees that the object exists; the rest is 404 to a foreign tenant.
+# Any signed-in user may see that the object exists; the other routes answer 404 to a foreign tenant.
 SHARED = {
     "pools/<slug:name>/",
     "pools/<slug:name>/rebalance/",
@@ -62,8 +62,8 @@ SHARED = {
     "prices/<int:pk>/",
 }
 OPERATORS = {"nodes/<slug:name>/drift/", "rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
-# Enrolment: its token is its idempotency, the same with the same key may come again. An import: what is there stays,
-# and what it makes is made pod by pod, in no one transaction.
+# Enrolment: its token is its idempotency, a repeat with the same key is allowed. An import: existing objects stay, and
+# new ones are made pod by pod, not in one transaction.
 NOT_IDEMPOTENT = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"}
 WITHOUT_TOKEN = {"nodes/enrol/", "clusters/join/"}
 MORE: dict[str, Any] = {
@@ -74,7 +74,7 @@ MORE: dict[str, Any] = {
     "reason": "a larger model",
 }
 END = (timezone.now() + timedelta(days=3)).isoformat()
-# A body that would be taken, by method and route, where it is not empty.
+# A valid body, by method and route, if it is not empty.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tenants/"): {"slug": "initech"},
     ("PATCH", "tenants/<slug:slug>/"): {"weight": 2},
@@ -116,7 +116,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Route:
-    """One pattern below /api/v1/ and what serves it."""
+    """A pattern below /api/v1/ and its view."""
 
     pattern: str
     view: type[ApiView]
@@ -149,7 +149,7 @@ OPERATIONS = [(route, method) for route in ROUTES for method in route.methods]
 
 
 def name_of(value: object) -> str:
-    """For pytest's ids."""
+    """Return the route's name for pytest's ids."""
     return value.pattern if isinstance(value, Route) else str(value)
 
 
@@ -167,7 +167,7 @@ class Platform:
 
 
 def make_money(cast: Cast) -> dict[str, str]:
-    """A budget, a price, and requests for more: one that is open, one with an offer. Their paths, by route."""
+    """Create a budget, a price, and quota requests, open and with an offer. Return their paths, by route."""
     budget = budgets.create_budget(principal=SYSTEM, tenant=cast.acme, period="month", gpu_hours=Decimal(1000))
     give(cast.acme, pool=cast.pool, gpus=8)
     asked = {**MORE, "tenant": cast.acme, "pool": cast.pool}
@@ -188,7 +188,7 @@ def make_money(cast: Cast) -> dict[str, str]:
 
 
 def make_proposal(claim: Claim) -> dict[str, str]:
-    """One that can be accepted and dismissed, in a pool that is looked at. Its paths, by route."""
+    """Create a proposal that can be accepted and dismissed, in a pool with previews. Return its paths, by route."""
     change_pool(principal=SYSTEM, pool=claim.pool, rebalance_mode="propose")
     proposal = Proposal.objects.create(
         pool=claim.pool,
@@ -212,7 +212,7 @@ def tomorrow(days: int = 1) -> datetime:
 
 
 def make_reservation(cast: Cast) -> dict[str, str]:
-    """One of acme's, booked for tomorrow. Its paths, by route."""
+    """Create a reservation of acme's for tomorrow. Return its paths, by route."""
     asked: dict[str, Any] = {"name": "exam", "core_request": 5, "memory_mib": 100, "pool": cast.pool}
     row = create_reservation(principal=SYSTEM, tenant=cast.acme, start_at=tomorrow(), end_at=tomorrow(2), **asked)[0]
     paths = {f"reservations/<uuid:uid>/{verb}": f"reservations/{row.uid}/{verb}" for verb in ("", "release/")}
@@ -220,7 +220,7 @@ def make_reservation(cast: Cast) -> dict[str, str]:
 
 
 def make_webhook(cast: Cast) -> dict[str, str]:
-    """One of acme's, and a message that was given up. Their paths, by route."""
+    """Create a webhook of acme's, and a failed delivery. Return their paths, by route."""
     url = "https://hooks.example.org/"
     hook, _ = hooks.create(principal=SYSTEM, tenant=cast.acme, url=url, events=["claim.active"])
     hooks.create(principal=SYSTEM, tenant=None, url=url, events=["node.lost"])
@@ -237,7 +237,7 @@ def make_webhook(cast: Cast) -> dict[str, str]:
 
 
 def make_cluster(cast: Cast, claim: Claim) -> dict[str, str]:
-    """One with a namespace of acme's, and a pod whose claim this is. Their paths, by route."""
+    """Create a cluster with a namespace of acme's, and the pod of this claim. Return their paths, by route."""
     cluster = clusters.connect(principal=SYSTEM, name="gpu-k8s", pool=cast.pool, kubeconfig=kubeconfig())
     binding = bindings.bind(principal=SYSTEM, cluster=cluster, namespace="ml", tenant=cast.acme)
     facts = {"node_name": "gpu1", "core": 30, "memory_mib": 8192, "gpu_indexes": [0], "container_index": 0}
@@ -254,7 +254,7 @@ NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
 
 def edit_a_page(machine: Machine, claim: Claim) -> None:
-    """Somebody edited a limits page there: something can be repaired."""
+    """Edit a limits page on the node, so that there is something to repair."""
     drift = {"kind": "limits-changed", "mendable": True, "detail": "It was edited.", "since": 1.5}
     machine.node.change(drifts=[{**drift, "claim_uid": str(claim.uid)}])
 
@@ -265,7 +265,7 @@ def make_platform(cast: Cast) -> Platform:
     claim, assignment = placed(cast, machine, lease_seconds=3600)
     edit_a_page(machine, claim)
     lose(Machine("lost1", cast.pool, gpus=8))
-    ask(cast, gpu_count=8, core_request=90)  # It waits: no other machine has eight GPUs.
+    ask(cast, gpu_count=8, core_request=90)  # It stays queued: no other machine has eight GPUs.
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
     limit_range = limit_ranges.create_range(
@@ -303,7 +303,7 @@ def make_platform(cast: Cast) -> Platform:
 
 @pytest.fixture(scope="module")
 def module_platform(django_db_setup: None, django_db_blocker: Any) -> Iterator[Platform]:
-    """Committed once for a module whose tests change it in transactions of their own only."""
+    """Create the platform once for a module whose tests change it in transactions of their own only."""
     with django_db_blocker.unblock():
         platform = make_platform(make_cast())
         connection.close()
@@ -325,7 +325,7 @@ STORED = [
 ]  # fmt: skip
 
 
-# Hundreds of tests look at everything twice: one statement, not one a table.
+# Hundreds of tests dump everything twice: one statement, not one a table.
 TABLES = " UNION ALL ".join(
     f"SELECT '{model.__name__}', to_jsonb(t) - 'last_used_at' FROM {model._meta.db_table} t"  # noqa: S608 - our own
     for model in STORED
@@ -333,8 +333,8 @@ TABLES = " UNION ALL ".join(
 EVERYTHING = f"SELECT name, row::text FROM ({TABLES}) AS found (name, row) ORDER BY 1, 2"  # noqa: S608 - the same
 
 
-def stored() -> dict[str, list[str]]:
-    """All that is in the database, as JSON by model, but for when a token was last used."""
+def dump_database() -> dict[str, list[str]]:
+    """Return all rows as JSON by model, except the time at which a token was last used."""
     rows = defaultdict[str, list[str]](list)
     with connection.cursor() as cursor:
         cursor.execute(EVERYTHING)

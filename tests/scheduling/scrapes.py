@@ -9,21 +9,21 @@ from tests.cast import Api
 
 
 class Scrape:
-    """The families of one answer, by their names."""
+    """The families of one scrape, by their names."""
 
     def __init__(self, text: str) -> None:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
 
     def series(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """The values of one name by their labels, in alphabetical order."""
+        """Return the values of one name by their labels, in alphabetical order."""
         return {tuple(sorted(sample.labels.items())): sample.value for sample in self._samples() if sample.name == name}
 
     def value(self, name: str, /, **labels: str) -> float:
-        """The one value with exactly these labels."""
+        """Return the one value with exactly these labels."""
         return self.series(name)[tuple(sorted(labels.items()))]
 
     def names(self) -> set[str]:
-        """Of every series that there is."""
+        """Return the names of all series."""
         return {sample.name for sample in self._samples()}
 
     def _samples(self) -> Iterator[Sample]:
@@ -31,7 +31,7 @@ class Scrape:
 
 
 def scrape(api: Api, path: str = "/metrics") -> Scrape:
-    """What the server tells; fails where it refuses."""
+    """Scrape the server; fail if it refuses."""
     answer = api.get(path)
     assert answer.status == 200, answer.raw
     return Scrape(answer.raw.decode())

@@ -1,4 +1,4 @@
-"""What holds on every route: who is let in, what a repeated POST does, how errors look."""
+"""The contract of every route: authorization, idempotency of POST, and the form of errors."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from tests.scheduling.routes import (
     WITHOUT_TOKEN,
     Platform,
     Route,
+    dump_database,
     name_of,
-    stored,
 )
 
 POSTS = [route for route in ROUTES if "POST" in route.methods]
@@ -31,27 +31,27 @@ def test_every_route_with_an_object_has_one_to_be_asked_for(platform: Platform) 
 
 
 def test_control_what_is_stored_shows_one_changed_word(platform: Platform) -> None:
-    before = stored()
+    before = dump_database()
     platform.claim.change(name="another")
-    assert {name for name, rows in stored().items() if rows != before[name]} == {"Claim"}
+    assert {name for name, rows in dump_database().items() if rows != before[name]} == {"Claim"}
 
 
 @every_operation
 def test_without_a_token_nobody_gets_in(platform: Platform, route: Route, method: str) -> None:
     if route.pattern in WITHOUT_TOKEN:
         return
-    before = stored()
+    before = dump_database()
     answer = platform.cast.nobody.call(method, platform.path(route), route.body(method))
     assert (answer.status, answer.code) == (401, "unauthenticated")
     assert answer.headers["WWW-Authenticate"] == 'Bearer realm="gpucloud"'
-    assert stored() == before
+    assert dump_database() == before
 
 
 @every_operation
 def test_a_foreign_tenant_finds_nothing_and_changes_nothing(platform: Platform, route: Route, method: str) -> None:
     if not route.has_object:
         return
-    before = stored()
+    before = dump_database()
     answer = platform.cast.gus.call(method, platform.path(route), route.body(method), If_Match="*")
     if route.pattern in SHARED and method == "GET":
         assert answer.status == 200
@@ -59,7 +59,7 @@ def test_a_foreign_tenant_finds_nothing_and_changes_nothing(platform: Platform, 
         assert (answer.status, answer.code) == (403, "role-missing")
     else:
         assert (answer.status, answer.code) == (404, "not-found")
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("route", LISTS, ids=name_of)
@@ -79,7 +79,7 @@ def test_utilisation_of_a_foreign_claim_or_tenant_is_not_found(platform: Platfor
 
 
 def test_a_claim_for_a_foreign_tenant_is_refused_as_if_there_were_none(platform: Platform) -> None:
-    before = stored()
+    before = dump_database()
     facts = {"core_request": 1, "memory_mib": 1}
     foreign = platform.cast.gus.post("claims/", {"tenant": "acme", **facts})
     absent = platform.cast.gus.post("claims/", {"tenant": "nowhere", **facts})
@@ -87,20 +87,20 @@ def test_a_claim_for_a_foreign_tenant_is_refused_as_if_there_were_none(platform:
     assert foreign.body["errors"]["tenant"][0].replace("acme", "") == absent.body["errors"]["tenant"][0].replace(
         "nowhere", ""
     )
-    assert stored() == before
+    assert dump_database() == before
 
 
 @every_operation
 def test_a_token_without_the_scope_is_told_which(platform: Platform, route: Route, method: str) -> None:
     if route.pattern in {"me/", "audit/"} | WITHOUT_TOKEN:
         return
-    before = stored()
+    before = dump_database()
     narrow = Api(token_for(platform.cast.acme, "admin", scopes=["audit:read"]))
-    before = stored()
+    before = dump_database()
     answer = narrow.call(method, platform.path(route), route.body(method))
     assert (answer.status, answer.code) == (403, "scope-missing")
     assert answer.body["scope"] in answer.body["detail"]
-    assert stored() == before
+    assert dump_database() == before
 
 
 @every_post
@@ -115,7 +115,7 @@ def test_a_repeated_post_gets_the_first_answer_and_has_one_effect(platform: Plat
     path, body = platform.path(route), route.body("POST")
     first = platform.cast.olga.post(path, body, Idempotency_Key="key-1", If_Match="*")
     assert first.status in (200, 201, 202), first.body
-    after = stored()
+    after = dump_database()
     again = platform.cast.olga.post(path, body, Idempotency_Key="key-1", If_Match="*")
     assert (again.status, again.headers["Idempotency-Replayed"]) == (first.status, "true")
     assert {name: value for name, value in again.body.items() if value is not None or name not in SECRETS} == {
@@ -124,7 +124,7 @@ def test_a_repeated_post_gets_the_first_answer_and_has_one_effect(platform: Plat
     assert [again.headers.get(name) for name in ("ETag", "Location")] == [
         first.headers.get(name) for name in ("ETag", "Location")
     ]
-    assert stored() == after
+    assert dump_database() == after
 
 
 SECRETS = {"token", "enrolment_token", "command", "secret"}
@@ -136,10 +136,10 @@ def test_a_key_that_comes_with_another_body_is_refused(platform: Platform, route
         return
     path, body = platform.path(route), route.body("POST")
     assert platform.cast.olga.post(path, body, Idempotency_Key="key-1").status in (200, 201)
-    after = stored()
+    after = dump_database()
     answer = platform.cast.olga.post(path, {**body, "name": "other"}, Idempotency_Key="key-1")
     assert (answer.status, answer.code) == (422, "idempotency-key-reused")
-    assert stored() == after
+    assert dump_database() == after
 
 
 def test_a_key_is_its_senders_own(platform: Platform) -> None:
@@ -227,11 +227,11 @@ every_change = pytest.mark.parametrize(("route", "method"), CHANGES, ids=name_of
 
 @every_change
 def test_another_version_than_the_present_one_changes_nothing(platform: Platform, route: Route, method: str) -> None:
-    before = stored()
+    before = dump_database()
     path, body = platform.path(route), route.body(method)
     answer = platform.cast.olga.call(method, path, body, If_Match='"99999"')
     assert (answer.status, answer.code) == (412, "stale-version")
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if "PATCH" in route.methods], ids=name_of)
@@ -246,13 +246,13 @@ def test_what_was_read_can_be_changed_by_its_tag(platform: Platform, route: Rout
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if "PATCH" in route.methods], ids=name_of)
 def test_a_patch_that_names_nothing_to_change_is_refused(platform: Platform, route: Route) -> None:
-    before = stored()
+    before = dump_database()
     path = platform.path(route)
     assert platform.cast.olga.patch(path, {}, If_Match="*").code == "invalid-fields"
     fixed = {"version": 1, "created_at": "2026-01-01T00:00:00Z"}
     answer = platform.cast.olga.patch(path, {**route.body("PATCH"), **fixed}, If_Match="*")
     assert set(answer.body["errors"]) == set(fixed)
-    assert stored() == before
+    assert dump_database() == before
 
 
 @every_operation
@@ -276,7 +276,7 @@ def test_a_list_can_be_asked_for_what_is_new(platform: Platform, route: Route) -
     assert platform.cast.olga.get(f"{path}?{name}=2999-01-01T00:00:00Z").body["results"] == []
 
 
-# A membership is a fact without a history of its own: the audit log has it.
+# A membership has no history of its own: the audit log has it.
 WITHOUT_TIMES = {"tenants/<slug:slug>/members/"}
 
 

@@ -1,4 +1,4 @@
-"""What agents find on their GPUs: kept, shown to operators, and to the admins of the tenant whose process it is."""
+"""Findings of agents on their GPUs: stored, and shown to operators and to the admins of the process' tenant."""
 
 import pytest
 
@@ -32,8 +32,8 @@ def report(machine: Machine, claim: Claim | None) -> None:
     Gateway().event(machine.node, event)
 
 
-def told(cast: Cast) -> list[int]:
-    """How many reports Olga, Anna and Gus see."""
+def reports_seen(cast: Cast) -> list[int]:
+    """Return the number of reports that Olga, Anna and Gus see."""
     path = "audit/?action=agent.process-unlimited"
     return [len(who.get(path).body["results"]) for who in (cast.olga, cast.anna, cast.gus)]
 
@@ -41,7 +41,7 @@ def told(cast: Cast) -> list[int]:
 def test_a_report_of_a_claims_process_is_its_tenants_too(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
     report(machine, claim)
-    assert told(cast) == [1, 1, 0]
+    assert reports_seen(cast) == [1, 1, 0]
     row = AuditEvent.objects.get(action="agent.process-unlimited")
     assert row.after is not None
     assert row.after["process"] == {
@@ -55,10 +55,10 @@ def test_a_report_of_a_claims_process_is_its_tenants_too(cast: Cast, machine: Ma
 
 def test_a_report_of_nobodys_process_is_the_operators(cast: Cast, machine: Machine) -> None:
     report(machine, None)
-    assert told(cast) == [1, 0, 0]
+    assert reports_seen(cast) == [1, 0, 0]
 
 
 def test_a_node_is_not_believed_of_claims_that_it_does_not_carry(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
     report(Machine("gpu2", cast.pool), claim)
-    assert told(cast) == [1, 0, 0]
+    assert reports_seen(cast) == [1, 0, 0]

@@ -1,7 +1,8 @@
-"""The back ends of a fleet give the same answer, to the last bit, whatever is done to it.
+"""The back ends of a fleet give the same answer, to the last bit, after any history.
 
-Each walk does random things to fleets that differ only in their back end: asks with labels, selectors, models, held
-capacity; takes and gives back; GPUs and nodes come, change and go; the mix is learned on the way.
+Each walk applies random operations to fleets that differ only in their back end: requests with labels, selectors,
+models and reserved capacity; placements and releases; GPUs and nodes that come, change and go; the request mix is
+learned on the way.
 """
 
 import random
@@ -23,7 +24,7 @@ SIZE = 32
 
 @dataclass
 class Walk:
-    """The fleets, what is on them, and the next random number."""
+    """The fleets, their contents, and the next random number."""
 
     policy: str
     random: random.Random
@@ -48,7 +49,7 @@ class Walk:
         alive = self.random.random() < 0.9
         # Most nodes have one model; some are mixed.
         model = MODELS[ord(node) % 3] if self.random.random() < 0.8 else self.random.choice(MODELS)
-        # Not unique: a device that was replaced has the index of the old one.
+        # Not unique: a replaced device has the index of the old one.
         return GpuState(f"{node}{index}", node, index // 2, model, SIZE, 100, SIZE, alive)
 
     def request(self) -> Request:

@@ -1,4 +1,4 @@
-"""Backfill: who comes later may go first where it delays nobody."""
+"""Backfill: a later claim may start first if it delays no earlier one."""
 
 import heapq
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ def test_passing_says_until_when_the_room_is_kept() -> None:
 
 
 def test_two_that_pass_share_what_the_head_does_not_need() -> None:
-    """Eighty are asked for, fifty come back: of the fifty free ones twenty are for anybody, once."""
+    """Eighty are requested and fifty are released: of the fifty free ones twenty are for any claim, once."""
     fleet = machines(1)
     ends = [running(fleet, 1, 50, 100, ["g0"])]
     told = outcomes(walk(fleet, [claim(1, 80), claim(2, 15), claim(3, 15), claim(4, 35, 90)], ends))
@@ -101,7 +101,7 @@ def test_two_that_pass_share_what_the_head_does_not_need() -> None:
 
 
 def test_a_label_keeps_the_whole_gpu() -> None:
-    """Twenty percent would be left over, but a label could shut the head out."""
+    """Twenty percent would be left over, but a label could exclude the head."""
     fleet = machines(1)
     ends = [running(fleet, 1, 50, 100, ["g0"])]
     walked = walk(fleet, [claim(1, 80), claim(2, 20, tenant="acme", anti_affinity="x")], ends)
@@ -125,7 +125,7 @@ at_work = st.lists(st.tuples(st.integers(2, 10), st.integers(0, 3), st.integers(
 
 
 def play(limits: list[tuple[int, int, int]], asks: list[tuple[int, int, int | None]], *, guarded: bool) -> list[float]:
-    """By how much each head started after its first shadow said, over the whole life of the queue."""
+    """Return by how much each head started after its first shadow time, over the whole life of the queue."""
     fleet = machines(4)
     ends: list[tuple[float, str, Running]] = []
     for number, (tenth, gpu, end) in enumerate(limits):
@@ -151,7 +151,7 @@ def play(limits: list[tuple[int, int, int]], asks: list[tuple[int, int, int | No
                 heapq.heappush(ends, (back.ends_at, back.id, back))
         note(promised, walked.shadow)
         if not left or not ends:
-            # Who was promised a start and never got one was delayed without end.
+            # A head with a promised start that never starts is delayed without end.
             return delays + [float("inf") for _ in promised]
         now = ends[0][0]
         while ends and ends[0][0] <= now:
@@ -177,7 +177,7 @@ def test_backfill_never_delays_the_heads_shadow_start(
 
 
 def test_without_the_guard_the_head_is_delayed() -> None:
-    """The control."""
+    """The control: a head is delayed without the guard."""
     limits = [(5, 0, 10), (10, 1, 40), (10, 2, 40), (10, 3, 40)]
     asks: list[tuple[int, int, int | None]] = [(8, 1, None), (5, 1, None)]
     assert play(limits, asks, guarded=False) == [30.0]
@@ -201,8 +201,8 @@ def test_walking_twice_over_the_same_tells_the_same(
     assert once(False) == once(True)
 
 
-def counted(fleet: Fleet) -> list[Request]:
-    """Each request that the fleet is asked to place from now on."""
+def recorded_requests(fleet: Fleet) -> list[Request]:
+    """Record each request that the fleet is asked to place from now on."""
     asked: list[Request] = []
     place = fleet.place
 
@@ -216,7 +216,7 @@ def counted(fleet: Fleet) -> list[Request]:
 
 def test_requests_that_differ_in_nothing_that_matters_are_refused_as_one() -> None:
     fleet = machines(1)
-    asked = counted(fleet)
+    asked = recorded_requests(fleet)
     running(fleet, 1, 90, 100, ["g0"])
     claims = [claim(number, 20, None, key=str(number), tenant="acme") for number in range(50)]
     assert set(outcomes(walk(fleet, [replace(one) for one in claims], [])).values()) == {"gpu-core"}
@@ -225,7 +225,7 @@ def test_requests_that_differ_in_nothing_that_matters_are_refused_as_one() -> No
 
 def test_what_is_reserved_alike_is_refused_as_one_and_asked_anew_when_it_changes() -> None:
     fleet = machines(1)
-    asked = counted(fleet)
+    asked = recorded_requests(fleet)
     before: Held = {"g0": (90, 0)}
     now_free: Held = {"g0": (0, 0)}
     claims = [claim(number, 20, 1) for number in range(50)]

@@ -9,7 +9,7 @@ from gpucloud import hints
 from gpucloud.api import bodies
 from tests.cast import Cast, give_plenty
 from tests.scheduling.asgi_client import Request, call, in_database
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
 MEBIBYTE = b"x" * (1 << 20)
@@ -43,11 +43,11 @@ async def test_a_body_in_chunks_is_read_as_well(rich: Cast) -> None:
 
 
 async def test_ten_megabytes_with_a_length_are_refused_unread(rich: Cast) -> None:
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     request = Request(rich.max, "POST", "claims/", content_length="10000000")
     answer = await request.answer()
     assert (answer.status, answer.code) == (413, "body-too-large")
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 @pytest.mark.parametrize("length", ["1000000000000000000", "9" * 400])
@@ -56,13 +56,13 @@ async def test_a_length_beyond_every_disk_is_refused_unread(rich: Cast, length: 
 
 
 async def test_ten_megabytes_in_chunks_are_refused_after_the_first(rich: Cast) -> None:
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     request = Request(rich.max, "POST", "claims/", transfer_encoding="chunked")
     await request.send(MEBIBYTE, more=True)
     await request.send(b"x", more=True)
     answer = await request.answer()
     assert (answer.status, answer.code) == (413, "body-too-large")
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 async def test_unfinished_large_bodies_are_bounded_together_and_small_ones_go_on(
@@ -75,7 +75,7 @@ async def test_unfinished_large_bodies_are_bounded_together_and_small_ones_go_on
     ]
     for request in half_open:
         await request.send(b"x" * 1000, more=True)
-        # It is being read once nothing more comes out.
+        # The body is being read once nothing more comes out.
         assert await request.exchange.receive_nothing(timeout=0.2)
     refused = await Request(rich.max, "POST", "claims/", content_length="100000").answer()
     assert (refused.status, refused.code, refused.headers["Retry-After"]) == (503, "too-many-bodies", "10")

@@ -1,4 +1,4 @@
-"""What a booking may ask for, what a question about one says, and what a series of them costs."""
+"""Bounds of a booking, the answer of its preview, and the queries of a series."""
 
 from datetime import timedelta
 from typing import Any
@@ -102,7 +102,7 @@ def test_a_long_series_reads_the_pool_as_often_as_a_short_one(stage: Cast) -> No
     def reads(weeks: int) -> int:
         with CaptureQueriesContext(connection) as asked:
             assert book(stage, core_request=1, weekly_until=at(168 * weeks)).status == 201
-        # What is on its GPUs is read with them.
+        # The contents of its GPUs are read together with them.
         return sum("scheduling_assignment" in query["sql"] for query in asked)
 
     assert reads(20) == reads(2)

@@ -1,4 +1,4 @@
-"""Who borrows: in which order, of what, and what a borrower never gets."""
+"""Borrowing: its order, its amounts, and the limits of borrowers."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ def test_core_that_a_borrower_has_though_its_owner_took_it_back_is_not_offered_t
     borrower(cast)
     machine.obey()
     guarantees.lend(principal=SYSTEM, claim=lender, core=0, why="it wants its own")
-    # Another machine has something to lend, but less than is asked for.
+    # Another machine lends, but less than the request.
     other = Machine("gpu2", cast.pool, gpus=1)
     Gpu.objects.filter(pk=other.gpu().pk).update(core_used=100, core_lent=10)
     claim = ask(cast, tenant=cast.globex, core_request=15, memory_mib=1024, best_effort=True)
@@ -137,14 +137,14 @@ def test_a_borrower_becomes_guaranteed_only_where_there_is_room_of_its_own(
     assert (refused.status, refused.body["type"]) == (409, "/problems/no-room")
     claim.refresh_from_db()
     assert (claim.best_effort, claim.borrowed_core, machine.gpu().core_borrowed) == (True, 60, 60)
-    assert wanted(machine, claim) == 0
+    assert guaranteed_core(machine, claim) == 0
     release_claim(principal=SYSTEM, claim=lender)
     machine.obey()
     assert cast.olga.patch(path, {"class": "guaranteed"}).status == 200
     claim.refresh_from_db()
     gpu = machine.gpu()
     assert (claim.best_effort, claim.borrowed_core, gpu.core_borrowed, gpu.core_used) == (False, 0, 0, 60)
-    assert wanted(machine, claim) == 60
+    assert guaranteed_core(machine, claim) == 60
     assert claim.charged["core_percent"] == 60
     machine.obey()
     release_claim(principal=SYSTEM, claim=claim)
@@ -152,7 +152,7 @@ def test_a_borrower_becomes_guaranteed_only_where_there_is_room_of_its_own(
     assert (machine.gpu().core_used, machine.gpu().core_borrowed) == (0, 0)
 
 
-def wanted(machine: Machine, claim: Claim) -> int:
-    """The core that the node's arbiter is told to guarantee it."""
+def guaranteed_core(machine: Machine, claim: Claim) -> int:
+    """Return the core that the node's arbiter guarantees it."""
     (assignment,) = [one for one in desired_state(machine.node).assignments if one.claim_uid == str(claim.uid)]
     return assignment.core_request

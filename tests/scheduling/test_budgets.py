@@ -1,4 +1,4 @@
-"""Budgets of GPU-hours: what counts, when it warns, what it refuses, and what it leaves alone."""
+"""Budgets of GPU-hours: counted amounts, warnings, and refusals."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -34,7 +34,7 @@ def budget(cast: Cast, gpu_hours: str = "10", period: str = "week", **facts: Any
     return create_budget(principal=SYSTEM, tenant=cast.acme, period=period, gpu_hours=Decimal(gpu_hours), **facts)
 
 
-def told() -> list[tuple[str, int]]:
+def warnings_sent() -> list[tuple[str, int]]:
     rows = AuditEvent.objects.filter(action__in=("budget.warning", "budget.spent")).order_by("pk")
     return [(row.action, (row.after or {})["threshold_percent"]) for row in rows]
 
@@ -51,13 +51,13 @@ def test_each_threshold_is_told_once_in_each_period(cast: Cast, machine: Machine
         clock.advance(hours=hours)
         tasks.watch_budgets()
         tasks.watch_budgets()
-        seen.append(len(told()))
+        seen.append(len(warnings_sent()))
     assert seen == [0, 1, 1, 2, 3, 3]
-    assert told() == [("budget.warning", 80), ("budget.warning", 95), ("budget.spent", 100)]
+    assert warnings_sent() == [("budget.warning", 80), ("budget.warning", 95), ("budget.spent", 100)]
     clock.now = datetime(2026, 6, 22, tzinfo=UTC)
     clock.advance(hours=8)
     tasks.watch_budgets()
-    assert told()[3:] == [("budget.warning", 80)]
+    assert warnings_sent()[3:] == [("budget.warning", 80)]
     row = cast.anna.get("audit/?action=budget.warning").body["results"][0]
     assert row["after"]["gpu_hours_spent"] == "8.000000"
     assert cast.gus.get("audit/?action=budget.warning").body["results"] == []
@@ -92,7 +92,7 @@ def test_a_spent_budget_refuses_new_claims_and_growth_and_ends_nothing(
     assert cast.max.post("claims/?dry_run=true", ASKED).code == "budget-exceeded"
     assert cast.max.post("claims/", {**ASKED, "when_over_quota": "wait"}).code == "budget-exceeded"
     assert cast.max.patch(f"claims/{claim.uid}/", {"core_request": 60}).code == "budget-exceeded"
-    # Memory is not in GPU-hours; less is always welcome.
+    # Memory is not in GPU-hours; a decrease is always allowed.
     assert cast.max.patch(f"claims/{claim.uid}/", {"memory_mib": 9000}).status == 200
     assert cast.max.patch(f"claims/{claim.uid}/", {"core_request": 40}).status == 200
     assert cast.gus.post("claims/", {**ASKED, "tenant": "globex"}).status == 201
@@ -137,7 +137,7 @@ def test_a_queue_that_waits_for_a_budget_is_left_alone_and_the_budget_counted_on
         return standing_of(*args, **facts)
 
     monkeypatch.setattr(budgets, "standing_of", counting)
-    clock.advance(hours=1)  # what runs goes on spending
+    clock.advance(hours=1)  # running claims keep spending
     assert run_round(cast.pool) is None
     assert [Claim.objects.get(pk=claim.pk).version for claim in waiting] == versions
     assert len(counted) == 1
@@ -153,7 +153,7 @@ def test_more_hours_let_claims_in_again_and_begin_the_warnings_anew(cast: Cast, 
     assert cast.olga.patch(f"budgets/{row.pk}/", {"gpu_hours": "12"}).body["current"]["percent"] == 83
     assert cast.max.post("claims/", ASKED).status == 201
     tasks.watch_budgets()
-    assert told()[3:] == [("budget.warning", 80)]
+    assert warnings_sent()[3:] == [("budget.warning", 80)]
 
 
 def test_what_was_counted_for_good_and_what_is_counted_now_are_what_a_report_says(
@@ -253,5 +253,5 @@ def test_many_workers_who_look_at_once_warn_once(real_cast: Cast) -> None:
     row = budget(real_cast, "0")
     told_by_each = race([tasks.watch_budgets] * 12)
     assert sorted(told_by_each) == [0] * 11 + [3]
-    assert told() == [("budget.warning", 80), ("budget.warning", 95), ("budget.spent", 100)]
+    assert warnings_sent() == [("budget.warning", 80), ("budget.warning", 95), ("budget.spent", 100)]
     assert BudgetPeriod.objects.get().budget == row

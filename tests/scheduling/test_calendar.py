@@ -1,4 +1,4 @@
-"""The calendar's decisions: what is booked never passes a GPU, and nothing placed is in a reservation's way."""
+"""The calendar's decisions: bookings never exceed a GPU, and no placement conflicts with a reservation."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_several_gpus_wait_for_the_node_that_has_them_first() -> None:
 
 
 def test_what_is_used_without_a_claim_is_in_the_way_of_a_booking_and_counts_once_for_who_runs() -> None:
-    """It may be more than there is: nobody was asked."""
+    """Use without a claim may exceed the GPU: no quota limits it."""
     used = [hold(uuid, core, 0, FOREVER, OUTSIDE, holder=OUTSIDE) for uuid, core in (("g0", 60), ("g1", 130))]
     answer = calendar.book(FLEET, used, HALF, 10, 20)
     assert isinstance(answer, Placed)
@@ -68,7 +68,7 @@ def test_what_is_used_without_a_claim_is_in_the_way_of_a_booking_and_counts_once
 def test_a_claim_that_is_over_before_a_reservation_begins_is_not_in_its_way() -> None:
     running = hold("g0", 60, 0, 40, CLAIM)
     reserved = hold("g0", 80, 50, 90)
-    # 40 are free now; of them a claim that ends at 45 may count on all, one that ends at 60 on none but 20.
+    # 40 are free now; a claim that ends at 45 may use all of them, one that ends at 60 only 20.
     assert calendar.held([running, reserved], 10, 45) == {}
     assert calendar.held([running, reserved], 10, 60) == {"g0": (20, 20)}
 
@@ -108,20 +108,20 @@ def test_a_profile_tells_every_step_once() -> None:
     assert calendar.profile(holds, 0, 30) == [(0, 15, 60, 60), (15, 18, 90, 90), (18, 20, 60, 60), (20, 30, 0, 0)]
 
 
-# Properties. Times are small so that windows meet often.
+# Properties. Times are small so that windows overlap often.
 
 windows = st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 requests = st.builds(Request, st.integers(1, 2), st.integers(1, 100), st.integers(1, MEMORY))
 
 
 def taken_at(holds: list[Hold], uuid: str, moment: int) -> tuple[int, int]:
-    """Counted by hand, moment by moment, as the core does not do it."""
+    """Count moment by moment, unlike the core."""
     there = [hold for hold in holds if hold.gpu == uuid and hold.begin_us <= moment < hold.end_us]
     return sum(hold.core for hold in there), sum(hold.memory_mib for hold in there)
 
 
 def booked(wanted: list[tuple[tuple[int, int], Request]], *, blind: bool = False) -> list[Hold]:
-    """Book one after the other; `blind` asks as if nothing were booked yet."""
+    """Book one after the other; `blind` ignores earlier bookings."""
     holds: list[Hold] = []
     for number, ((begin, end), request) in enumerate(wanted):
         answer = calendar.book(FLEET, [] if blind else holds, request, begin, end)

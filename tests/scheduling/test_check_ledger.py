@@ -22,7 +22,7 @@ def machine(cast: Cast) -> Machine:
 
 @pytest.fixture
 def claim(cast: Cast, machine: Machine) -> Claim:
-    """40 percent of acme's 30, so that 10 are borrowed of globex."""
+    """Create a claim of 40 percent; acme has 30, so 10 are borrowed of globex."""
     for tenant in (cast.acme, cast.globex):
         tenants.change_tenant(principal=SYSTEM, tenant=tenant, cohort="ml")
         give(tenant, core_percent=30, memory_mib=None)

@@ -1,4 +1,4 @@
-"""A claim from request to release, and all that may come between."""
+"""A claim from request to release, with all interruptions."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.cast import (
     seen,
     used,
 )
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 
 @pytest.fixture
@@ -102,11 +102,11 @@ def test_a_queued_claim_is_placed_once_there_is_room(cast: Cast, machine: Machin
 
 
 def test_what_can_never_fit_is_refused_and_charges_nothing(cast: Cast, machine: Machine) -> None:
-    before = stored()
+    before = dump_database()
     for asked in ({"memory_mib": 25 * GIB}, {"gpu_count": 5}, {"gpu_model": "H100"}):
         with pytest.raises(ImpossibleClaim):
             ask(cast, **asked)
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_pool_without_gpus_lets_claims_wait(cast: Cast) -> None:
@@ -210,9 +210,9 @@ def test_a_claim_that_is_released_before_it_is_placed_is_released_at_once(cast: 
 def test_a_release_may_be_repeated(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
     release(claim)
-    after = stored()
+    after = dump_database()
     release(claim)
-    assert stored() == after
+    assert dump_database() == after
 
 
 def test_growing_is_charged_at_once(cast: Cast, machine: Machine) -> None:
@@ -229,20 +229,20 @@ def test_growing_is_charged_at_once(cast: Cast, machine: Machine) -> None:
 def test_growing_without_room_on_the_gpu_changes_nothing(cast: Cast, machine: Machine, more: dict[str, int]) -> None:
     claim, _ = placed(cast, machine)
     placed(cast, machine)
-    before = stored()
+    before = dump_database()
     with pytest.raises(NoRoom) as refused:
         resize(claim, **more)
     assert refused.value.facts == {"gpu_uuid": machine.gpu().uuid, "core_free": 40, "memory_free_mib": 8 * GIB}
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_growing_above_the_quota_changes_nothing(cast: Cast) -> None:
     give(cast.acme, core_percent=50, memory_mib=None)
     claim, _ = placed(cast, Machine("gpu1", cast.pool))
-    before = stored()
+    before = dump_database()
     with pytest.raises(QuotaExceeded):
         resize(claim, core_request=51)
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_the_limit_costs_nothing_and_follows_the_request_unless_it_was_set(cast: Cast, machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""A server's clock that jumps: nodes are lost when they are silent, whatever the time of day was before."""
+"""Jumps of a server's clock: a node is lost after its silence, whatever the time of day was before."""
 
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ def seen(machine: Machine, **ahead: int) -> None:
 
 
 def last_seen(machine: Machine) -> timedelta:
-    """How far ahead its last sign of life is."""
+    """Return how far ahead its last heartbeat is."""
     at = Node.objects.get(pk=machine.node.pk).last_seen_at
     assert at is not None
     return at - timezone.now()
@@ -32,7 +32,7 @@ def last_seen(machine: Machine) -> timedelta:
 def test_a_node_that_dies_after_the_clock_was_set_back_is_lost_as_soon_as_any_other(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Ten minutes are taken back, and the node says nothing more.
+    # Ten minutes are taken back, and the node sends nothing more.
     seen(machine, minutes=10)
     assert absences.watch_nodes() == 0
     assert last_seen(machine) <= timedelta(0)

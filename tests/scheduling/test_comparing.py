@@ -1,4 +1,4 @@
-"""The scheduler's comparison of its memory with the database warns of what nobody was told of, and of nothing else."""
+"""The scheduler's comparison of its memory with the database warns of changes without a notice, and of nothing else."""
 
 import logging
 
@@ -12,7 +12,7 @@ from apps.scheduling.management.commands.scheduler import Command
 from apps.scheduling.services.failures import Aside
 from tests.cast import Cast, Machine, give_plenty, lose
 from tests.scheduling.life import Kept
-from tests.scheduling.test_picture import nobody_tells
+from tests.scheduling.test_picture import disable_notices
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WARNING = "rows were not as they were kept"
@@ -20,7 +20,7 @@ WARNING = "rows were not as they were kept"
 
 @pytest.fixture
 def command(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """A scheduler that leads the pool, with what it knew a moment ago."""
+    """Return a scheduler that leads the pool, with its state of a moment ago."""
     monkeypatch.setattr(scheduler, "LATE_NOTICE_SECONDS", 0.2, raising=False)
     give_plenty(real_cast.acme)
     Machine("gpu1", real_cast.pool)
@@ -37,8 +37,8 @@ def test_a_node_that_just_fell_silent_is_no_warning(
 ) -> None:
     machine = Machine("gpu2", real_cast.pool)
     command._hear()
-    # Of its four GPUs the comparison once said that they were not as they were kept.
-    with nobody_tells():
+    # The comparison once reported all of its four GPUs as different.
+    with disable_notices():
         lose(machine)
     with caplog.at_level(logging.WARNING):
         command._compare()
@@ -50,22 +50,22 @@ def test_a_change_whose_notice_is_still_on_its_way_is_no_warning(
 ) -> None:
     heard, looks = command.session.heard, list[float]()
 
-    def late(*, seconds: float = 0) -> object:
-        """On a machine under load the listening session is told after the change can be read."""
+    def delay_notices(*, seconds: float = 0) -> object:
+        """Delay notices: on a machine under load they arrive after the change can be read."""
         looks.append(seconds)
         return heard(seconds=seconds) if seconds else {}
 
     change_node(principal=SYSTEM, node=Node.objects.get(), cordoned=True)
-    monkeypatch.setattr(command.session, "heard", late)
+    monkeypatch.setattr(command.session, "heard", delay_notices)
     with caplog.at_level(logging.WARNING):
         command._compare()
     assert WARNING not in caplog.text
-    # The control: it was waited for, since something differed.
+    # The control: the comparison waited, because something differed.
     assert max(looks) > 0
 
 
 def test_what_nobody_was_told_of_is_a_warning(command: Command, caplog: pytest.LogCaptureFixture) -> None:
-    with nobody_tells():
+    with disable_notices():
         change_node(principal=SYSTEM, node=Node.objects.get(), cordoned=True)
     with caplog.at_level(logging.WARNING):
         command._compare()

@@ -1,4 +1,4 @@
-"""Moves: what they would free and for whom; that they keep to bounds and labels, and change nothing."""
+"""Consolidation moves: the capacity that they free; they respect bounds and labels, and change nothing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def gpus(count: int, *, per_node: int = 4) -> list[GpuState]:
 
 
 def seat(fleet: Fleet, seats: Sequence[tuple[str, int, int, str]]) -> list[Sitting]:
-    """Claims (name, core, memory, GPU), as they sit; all of their memory is in use."""
+    """Place claims (name, core, memory, GPU); all of their memory is in use."""
     sitting = []
     for name, core, memory, gpu in seats:
         request = Request(1, core, memory, tenant="t")
@@ -58,13 +58,13 @@ def test_what_fits_as_it_is_needs_no_move() -> None:
 
 
 def test_from_a_gpu_that_is_used_twice_more_must_go() -> None:
-    """A pod uses 60 of it, of which no books know: so much of what leaves is not free."""
+    """A pod uses 60 of it without a claim: that much of the freed capacity is not free."""
     fleet = Fleet(gpus(2), policy="binpack")
     sitting = seat(fleet, [("a", 40, 100, "g0"), ("b", 40, 100, "g0"), ("c", 10, 200, "g1")])
     fleet.set_gpu(replace(fleet.gpus()[0], core_free=0, core_over=40))
     plan = make_room(fleet, sitting[:2], Request(1, 30, 850), BOUNDS)
     assert steps(plan) == [("a", ("g1",)), ("b", ("g1",))]
-    # 60 of it are nobody's to move.
+    # 60 of it belong to no claim and cannot be moved.
     assert make_room(fleet, sitting[:2], Request(1, 41, 850), BOUNDS) is None
 
 
@@ -134,7 +134,7 @@ small = st.tuples(st.integers(1, 60), st.integers(1, 600), st.integers(0, 7))
 def test_a_plan_that_is_carried_out_step_by_step_keeps_every_promise(
     seats: list[tuple[int, int, int]], asked: tuple[int, int], count: int, most_moves: int
 ) -> None:
-    """By another fleet, which refuses what does not fit: the moves in their order, then the claim itself."""
+    """Replay the moves in order on another fleet, which refuses what does not fit; then place the claim itself."""
     fleet, sitting = Fleet(gpus(8), policy="binpack"), list[Sitting]()
     for number, (core, memory, at) in enumerate(seats):
         if fleet.gpus()[at].core_free >= core and fleet.gpus()[at].memory_free_mib >= memory:
@@ -209,7 +209,7 @@ def test_an_operator_sees_for_whom_what_would_move_and_nothing_moves(cast: Cast)
 
 
 def test_a_running_pods_claim_is_moved_by_nobody(cast: Cast) -> None:
-    """A SharePod's is there before its pod, which its controller makes anew where the claim is."""
+    """A SharePod's claim exists before its pod, which its controller recreates where the claim is."""
     give_plenty(cast.acme)
     machine = Machine("gpu1", cast.pool, gpus=2)
     for core in (60, 45):

@@ -1,4 +1,4 @@
-"""Limits that are counted over rows: simultaneous requests get exactly what one after the other would get.
+"""Limits that are counted over rows: simultaneous requests get exactly the result of sequential ones.
 
 Each race has a control: the same race without the lock goes past the limit.
 """
@@ -27,8 +27,8 @@ MOST = 4
 
 
 @pytest.fixture
-def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lock, and no racer writes before every racer has counted."""
+def remove_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the lock, and let no racer write before every racer has counted."""
     gate = threading.Barrier(RACERS)
 
     def late(count: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def test_webhooks_are_never_more_than_their_limit(
     assert Webhook.objects.count() == MOST
 
 
-@pytest.mark.usefixtures("unguarded")
+@pytest.mark.usefixtures("remove_lock")
 def test_control_without_the_lock_webhooks_pass_their_limit(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     assert race_for_webhooks(real_cast, monkeypatch)["tuple"] > MOST
 
@@ -80,7 +80,7 @@ def test_claims_that_wait_for_quota_are_never_more_than_their_limit(
     assert Claim.objects.count() == MOST
 
 
-@pytest.mark.usefixtures("unguarded")
+@pytest.mark.usefixtures("remove_lock")
 def test_control_without_the_lock_waiting_claims_pass_their_limit(
     real_cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +88,7 @@ def test_control_without_the_lock_waiting_claims_pass_their_limit(
 
 
 def race_for_a_group(cast: Cast) -> set[int | None]:
-    """Two racers for each of eight sizes; return the sizes that wait afterwards."""
+    """Start two racers for each of eight sizes; return the queued sizes afterwards."""
     give_plenty(cast.acme)
     race([partial(ask, cast, group="ring", group_size=2 + number % 8) for number in range(RACERS)])
     return set(Claim.objects.values_list("group_size", flat=True))
@@ -99,7 +99,7 @@ def test_a_group_has_one_size(real_cast: Cast) -> None:
     assert Claim.objects.count() == 2
 
 
-@pytest.mark.usefixtures("unguarded")
+@pytest.mark.usefixtures("remove_lock")
 def test_control_without_the_lock_a_group_has_several_sizes(real_cast: Cast) -> None:
     assert len(race_for_a_group(real_cast)) > 1
 

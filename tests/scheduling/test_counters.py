@@ -1,4 +1,4 @@
-"""Counts of several processes are one true count, whatever becomes of Redis and of the processes."""
+"""Counts of several processes are one correct count, despite failures of Redis and of processes."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ os.waitpid(child, 0)
 
 
 @pytest.fixture(autouse=True)
-def nothing_counted() -> Iterator[None]:
+def reset_counters() -> Iterator[None]:
     counters.write()
     counters._redis().delete(counters._key())
     yield

@@ -1,4 +1,4 @@
-"""A node is emptied: who is on it is told, leaves after a grace, and is placed elsewhere; a look changes nothing."""
+"""Draining a node: its claims are notified, leave after a grace and are placed elsewhere; previews change nothing."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def machine(cast: Cast) -> Machine:
 
 
 def turn(*, grace_is_over: bool = False) -> None:
-    """What the task does, with nodes that are there."""
+    """Run the task, with live nodes."""
     Node.objects.update(last_seen_at=timezone.now())
     if grace_is_over:
         Claim.objects.filter(preempt_at__isnull=False).update(preempt_at=timezone.now())

@@ -1,4 +1,4 @@
-"""What agents tell of changes on their machines: kept, shown beside what is wanted, put right on an operator's word."""
+"""Drift reports of agents: stored, shown beside the desired state, and repaired on an operator's order."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def drift(claim: Claim, **facts: Any) -> wire.Drift:
 
 
 def tell(machine: Machine, *drifts: wire.Drift) -> Node:
-    """One `observed` frame, over the wire's own codec."""
+    """Handle one `observed` frame, through the wire codec."""
     wanted = desired_state(machine.node)
     facts: dict[str, Any] = {"drifts": list(drifts)} if drifts else {}
     frame = wire.Observed(frame=wanted.frame, assignments=[done(one) for one in wanted.assignments], **facts)
@@ -101,11 +101,11 @@ def test_a_node_that_is_to_wait_is_told_so_until_somebody_orders_the_repair(
     assert answer.status == 200
     assert (desired_state(machine.node).frame, desired_state(machine.node).mend) == (before + 2, UNSET)
     assert AuditEvent.objects.get(action="node.repair").after == {"drifts": ["limits-changed"]}
-    # Told again that it is still so: the order stands, and may be given twice.
+    # A repeated report: the order stands, and may be sent twice.
     tell(machine, drift(carried[0], since=2.5))
     assert desired_state(machine.node).mend is UNSET
     assert cast.olga.post("nodes/gpu1/repair/").status == 200
-    # Put right: from here on it waits again, and the agent is told so.
+    # Repaired: a later drift waits for an operator again, and the agent is told so.
     node = tell(machine, drift(carried[0], kind="library-other", mendable=False))
     assert node.repair_asked_at is None
     assert desired_state(machine.node).mend is False

@@ -1,4 +1,4 @@
-"""When a waiting claim will start, and how that is known; and the nearest change that would fit."""
+"""Estimates: the start of a queued claim with its basis, and the nearest change that would fit."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ def test_an_estimate_from_time_limits_says_what_it_counts() -> None:
 def test_a_rate_counts_what_was_large_enough_and_what_goes_first() -> None:
     freed = [Freed(number * HOUR, Request(1, 50, 1)) for number in range(4)] + [Freed(0, Request(1, 10, 1))]
     estimate = from_recent_rate(Ask((claim(9, 40),)), [80, 20], freed, since=0, now=10 * HOUR)
-    # One turn is its own, one the large claim's, a half the small one's; a turn comes every 2.5 hours.
+    # One place is its own, one the large claim's, a half the small one's; a place is free every 2.5 hours.
     assert (estimate.at, estimate.basis) == (10 * HOUR + 2.5 * 2.5 * HOUR, "recent-rate")
 
 

@@ -1,4 +1,4 @@
-"""Hints of a server's requests: nobody waits for them, and who watches a list is told of many at once."""
+"""Hints of a server's requests: requests do not wait for them, and list watchers receive them in batches."""
 
 import asyncio
 import uuid
@@ -30,7 +30,7 @@ class Watcher:
         return self
 
     async def told(self, seconds: float = 10) -> str | None:
-        """The uid in the next message, or None where none comes."""
+        """Return the uid in the next message, or None if none comes."""
         try:
             message = await asyncio.wait_for(self.said.get(), seconds)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What raises over one claim, or over one pool, holds up nobody else; whom it concerns is told."""
+"""Isolation of failures: an exception over one claim or pool does not stop others, and is reported."""
 
 import logging
 import signal
@@ -29,13 +29,13 @@ from gpucloud import counters
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty
 from tests.scheduling.clock import Clock
 
-# The core raises over claims that ask for so much.
+# The core raises for claims of this size.
 UNLUCKY = 13
 
 
 @pytest.fixture
-def unlucky(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """What was asked and raised."""
+def failing_core(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """Make the core raise; record the requests."""
     place, asked = Fleet.place, list[Request]()
 
     def raising(fleet: Fleet, request: Request, **how: Any) -> Any:
@@ -59,21 +59,21 @@ def go(picture: Picture) -> None:
         pass
 
 
-def look(*claims: Claim) -> list[tuple[str, list[str]]]:
+def states_and_reasons(*claims: Claim) -> list[tuple[str, list[str]]]:
     for claim in claims:
         claim.refresh_from_db()
     return [(claim.state, [reason["code"] for reason in claim.reasons]) for claim in claims]
 
 
 def test_a_claim_over_which_the_core_raises_is_set_aside_and_the_others_are_placed(
-    cast: Cast, machine: Machine, unlucky: list[Request], caplog: pytest.LogCaptureFixture
+    cast: Cast, machine: Machine, failing_core: list[Request], caplog: pytest.LogCaptureFixture
 ) -> None:
     before, bad, alike, after = (ask(cast, core_request=core) for core in (10, UNLUCKY, UNLUCKY, 20))
     with caplog.at_level(logging.ERROR):
         go(Picture(cast.pool))
-    assert look(before, after) == [("assigned", []), ("assigned", [])]
-    assert look(bad, alike) == [("queued", ["set-aside"])] * 2
-    assert len(unlucky) == 1
+    assert states_and_reasons(before, after) == [("assigned", []), ("assigned", [])]
+    assert states_and_reasons(bad, alike) == [("queued", ["set-aside"])] * 2
+    assert len(failing_core) == 1
     assert "ZeroDivisionError" in caplog.text
     assert str(bad.uid) in caplog.text
     assert_books_agree()
@@ -82,14 +82,14 @@ def test_a_claim_over_which_the_core_raises_is_set_aside_and_the_others_are_plac
 
 
 def test_it_is_asked_again_after_a_while_and_then_after_a_longer_one(
-    clock: Clock, cast: Cast, machine: Machine, unlucky: list[Request]
+    clock: Clock, cast: Cast, machine: Machine, failing_core: list[Request]
 ) -> None:
     ask(cast, core_request=UNLUCKY)
     picture, asked = Picture(cast.pool), list[int]()
     for _ in range(40):
         picture.forget_refusals()
         go(picture)
-        asked.append(len(unlucky))
+        asked.append(len(failing_core))
         clock.advance(seconds=10)
     # At 0, 30, 90 and 210 seconds, and then 240 later.
     assert asked == [1] * 3 + [2] * 6 + [3] * 12 + [4] * 19
@@ -97,36 +97,36 @@ def test_it_is_asked_again_after_a_while_and_then_after_a_longer_one(
     assert picture.somebody_is_due(now=(timezone.now() + timedelta(minutes=1)).timestamp())
 
 
-def test_a_claim_that_was_changed_is_asked_at_once(cast: Cast, machine: Machine, unlucky: list[Request]) -> None:
+def test_a_claim_that_was_changed_is_asked_at_once(cast: Cast, machine: Machine, failing_core: list[Request]) -> None:
     claim = ask(cast, core_request=UNLUCKY)
     picture = Picture(cast.pool)
     go(picture)
     resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=UNLUCKY + 1, core_limit=UNLUCKY + 1))
     picture.refresh_claims({claim.pk})
     go(picture)
-    assert look(claim) == [("assigned", [])]
+    assert states_and_reasons(claim) == [("assigned", [])]
 
 
 def test_a_group_is_set_aside_as_a_whole_until_another_claim_of_it_comes(
-    cast: Cast, machine: Machine, unlucky: list[Request]
+    cast: Cast, machine: Machine, failing_core: list[Request]
 ) -> None:
     gang: dict[str, Any] = {"group": "ring", "group_size": 2}
     good, bad = ask(cast, core_request=10, **gang), ask(cast, core_request=UNLUCKY, **gang)
     alone = ask(cast, core_request=20)
     picture = Picture(cast.pool)
     go(picture)
-    assert look(good, bad, alone) == [("queued", ["set-aside"])] * 2 + [("assigned", [])]
+    assert states_and_reasons(good, bad, alone) == [("queued", ["set-aside"])] * 2 + [("assigned", [])]
     picture.forget_refusals()
     go(picture)
-    assert len(unlucky) == 1
+    assert len(failing_core) == 1
     bad.change(core_request=14, core_limit=14)
     picture.refresh_claims({bad.pk})
     go(picture)
-    assert {state for state, _ in look(good, bad)} == {"assigned"}
+    assert {state for state, _ in states_and_reasons(good, bad)} == {"assigned"}
 
 
 def test_the_queue_and_reclaim_do_not_ask_the_core_of_it_either(
-    cast: Cast, machine: Machine, unlucky: list[Request]
+    cast: Cast, machine: Machine, failing_core: list[Request]
 ) -> None:
     bad, waits = ask(cast, core_request=UNLUCKY), ask(cast, gpu_count=2, core_request=100, time_limit_seconds=60)
     go(Picture(cast.pool))
@@ -152,7 +152,7 @@ def test_claims_over_which_the_commit_raises_are_found_among_many(
 
     monkeypatch.setattr(commits, "_write_assignments", raising)
     go(Picture(cast.pool))
-    states = look(*claims)
+    states = states_and_reasons(*claims)
     assert states[2] == ("queued", ["set-aside"])
     assert {state for state, _ in states[:2] + states[3:]} == {"assigned"}
     assert Assignment.objects.count() == 4
@@ -170,11 +170,11 @@ def test_where_every_commit_raises_no_claim_is_to_blame(
     monkeypatch.setattr(commits, "_write_assignments", raising)
     with pytest.raises(IntegrityError):
         go(Picture(cast.pool))
-    assert {state for state, _ in look(*claims)} == {"pending"}
+    assert {state for state, _ in states_and_reasons(*claims)} == {"pending"}
 
 
-class Watched(Command):
-    """The scheduler, until it has looked so often for what is new."""
+class StoppingScheduler(Command):
+    """The scheduler, stopped after so many checks for news."""
 
     looks = 0
 
@@ -211,10 +211,10 @@ def test_a_pool_over_which_something_raises_holds_up_no_other(
     monkeypatch.setattr(Picture, "_keep_devices", raising)
     stuck, free = ask(real_cast), ask(real_cast, pool=other)
     with caplog.at_level(logging.ERROR):
-        Watched().handle()
-    assert look(stuck, free) == [("pending", []), ("assigned", [])]
+        StoppingScheduler().handle()
+    assert states_and_reasons(stuck, free) == [("pending", []), ("assigned", [])]
     assert "default failed: it is set aside for 1 s" in caplog.text
-    # Once, and once more a second later: not in each turn.
+    # Once, and once more a second later: not in every cycle.
     assert 1 <= len(tries) <= 3
     counters.write()
     counted = {count.values: count.amount for count in counters.read() if count.name == counters.POOLS_SET_ASIDE.name}
@@ -237,9 +237,9 @@ def test_what_raises_over_no_pool_in_particular_is_logged_and_begun_anew(
 
     monkeypatch.setattr(Command, "_lead", raising)
     with caplog.at_level(logging.ERROR):
-        Watched().handle()
+        StoppingScheduler().handle()
     assert "begins anew" in caplog.text
-    assert look(claim) == [("assigned", [])]
+    assert states_and_reasons(claim) == [("assigned", [])]
 
 
 def test_uncharged_claims_are_charged_in_one_transaction_each_within_its_quota(
@@ -257,9 +257,9 @@ def test_uncharged_claims_are_charged_in_one_transaction_each_within_its_quota(
 
     for _ in rounds(Picture(cast.pool), fence=fence):
         pass
-    states = [state for state, _ in look(*claims)]
+    states = [state for state, _ in states_and_reasons(*claims)]
     assert states.count("assigned") == 5
-    assert [codes for state, codes in look(*claims) if state == "queued"] == [["quota-exceeded"]] * 3
+    assert [codes for state, codes in states_and_reasons(*claims) if state == "queued"] == [["quota-exceeded"]] * 3
     assert len(seen) < len(claims)
     assert_books_agree()
 
@@ -273,12 +273,14 @@ def test_what_was_charged_for_a_claim_that_lost_its_room_is_given_back(cast: Cas
     outcome = commits.commit(picks, fence=lambda: None)
     assert [pick.claim for pick in outcome.placed] == claims[:1]
     assert [pick.claim for pick in outcome.lost] == claims[1:]
-    assert look(*claims)[0] == ("assigned", [])
+    assert states_and_reasons(*claims)[0] == ("assigned", [])
     assert [claim.charged_core_percent for claim in claims] == [60, 0]
     assert_books_agree()
 
 
-def test_gpu_states_are_what_they_were_after_a_failure(cast: Cast, machine: Machine, unlucky: list[Request]) -> None:
+def test_gpu_states_are_what_they_were_after_a_failure(
+    cast: Cast, machine: Machine, failing_core: list[Request]
+) -> None:
     ask(cast, core_request=10)
     ask(cast, core_request=UNLUCKY)
     picture = Picture(cast.pool)
@@ -299,7 +301,7 @@ def test_a_scheduler_that_failed_begins_anew_though_the_clock_is_set_back(monkey
         if len(begun) > 1:
             scheduler.stopping = True
             return
-        # So soon after the failure that the pause has begun.
+        # Soon after the failure, so that the pause has begun.
         threading.Timer(0.2, lambda: monkeypatch.setattr(time, "time", lambda: clock() - 600)).start()
         raise ValueError("a first time")
 

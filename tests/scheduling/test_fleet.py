@@ -1,4 +1,4 @@
-"""A fleet in memory: labels, selectors, machines, what is held for others, and what is taken and given back."""
+"""A fleet in memory: labels, selectors, machines, reserved capacity, placements and releases."""
 
 from dataclasses import replace
 

@@ -13,7 +13,7 @@ from tests.cast import GIB, Cast, Machine, assert_books_agree, give, hello, plac
 
 
 def lose(machine: Machine) -> Node:
-    """Let the machine fall silent."""
+    """Let the machine's heartbeat expire."""
     Node.objects.filter(pk=machine.node.pk).update(last_seen_at=timezone.now() - timedelta(minutes=5))
     return Node.objects.get(pk=machine.node.pk)
 

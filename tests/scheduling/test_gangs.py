@@ -1,4 +1,4 @@
-"""Gangs: all or none; and who may be asked at all by now."""
+"""Gangs: all or none, and the times at which members may be placed."""
 
 from datetime import UTC, datetime
 
@@ -68,7 +68,7 @@ def test_a_gang_that_does_not_fit_says_how_many_of_it_would_and_takes_nothing() 
 
 
 def test_the_largest_of_a_gang_is_placed_first() -> None:
-    """Two small ones would take a half of each GPU, and the large one had none."""
+    """Two small ones would take a half of each GPU, and the large one would have none."""
     gang = Ask((member(1), member(2), member(3, core=100)))
     assert not isinstance(place_all(fleet(), gang), Refused)
 

@@ -1,4 +1,4 @@
-"""Health, as a container asks for it: on its own machine, past the proxy that speaks TLS."""
+"""Health endpoints for containers: on the same machine, past the proxy that terminates TLS."""
 
 from typing import Any
 

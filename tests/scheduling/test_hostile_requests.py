@@ -1,4 +1,4 @@
-"""Requests that are wrong on purpose: each gets the documented refusal, changes nothing, and is never our fault."""
+"""Invalid requests: each gets the documented refusal, changes nothing, and is never a 500."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from rest_framework.exceptions import ParseError
 
 from gpucloud.api.parsers import StrictJSONParser
 from tests.cast import Answer
-from tests.scheduling.routes import OPERATIONS, ROUTES, WITHOUT_TOKEN, Platform, Route, name_of, stored
+from tests.scheduling.routes import OPERATIONS, ROUTES, WITHOUT_TOKEN, Platform, Route, dump_database, name_of
 
 ROLES_PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
 
@@ -44,15 +44,15 @@ def refused(answer: Answer, status: int, code: str) -> Answer:
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
 def test_a_body_that_is_no_json_object_is_refused_everywhere(platform: Platform, body: bytes) -> None:
-    before = stored()
+    before = dump_database()
     for route, method in WRITES:
         answer = platform.cast.olga.call(method, platform.path(route), raw=body, If_Match="*")
         refused(answer, 400, "parse-error")
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_no_depth_of_nesting_is_too_deep_to_be_refused() -> None:
-    """Writing a value takes the interpreter a little deeper than reading it: some depth can be read and not written."""
+    """Writing a value needs more stack than reading it: some depth can be read and not written."""
     for depth in range(1, 1200):
         try:
             StrictJSONParser().parse(io.BytesIO(b'{"a":' + b"[" * depth + b"]" * depth + b"}"))
@@ -64,11 +64,11 @@ def test_no_depth_of_nesting_is_too_deep_to_be_refused() -> None:
 
 @pytest.mark.parametrize(("route", "method"), WRITES, ids=name_of)
 def test_an_unknown_field_is_named(platform: Platform, route: Route, method: str) -> None:
-    before = stored()
+    before = dump_database()
     body = {**route.body(method), "memmory_mib": 1}
     answer = platform.cast.olga.call(method, platform.path(route), body, If_Match="*")
     assert "memmory_mib" in refused(answer, 400, "invalid-fields").body["errors"]
-    assert stored() == before
+    assert dump_database() == before
 
 
 CHANGES = [(route, method) for route, method in OPERATIONS if method != "GET"]
@@ -76,32 +76,32 @@ CHANGES = [(route, method) for route, method in OPERATIONS if method != "GET"]
 
 @pytest.mark.parametrize(("route", "method"), CHANGES, ids=name_of)
 def test_an_unknown_query_parameter_of_a_change_is_refused(platform: Platform, route: Route, method: str) -> None:
-    """A misspelt `?dry_run=true`, above all: a question must not be taken for an order."""
-    before = stored()
+    """A misspelt `?dry_run=true` above all: a preview must not become a change."""
+    before = dump_database()
     path = platform.path(route) + "?dryrun=true"
     answer = platform.cast.olga.call(method, path, route.body(method), If_Match="*")
     assert "dryrun" in refused(answer, 400, "invalid-fields").body["errors"]
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize(("route", "method"), CHANGES, ids=name_of)
 def test_a_preview_changes_nothing_or_is_refused(platform: Platform, route: Route, method: str) -> None:
-    before = stored()
+    before = dump_database()
     path = platform.path(route) + "?dry_run=true"
     answer = platform.cast.olga.call(method, path, route.body(method), If_Match="*")
-    # 409: what the act itself would be refused for; 429: whom one would have to ask does not answer.
+    # 409: the refusal of the act itself; 429: the API server to be asked does not answer.
     assert answer.status in (400, 409, 429) or answer.body["dry_run"] is True
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
 def test_a_body_of_another_kind_is_refused(platform: Platform, kind: str) -> None:
-    before = stored()
+    before = dump_database()
     for route, method in WRITES:
         body = json.dumps(route.body(method) or {"a": 1}).encode()
         answer = platform.cast.olga.call(method, platform.path(route), raw=body, content_type=kind, If_Match="*")
         refused(answer, 415, "unsupported-media-type")
-    assert stored() == before
+    assert dump_database() == before
 
 
 CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
@@ -111,29 +111,29 @@ NUMBERS = ("core_request", "core_limit", "memory_mib", "gpu_count", "priority", 
 
 @pytest.mark.parametrize("field", NUMBERS)
 def test_a_number_of_a_claim_is_a_whole_number_in_its_range(platform: Platform, field: str) -> None:
-    before = stored()
+    before = dump_database()
     wrong = [value for value in (*WRONG_NUMBERS, 0) if not (field == "priority" and value in (-1, 0))]
     for value in wrong:
         answer = platform.cast.max.post("claims/", {**CLAIM, field: value})
         assert field in refused(answer, 400, "invalid-fields").body["errors"], value
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("field", ["core_request", "core_limit", "memory_mib"])
 def test_a_number_of_a_resize_is_a_whole_number_in_its_range(platform: Platform, field: str) -> None:
-    before = stored()
+    before = dump_database()
     for value in [*WRONG_NUMBERS, 0, None]:
         answer = platform.cast.max.patch(f"claims/{platform.claim.uid}/", {field: value})
         assert field in refused(answer, 400, "invalid-fields").body["errors"], value
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("value", [value for value in WRONG_NUMBERS if value != 2**63])
 def test_a_quotas_amount_is_a_whole_number_or_null(platform: Platform, value: Any) -> None:
-    before = stored()
+    before = dump_database()
     answer = platform.cast.olga.post("quotas/", {"tenant": "acme", "resource": "vgpus", "hard": value})
     assert "hard" in refused(answer, 400, "invalid-fields").body["errors"]
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ def test_a_quotas_amount_is_a_whole_number_or_null(platform: Platform, value: An
 def test_a_field_of_a_claim_that_is_wrong_or_not_built_yet_is_refused(
     platform: Platform, field: str, value: Any
 ) -> None:
-    before = stored()
+    before = dump_database()
     answer = platform.cast.max.post("claims/", {**CLAIM, field: value})
     assert field in refused(answer, 400, "invalid-fields").body["errors"]
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ def test_a_field_of_a_claim_that_is_wrong_or_not_built_yet_is_refused(
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_by_field(platform: Platform, path: str, field: str, values: list[Any]) -> None:
-    before = stored()
+    before = dump_database()
     pattern = path.replace("acme", "<slug:slug>")
     good = next(route.body("POST") for route in ROUTES if route.pattern == pattern)
     for value in values:
         answer = platform.cast.olga.post(path, {**good, field: value})
         assert field in refused(answer, 400, "invalid-fields").body["errors"], value
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("route", LISTS, ids=name_of)
@@ -260,21 +260,21 @@ TAGGED = [
 
 @pytest.mark.parametrize("tags", ["7", "x", '"7', '"x"', 'W/"1"', '"99999999999999999999"', ""])
 def test_an_entity_tag_that_does_not_match_changes_nothing(platform: Platform, tags: str) -> None:
-    before = stored()
+    before = dump_database()
     for route, method in TAGGED:
         found = next(item for item in ROUTES if item.pattern == route)
         answer = platform.cast.olga.call(method, platform.path(found), found.body(method), If_Match=tags)
         refused(answer, 412, "stale-version")
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 def test_a_quota_is_changed_only_by_who_says_which_version(platform: Platform, method: str) -> None:
     path = platform.paths["quotas/<int:pk>/"]
-    before = stored()
+    before = dump_database()
     body = {"hard": 5} if method == "PATCH" else {}
     refused(platform.cast.olga.call(method, path, body), 428, "version-required")
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_the_tag_that_was_read_lets_one_change_through(platform: Platform) -> None:
@@ -288,7 +288,7 @@ def test_the_tag_that_was_read_lets_one_change_through(platform: Platform) -> No
 
 
 def only_operators() -> list[tuple[Route, str]]:
-    """What docs/roles.md, which is held to what routes answer, says is refused to everybody of a tenant."""
+    """Return the operations that docs/roles.md (tested against the routes) refuses to all members of a tenant."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ROLES_PAGE.read_text().splitlines()]
     refused = {(row[0], row[1].strip("`")) for row in rows if len(row) == 9 and set(row[3:7]) == {"403"}}
     return [(route, method) for route, method in WRITES if (method, route.pattern) in refused]
@@ -299,12 +299,12 @@ ONLY_OPERATORS = [item for item in only_operators() if item[0].pattern not in WI
 
 @pytest.mark.parametrize(("route", "method"), ONLY_OPERATORS, ids=name_of)
 def test_who_may_not_is_told_so_before_what_was_sent_is_read(platform: Platform, route: Route, method: str) -> None:
-    """Else anybody learns from the answers what an operator may send, and reaches the code that reads it."""
-    before = stored()
+    """Otherwise the answers would reveal what an operator may send, and the body would reach the parser."""
+    before = dump_database()
     for body in ({"nonsense": 1}, {**route.body(method), "labels": {"zone": "a"}, "name": 7}, {}):
         for asker in (platform.cast.anna, platform.cast.vera, platform.cast.gus):
             refused(asker.call(method, platform.path(route), body), 403, "role-missing")
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_new_node_takes_labels(platform: Platform) -> None:

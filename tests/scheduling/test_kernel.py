@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc here
 
 
 def walk(library: Path, steps: int, sources: Path = SOURCES) -> subprocess.CompletedProcess[str]:
-    """All policies, with the sanitizers in the kernel alone: Python itself is not built with them."""
+    """Run all policies, with the sanitizers in the kernel alone: Python itself is not built with them."""
     asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     environment = os.environ | {"LD_PRELOAD": asan.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
     command = [sys.executable, "-c", WALKS, str(library), str(steps), str(sources)]

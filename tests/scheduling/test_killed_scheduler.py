@@ -30,13 +30,13 @@ def beat() -> None:
     Node.objects.update(last_seen_at=timezone.now())
 
 
-def settled() -> bool:
+def is_settled() -> bool:
     beat()
     return not Claim.objects.filter(state="pending").exists()
 
 
 def live_and_kill(cast: Cast, *, kills: int, seed: int) -> None:
-    """Claims come and go; every so often one of two schedulers is killed and another started."""
+    """Create and release claims; now and then kill one of two schedulers and start another."""
     dice = random.Random(seed)  # noqa: S311 - what happens must be repeatable
     give_plenty(cast.acme)
     machines = [Machine(f"gpu{number}", cast.pool, gpus=8) for number in range(3)]
@@ -57,7 +57,7 @@ def live_and_kill(cast: Cast, *, kills: int, seed: int) -> None:
                 release_claim(principal=SYSTEM, claim=claim)
             for machine in machines:
                 machine.obey()
-            assert eventually(settled, seconds=PATIENCE_SECONDS)
+            assert eventually(is_settled, seconds=PATIENCE_SECONDS)
 
 
 def assert_nothing_lost_or_doubled() -> None:

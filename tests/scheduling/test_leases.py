@@ -1,4 +1,4 @@
-"""Leases: who renews keeps its claim, who was killed gives it back."""
+"""Leases: a renewed lease keeps its claim, and the lease of a killed client releases it."""
 
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ def state_of(claim: Claim) -> str:
 
 
 def age(claim: Claim, *, seconds: int) -> None:
-    """Its lease was renewed so much longer ago."""
+    """Move the last renewal so much into the past."""
     claim.refresh_from_db()
     assert claim.lease_until is not None
     Claim.objects.filter(pk=claim.pk).update(lease_until=claim.lease_until - timedelta(seconds=seconds))

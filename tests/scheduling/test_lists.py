@@ -1,4 +1,4 @@
-"""Lists: every row once, in order, at a price that does not grow with their number; and the document that says so."""
+"""Lists: every row once, in order, at a cost that does not grow with their number; and their OpenAPI document."""
 
 from datetime import date
 from decimal import Decimal
@@ -47,7 +47,7 @@ def test_a_filter_holds_on_every_page(cast: Cast) -> None:
 
 
 def grow(cast: Cast, number: int) -> None:
-    """One more of everything that can be listed."""
+    """Create one more of every object that can be listed."""
     tenant = tenants.create_tenant(principal=SYSTEM, slug=f"t{number}", name="T")
     tenants.create_pool(principal=SYSTEM, name=f"p{number}")
     quota = quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=None, resource="vgpus", hard=1)
@@ -77,7 +77,7 @@ def test_a_list_asks_the_database_as_often_for_many_rows_as_for_few(platform: Pl
     for number in range(3):
         grow(platform.cast, number)
     many, more = count()
-    # A queue is worked out of the whole pool, with what is reserved in it and what is used there without a claim.
+    # A queue is computed from the whole pool, with its reservations and its use without a claim.
     most = 14 if name_of(route).endswith("/queue/") else 8
     assert many == few <= most, f"{few} queries for {rows} rows, {many} for {more}"
 
@@ -89,7 +89,7 @@ def document() -> dict[str, Any]:
 
 
 def as_json_schema(node: Any) -> Any:
-    """OpenAPI 3.0 says `nullable` where JSON Schema says a type more."""
+    """Convert the schema: OpenAPI 3.0 says `nullable`, JSON Schema has an additional type."""
     if isinstance(node, list):
         return [as_json_schema(item) for item in node]
     if not isinstance(node, dict):
@@ -105,7 +105,7 @@ def test_the_document_that_is_served_is_the_one_that_is_committed(platform: Plat
 
 
 def test_the_document_is_made_once(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a stranger adds to the request: making it takes a third of a second."""
+    """Extra parameters do not make a new one: generating it takes a third of a second."""
     nobody = platform.cast.nobody
     first = nobody.call("GET", "/api/v1/openapi.yaml")
     monkeypatch.setattr(SchemaGenerator, "get_schema", lambda *_, **__: pytest.fail("made again"))
@@ -116,7 +116,7 @@ def test_the_document_is_made_once(platform: Platform, monkeypatch: pytest.Monke
 
 def test_every_route_is_in_the_document(document: dict[str, Any]) -> None:
     for route in ROUTES:
-        operations = document["paths"][documented(document, route)]
+        operations = document["paths"][documented_path(document, route)]
         assert {method.upper() for method in operations} == set(route.methods)
 
 
@@ -126,7 +126,7 @@ def test_an_answer_is_as_documented(platform: Platform, document: dict[str, Any]
     check(platform.cast.olga, document, "GET", platform.path(route) + query, route)
 
 
-# A one-time token, a token of a pod and an API server are wanted: tests of their own have them.
+# These need a one-time token, a pod's token or an API server, and have tests of their own.
 ASKED_ELSEWHERE = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"}
 
 
@@ -147,7 +147,7 @@ def test_a_problem_is_as_documented(platform: Platform, document: dict[str, Any]
 def check(who: Api, document: dict[str, Any], method: str, path: str, route: Route) -> None:
     answer = who.call(method, path, route.body(method), If_Match="*")
     assert answer.status < 300, answer.body
-    said = document["paths"][documented(document, route)][method.lower()]["responses"][str(answer.status)]
+    said = document["paths"][documented_path(document, route)][method.lower()]["responses"][str(answer.status)]
     kind = answer.headers["Content-Type"].partition(";")[0]
     validator(document, said["content"][kind]["schema"]).validate(answer.body)
 
@@ -157,8 +157,8 @@ def validator(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Va
     return Draft202012Validator(whole)
 
 
-def documented(document: dict[str, Any], route: Route) -> str:
-    """The route as the document writes it."""
+def documented_path(document: dict[str, Any], route: Route) -> str:
+    """Return the route as the document writes it."""
     parts = ("/api/v1/" + route.pattern).split("/")
     for path in document["paths"]:
         theirs = path.split("/")

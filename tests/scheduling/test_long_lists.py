@@ -1,4 +1,4 @@
-"""Lists over a long history: how many of its rows the database reads for one page of fifty."""
+"""Lists over a long history: the rows that the database reads for one page of fifty."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from tests.cast import Api, Cast, Machine, ask, give_plenty, placed
 from tests.history import add_history
 
-# What grows without end.
+# Tables that grow without end.
 GROWING = {"scheduling_claim", "scheduling_assignment", "quotas_auditevent", "quotas_ledgerentry"}
 LISTS = [
     "claims/", "claims/?tenant=acme", "claims/?pool=default", "claims/?state=queued",
@@ -20,7 +20,7 @@ LISTS = [
     "assignments/?updated_since={hour}", "audit/", "audit/?tenant=acme", "audit/?actor=user:nobody",
     "audit/?object_id={claim}&object_type=claim", "quotas/",
 ]  # fmt: skip
-# Fifty claims, the one that tells whether there are more, and their assignments; twice that for what is passed over.
+# Fifty claims, one more that tells whether there are others, and their assignments; twice that for skipped rows.
 MOST_ROWS = 220
 MOST_QUERIES = 6
 
@@ -41,7 +41,7 @@ def test_a_page_of_fifty_reads_little_of_a_long_history(cast: Cast, count: int) 
 
 
 def test_a_filter_without_an_index_would_be_seen(cast: Cast) -> None:
-    """The control: of these claims none has the name, and nothing leads to that but reading them."""
+    """The control: none of these claims has the name, and only a scan can tell."""
     give_plenty(cast.acme)
     _, assignment = placed(cast, Machine("gpu1", cast.pool))
     add_history(assignment, count=500, tenants=[cast.acme])
@@ -51,7 +51,7 @@ def test_a_filter_without_an_index_would_be_seen(cast: Cast) -> None:
 
 
 def rows_read(who: Api, path: str) -> int:
-    """How many rows of what grows the database looked at for this answer."""
+    """Return how many rows of growing tables the database read for this answer."""
     with CaptureQueriesContext(connection) as asked:
         answer = who.get(path)
     assert answer.status == 200, answer.body

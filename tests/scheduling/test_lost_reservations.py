@@ -1,4 +1,4 @@
-"""Reservations on machines that are lost or given up, or not measured, and one whose turn fails among others."""
+"""Reservations on machines that are lost, removed or not measured, and one that fails among others."""
 
 import logging
 from datetime import timedelta

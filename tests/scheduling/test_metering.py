@@ -1,4 +1,4 @@
-"""The arithmetic of what was held and what it costs: against a count tick by tick, and against itself, cut anywhere."""
+"""Metering of held resources and costs: compared with a count tick by tick, and with itself, split at any point."""
 
 from bisect import bisect_right
 
@@ -14,7 +14,7 @@ ticks = st.integers(0, LAST)
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> list[Entry]:
-    """Entries of one claim: no quota ever bears less than nothing."""
+    """Generate entries of one claim: no quota's level is ever negative."""
     entries: list[Entry] = []
     borne: dict[int | None, int] = {}
     for at in sorted(draw(st.lists(ticks, max_size=8))):
@@ -43,7 +43,7 @@ def tariffs(draw: st.DrawFn) -> Tariff:
 
 
 def level(entries: list[Entry], tick: int) -> int:
-    """The slow way: what each quota bears at a tick, and the most of it."""
+    """Return each quota's level at a tick by brute force, and the largest of them."""
     borne: dict[int | None, int] = {}
     for entry in entries:
         if entry.at_us <= tick:

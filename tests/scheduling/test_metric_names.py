@@ -20,9 +20,8 @@ from apps.scheduling.models.claim import Idle
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, Cast, Machine, ask, give_plenty, placed
-from tests.measurements import tell
 from tests.scheduling.scrapes import scrape
-from tests.scheduling.test_metrics import used
+from tests.scheduling.test_metrics import store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 NAME = re.compile(r"`((?:gpucloud|container|DCGM)_\w+)`")
@@ -60,7 +59,7 @@ def build_scene(cast: Cast, machine: Machine, settings: Any) -> None:
     outbox.tell("claim.active", tenant=cast.acme)
     ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
     run_round(cast.pool)
-    tell(machine.node, used(machine, assignment))
+    store(machine, assignment)
     Pool.objects.update(idle_rule="report", idle_seconds=60)
     Claim.objects.filter(pk=assignment.claim_id).update(idle_since=timezone.now(), idle_reason=Idle.IDLE)
     behind = Machine("gpu2", cast.pool).node

@@ -1,4 +1,4 @@
-"""`/metrics` and `/metric`: who may read them, what they say, and what a scrape costs."""
+"""`/metrics` and `/metric`: access, contents, and the cost of a scrape."""
 
 import math
 import time
@@ -24,14 +24,14 @@ from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
 from tests.measurements import tell
-from tests.receiver import receiving
+from tests.receiver import receive
 from tests.scheduling import monitored
 from tests.scheduling.scrapes import scrape
 
 
 @pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    """From zero, whatever the tests before have counted."""
+def reset_counters() -> None:
+    """Reset the counters to zero."""
     counters.write()
     counters._redis().delete(counters._key())
 
@@ -42,8 +42,8 @@ def machine(cast: Cast) -> Machine:
     return Machine("gpu1", cast.pool)
 
 
-def used(machine: Machine, *assignments: Assignment, core_percent: float = 40.0, **more: Any) -> wire.Usage:
-    """One second of the node: each assignment did so much, and each GPU."""
+def store_use(machine: Machine, *assignments: Assignment, core_percent: float = 40.0, **more: Any) -> wire.Usage:
+    """Store one second of the node: each assignment and each GPU has this use."""
     facts: dict[str, Any] = {
         "core_limit_percent": 60,
         "throttled_percent": 25.0,
@@ -75,7 +75,7 @@ def used(machine: Machine, *assignments: Assignment, core_percent: float = 40.0,
 
 
 def store(machine: Machine, *assignments: Assignment, **facts: Any) -> None:
-    tell(machine.node, used(machine, *assignments, **facts))
+    tell(machine.node, store_use(machine, *assignments, **facts))
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metric"])
@@ -150,7 +150,7 @@ def test_what_was_not_heard_lately_is_not_told(cast: Cast, machine: Machine) -> 
     told = scrape(cast.olga)
     assert told.series("container_gpu_utilization") == {}
     assert told.series("DCGM_FI_DEV_GPU_UTIL") == {}
-    # What it asked for needs no measuring.
+    # Requested amounts need no measuring.
     assert [dict(labels)["pod_name"] for labels in told.series("container_request_gpu_memory")] == [str(claim.uid)]
 
 
@@ -187,7 +187,7 @@ def test_rounds_decisions_refusals_frames_and_latencies_are_counted(
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         claim, assignment = placed(cast, machine)
-    tell(machine.node, used(machine, assignment))
+    tell(machine.node, store_use(machine, assignment))
     told = scrape(cast.olga)
     assert told.value("gpucloud_rounds_total", pool="default") == 1
     assert told.value("gpucloud_round_seconds_count", pool="default") == 1
@@ -212,7 +212,7 @@ def test_a_request_is_counted_by_its_route_never_by_its_path(cast: Cast) -> None
 def test_what_webhooks_were_not_told_and_what_came_of_each_attempt(cast: Cast, settings: Any) -> None:
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.0/8")]
     assert scrape(cast.olga).value("gpucloud_webhook_oldest_seconds") == 0
-    with receiving() as receiver:
+    with receive() as receiver:
         for url in (receiver.url, "http://127.0.0.1:9/nobody"):
             hooks.create(principal=SYSTEM, tenant=cast.acme, url=url, events=["claim.active"])
         outbox.tell("claim.active", tenant=cast.acme)
@@ -224,7 +224,7 @@ def test_what_webhooks_were_not_told_and_what_came_of_each_attempt(cast: Cast, s
     assert 7200 <= told.value("gpucloud_webhook_oldest_seconds") < 7300
     assert told.value("gpucloud_webhook_attempts_total", outcome="delivered") == 1
     assert told.value("gpucloud_webhook_attempts_total", outcome="retried") == 1
-    # Nobody is late for one that is disabled.
+    # A disabled one has no lag.
     Webhook.objects.update(enabled=False)
     assert scrape(cast.olga).value("gpucloud_webhook_messages_pending") == 0
     WebhookDelivery.objects.filter(state="pending").update(attempts=len(sending.WAITS), next_attempt_at=timezone.now())
@@ -276,13 +276,13 @@ def test_every_name_in_dashboards_rules_and_alerts_is_in_a_scrape(
         _, assignment = placed(cast, machine)
         ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
         run_round(cast.pool)
-    tell(machine.node, used(machine, assignment))
+    tell(machine.node, store_use(machine, assignment))
     cast.olga.get("claims/")
-    # What happens seldom has no series before.
+    # Rare events have no series before the first.
     counters.POOLS_SET_ASIDE.add("default")
     counters.WEBHOOK_ATTEMPTS.add("failed")
-    of_agents = {name for name in monitored.asked() if name.startswith("gpucloud_agent_")}
-    assert monitored.asked() - of_agents - scrape(cast.olga).names() == set()
+    of_agents = {name for name in monitored.used_names() if name.startswith("gpucloud_agent_")}
+    assert monitored.used_names() - of_agents - scrape(cast.olga).names() == set()
     facts = agents.Facts("n", "n", (), None, wire.Observed(frame=0, assignments=[]), None, True, 0, True, 0, 0, {})
     assert of_agents <= {sample.name for family in agents._own(facts) for sample in family.samples}
-    assert len(monitored.asked()) > 25
+    assert len(monitored.used_names()) > 25

@@ -1,4 +1,4 @@
-"""What a model costs those who could do with another, and nodes whose CPU and GPUs run out together."""
+"""Prices of models for requests that fit others too, and nodes whose CPU and GPUs run out together."""
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.placement.fragmentation import Left
@@ -23,13 +23,13 @@ def test_what_few_machines_could_carry_insists_on_them() -> None:
     prices = model_prices(((kind(gpus=8, cpu_milli=80_000), 1), (kind(), 8)), IDLE, MACHINES)
     assert prices["A10"] == 0
     assert prices["H100"] > 0
-    # What is not known of a machine does not keep anything off it.
+    # Unknown facts of a machine exclude nothing.
     assert prices["L4"] > 0
 
 
 def test_demand_for_several_models_goes_to_those_that_are_asked_for_less() -> None:
     prices = model_prices(((kind("A10"), 2), (kind("A10", "H100"), 2), (kind(), 4)), IDLE, MACHINES)
-    assert abs(prices["A10"] - prices["H100"]) < 150  # shared by what is idle they would be 1500 and 500
+    assert abs(prices["A10"] - prices["H100"]) < 150  # shared by idle capacity they would be 1500 and 500
 
 
 def test_what_can_be_carried_anywhere_or_nowhere_makes_nothing_dear() -> None:

@@ -1,4 +1,4 @@
-"""What a scheduler keeps in memory is what the database says, and what it remembers of refusals is never in the way."""
+"""The scheduler's in-memory snapshot equals the database, and remembered refusals never block a claim."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,8 +75,8 @@ def test_the_increments_equal_a_fresh_read_after_a_long_life(real_cast: Cast, ke
 
 
 @contextmanager
-def nobody_tells() -> Iterator[None]:
-    """Triggers are off for this session."""
+def disable_notices() -> Iterator[None]:
+    """Turn triggers off for this session."""
     with connection.cursor() as cursor:
         cursor.execute("SET session_replication_role = replica")
         yield
@@ -88,7 +88,7 @@ def test_control_without_notices_the_picture_is_soon_another_and_a_comparison_he
 ) -> None:
     machine = Machine("gpu1", real_cast.pool)
     kept.hear()
-    with nobody_tells():
+    with disable_notices():
         ask(real_cast)
         change_node(principal=SYSTEM, node=machine.node, cordoned=True)
     kept.hear()
@@ -101,7 +101,7 @@ def test_control_without_notices_the_picture_is_soon_another_and_a_comparison_he
 def test_silence_of_a_node_is_noticed_without_a_notice(real_cast: Cast, kept: Kept) -> None:
     machine = Machine("gpu1", real_cast.pool)
     kept.hear()
-    with nobody_tells():
+    with disable_notices():
         lose(machine)
     assert kept.picture.listen_for_silence() == 4
     assert kept.picture.listen_for_silence() == 0
@@ -121,7 +121,7 @@ def test_heartbeats_send_no_notice_and_a_return_does(real_cast: Cast, kept: Kept
 
 
 def waiting_for_quota(cast: Cast, kept: Kept) -> tuple[Claim, Any]:
-    """A claim that was refused by its tenant's quota, and remembered so."""
+    """Create a claim that was refused by its tenant's quota; the refusal is remembered."""
     quota = give(cast.globex, core_percent=10, memory_mib=None)["core_percent"]
     Machine("gpu1", cast.pool)
     claim = ask(cast, tenant=cast.globex, core_request=40, when_over_quota="wait")
@@ -249,7 +249,7 @@ def test_what_is_heard_when_rounds_are_about_to_end_is_asked(
 
 
 def command_that_always_hears(cast: Cast, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> tuple[scheduler.Command, Any]:
-    """A claim comes before each look at the notices; `heard` are the looks."""
+    """Create a claim before each check of the notices; `heard` are the checks."""
     Machine("gpu1", cast.pool)
     kept.hear()
     command, heard = scheduler.Command(), list[Claim]()
@@ -272,7 +272,7 @@ def test_notices_that_never_cease_do_not_keep_a_scheduler_from_the_rest_of_its_w
     monkeypatch.setattr(scheduler, "LEAD_SECONDS", 0)
     command._rounds(command.pictures, in_full=False)
     assert command.unfinished
-    command._lead()  # which begins rounds of nothing
+    command._lead()  # which starts cycles without work
     assert command.unfinished
     command._rounds(command.pictures, in_full=False)
     assert state_of(heard[0]) == "assigned"
@@ -327,7 +327,7 @@ def test_a_commit_that_loses_a_race_reads_again_what_it_touched_and_goes_on(real
     kept.picture.waiting[rival.pk].claim.priority = 9
     for _ in rounds(stale, fence=kept.session.fence):
         pass
-    kept.rounds()  # its picture is from before the other's placements
+    kept.rounds()  # its snapshot is from before the other's placements
     kept.hear()
     assert in_memory(kept.picture) == in_database(real_cast.pool)
     assert machine.gpu(0).core_used <= 100 >= machine.gpu(1).core_used

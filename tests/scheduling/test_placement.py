@@ -1,4 +1,4 @@
-"""The core's decision, against an oracle that tries everything."""
+"""The core's decision, compared with an oracle that tries everything."""
 
 import itertools
 from dataclasses import replace
@@ -23,7 +23,7 @@ def gpus(draw: st.DrawFn, number: int) -> GpuState:
     return GpuState(
         uuid=f"gpu-{number}",
         node=draw(st.sampled_from("abc")),
-        # Not unique: a device that was replaced has the index of the old one.
+        # Not unique: a replaced device has the index of the old one.
         index=draw(st.integers(0, 3)),
         model=draw(st.sampled_from(MODELS)),
         memory_mib=6,
@@ -57,7 +57,7 @@ def carries(one: GpuState, request: Request) -> bool:
 
 
 def every_way(fleet: list[GpuState], request: Request) -> list[tuple[GpuState, ...]]:
-    """All sets of GPUs of one node that carry the request."""
+    """Return all sets of GPUs of one node that can carry the request."""
     sets = itertools.combinations(fleet, request.gpu_count)
     return [ways for ways in sets if len({one.node for one in ways}) == 1 and all(carries(o, request) for o in ways)]
 

@@ -1,4 +1,4 @@
-"""Whatever the policy: no GPU is over its core or memory, no label is violated, and nothing is refused that fits."""
+"""For each policy: no GPU exceeds its core or memory, no label is violated, and no request that fits is refused."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""For whom nobody goes: who may not hold it anyway, and over whom reclaim itself fails."""
+"""Plans that preempt nobody: claims that may not use the capacity anyway, and failures of reclaim itself."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a node's agent is told of the containers that claims are for."""
+"""Container messages to a node's agent for its claims."""
 
 import msgspec
 import pytest

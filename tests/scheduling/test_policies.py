@@ -1,4 +1,4 @@
-"""What each placement policy is chosen for."""
+"""Choices of each placement policy."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -17,11 +17,11 @@ def gpu(node: str, index: int, core: int = 100, memory: int = 24) -> GpuState:
 
 
 def links(node: str, *groups: tuple[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """All pairs within each group are linked by its word."""
+    """Return links between all pairs within each group, of its type."""
     return tuple((f"{node}{a}", f"{node}{b}", word) for members, word in groups for a, b in combinations(members, 2))
 
 
-def chosen(fleet: Fleet, request: Request) -> tuple[str, ...]:
+def choose(fleet: Fleet, request: Request) -> tuple[str, ...]:
     answer = fleet.place(request)
     assert isinstance(answer, Placed), answer
     return answer.gpus
@@ -31,59 +31,59 @@ def chosen(fleet: Fleet, request: Request) -> tuple[str, ...]:
 def test_several_gpus_are_as_near_as_can_be(policy: str) -> None:
     node = NodeState("a", links=links("a", ("01", "pcie"), ("23", "nvlink"), ("4567", "numa")))
     fleet = Fleet([gpu("a", index) for index in range(8)], [node], policy=policy)
-    assert chosen(fleet, replace(WHOLE_GPU, gpu_count=2)) == ("a2", "a3")
-    assert chosen(fleet, replace(WHOLE_GPU, gpu_count=4)) == ("a4", "a5", "a6", "a7")
+    assert choose(fleet, replace(WHOLE_GPU, gpu_count=2)) == ("a2", "a3")
+    assert choose(fleet, replace(WHOLE_GPU, gpu_count=4)) == ("a4", "a5", "a6", "a7")
 
 
 @pytest.mark.parametrize("policy", ["topology", "gpucloud"])
 def test_one_whole_gpu_is_taken_where_the_fewest_links_are_broken(policy: str) -> None:
     node = NodeState("a", links=links("a", ("012", "nvlink"), ("34", "nvlink")))
     fleet = Fleet([gpu("a", index) for index in range(6)], [node], policy=policy)
-    assert chosen(fleet, WHOLE_GPU) == ("a5",)
+    assert choose(fleet, WHOLE_GPU) == ("a5",)
     fleet.take(("a5",), WHOLE_GPU)
-    assert chosen(fleet, WHOLE_GPU) == ("a3",)
+    assert choose(fleet, WHOLE_GPU) == ("a3",)
 
 
 def test_a_part_of_a_gpu_goes_to_the_fullest_also_by_topology() -> None:
     fleet = Fleet([gpu("a", 0), gpu("b", 0, core=40)], policy="topology")
-    assert chosen(fleet, Request(1, 30, 8)) == ("b0",)
+    assert choose(fleet, Request(1, 30, 8)) == ("b0",)
 
 
 def test_spread_takes_the_emptiest_gpu_of_the_emptiest_node() -> None:
     fleet = Fleet([gpu("a", 0), gpu("a", 1, core=50), gpu("b", 0), gpu("b", 1)], policy="spread")
-    assert chosen(fleet, Request(1, 30, 8)) == ("b0",)
+    assert choose(fleet, Request(1, 30, 8)) == ("b0",)
 
 
 def test_gpu_admission_fills_the_fullest_node_that_fits() -> None:
     # The fullest GPU that fits is b's; the node with the least left is a.
     fleet = Fleet([gpu("a", 0, core=60), gpu("b", 0, core=30), gpu("b", 1)], policy="gpu-admission")
-    assert chosen(fleet, Request(1, 30, 8)) == ("a0",)
-    assert chosen(fleet, Request(1, 100, 8)) == ("b1",)
+    assert choose(fleet, Request(1, 30, 8)) == ("a0",)
+    assert choose(fleet, Request(1, 100, 8)) == ("b1",)
 
 
 def test_random_draws_by_the_claims_own_id_and_the_same_again() -> None:
     fleet = Fleet([gpu(node, index) for node in "abcd" for index in range(4)], policy="random")
-    drawn = [chosen(fleet, Request(1, 10, 1, key=f"claim {number}")) for number in range(60)]
+    drawn = [choose(fleet, Request(1, 10, 1, key=f"claim {number}")) for number in range(60)]
     assert len(set(drawn)) > 10
-    assert drawn == [chosen(fleet, Request(1, 10, 1, key=f"claim {number}")) for number in range(60)]
+    assert drawn == [choose(fleet, Request(1, 10, 1, key=f"claim {number}")) for number in range(60)]
 
 
 @pytest.mark.parametrize("policy", ["fgd", "gpucloud"])
 def test_what_is_typically_asked_for_still_fits_afterwards(policy: str) -> None:
-    # Binpack would take the GPU with 60 left and leave 20 on it, of which nobody has a use here.
+    # Binpack would take the GPU with 60 left and leave 20 on it, which no request here can use.
     gpus, small = [gpu("a", 0, core=60), gpu("b", 0, core=80)], Request(1, 40, 1)
     typical = [(Request(1, 60, 1), 10), (Request(1, 40, 1), 50)]
-    assert chosen(Fleet(gpus, policy="binpack"), small) == ("a0",)
-    assert chosen(Fleet(gpus, policy=policy, mix=typical), small) == ("b0",)
+    assert choose(Fleet(gpus, policy="binpack"), small) == ("a0",)
+    assert choose(Fleet(gpus, policy=policy, mix=typical), small) == ("b0",)
 
 
 def test_the_mix_is_learned_from_what_arrives() -> None:
     gpus, small = [gpu("a", 0, core=60), gpu("b", 0, core=80)], Request(1, 40, 1)
     fleet = Fleet(gpus, policy="fgd", mix=[(Request(1, 20, 1), 60)])
-    before = chosen(fleet, small)
+    before = choose(fleet, small)
     for number in range(600):
         fleet.learn(Request(1, 60 if number % 6 == 0 else 40, 1))
-    assert (before, chosen(fleet, small)) == (("a0",), ("b0",))
+    assert (before, choose(fleet, small)) == (("a0",), ("b0",))
 
 
 def test_the_mix_forgets_what_no_longer_arrives_and_stays_small() -> None:

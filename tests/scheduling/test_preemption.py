@@ -1,4 +1,4 @@
-"""Claims of who borrows go back to the queue when who lent needs its own, after a notice, and nobody else's do."""
+"""Preemption: borrowers' claims return to the queue after a notice when a lender needs its quota, and no others do."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,12 +24,12 @@ from apps.scheduling.services.reclaiming import preemption
 from apps.scheduling.services.reclaiming.reclaim import asking, plans
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, placed, used
 from tests.racing import race
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 
 @dataclass
 class Lab:
-    """Acme lends all it has to globex, which borrows it: four GPUs, two for each by right."""
+    """A lab in which acme lends all it has to globex: four GPUs, two for each by quota."""
 
     cast: Cast
     machine: Machine
@@ -42,17 +42,17 @@ class Lab:
         return claim
 
     def round(self) -> None:
-        """A round, of a node that is there."""
+        """Run a round, with live nodes."""
         Node.objects.update(last_seen_at=timezone.now())
         run_round(self.cast.pool)
 
     def states(self) -> str:
-        """Of the borrowed claims, the initials."""
+        """Return the initials of the borrowed claims' states."""
         rows = Claim.objects.filter(pk__in=[claim.pk for claim in self.borrowed]).order_by("pk")
         return " ".join(f"{claim.state}{'!' * (claim.preempt_at is not None)}" for claim in rows)
 
     def grace_is_over(self) -> None:
-        # On a busy machine so many turns take longer than a node may be silent.
+        # On a busy machine so many cycles take longer than a node may be silent.
         Node.objects.update(last_seen_at=timezone.now())
         Claim.objects.filter(preempt_at__isnull=False).update(preempt_at=timezone.now())
 
@@ -103,7 +103,7 @@ def test_who_lent_gets_it_back_after_the_grace_and_who_borrowed_waits_again(lab:
     lab.grace_is_over()
     preemption.drive()
     assert lab.states() == "active active active releasing!"
-    assert used(lab.cast.globex)["core_percent"] == 400  # nothing is given back before the agent has confirmed
+    assert used(lab.cast.globex)["core_percent"] == 400  # nothing is released before the agent has confirmed
     lab.machine.obey()
     assert lab.states() == "active active active queued"
     assert used(lab.cast.globex)["core_percent"] == 300
@@ -197,7 +197,7 @@ def test_victims_are_spared_when_the_need_has_gone(lab: Lab, why: str) -> None:
 
 
 def test_nobody_else_takes_the_room_that_is_made(lab: Lab) -> None:
-    """Neither who borrows again, nor a claim of who is charged already and waits for GPUs only."""
+    """Neither another borrower, nor a charged claim that waits for GPUs only."""
     claim = lab.wants()
     preemption.drive()
     lab.grace_is_over()
@@ -210,7 +210,7 @@ def test_nobody_else_takes_the_room_that_is_made(lab: Lab) -> None:
 
 
 def test_without_the_gate_who_borrows_takes_it_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the one above."""
+    """The control of the test above."""
     monkeypatch.setattr(preemption, "BORROWING_STOPS", timedelta(0))
     monkeypatch.setattr("apps.scheduling.services.fleet.reserved._nominated", lambda pool: {})
     claim = lab.wants()
@@ -238,7 +238,7 @@ def test_what_only_waits_and_is_charged_goes_first_and_at_once(lab: Lab) -> None
 
 
 def test_a_turn_that_is_cut_off_anywhere_is_made_good_by_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before each of its steps in turn."""
+    """Kill it before each of its steps in turn."""
     claim = lab.wants()
     steps = ("_nominate", "_tell", "_preempt", "_spare", "_forget", "_let_borrow")
 
@@ -274,7 +274,7 @@ def test_the_owner_of_a_claim_that_is_being_preempted_may_end_it(lab: Lab) -> No
 
 def test_a_dry_run_says_who_would_have_to_go(lab: Lab) -> None:
     body = {"tenant": "acme", "core_request": 100, "memory_mib": GIB, "when_over_quota": "wait", "name": "wants"}
-    before = stored()
+    before = dump_database()
     said = lab.cast.anna.post("claims/?dry_run=true", body).body["reclaims"]
     assert {
         "claims": 1,
@@ -288,7 +288,7 @@ def test_a_dry_run_says_who_would_have_to_go(lab: Lab) -> None:
     assert [(row["tenant"], row["uid"]) for row in seen] == [("globex", str(lab.borrowed[3].uid))]
     small = {**body, "core_request": 10, "tenant": "globex"}
     assert lab.cast.gus.post("claims/?dry_run=true", small).body["reclaims"] is None
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_claim_shows_when_it_is_preempted_to_its_own_and_to_nobody_else(lab: Lab) -> None:
@@ -322,7 +322,7 @@ def test_a_victim_that_its_owner_releases_meanwhile_is_released_once(real_lab: L
 
 
 def nobody_is_preempted_for_who_has_gone(lab: Lab) -> bool:
-    """The nominee is released between the decision and the act."""
+    """Release the nominee between the decision and the act."""
     claim = lab.wants()
     preemption.drive()
     lab.grace_is_over()
@@ -343,7 +343,7 @@ def test_nobody_goes_for_who_has_gone_meanwhile(real_lab: Lab) -> None:
 def test_somebody_would_without_a_look_at_the_nominee_under_its_lock(
     real_lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: who acts on what it decided on ends a claim for nobody."""
+    """The control: acting on the earlier decision preempts a claim for nothing."""
 
     def unlocked(*claims: Claim) -> dict[int, Claim]:
         return {claim.pk: claim for claim in claims}

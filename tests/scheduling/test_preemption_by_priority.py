@@ -1,4 +1,4 @@
-"""Where the pool says so, a claim makes room for itself by its own tenant's claims of lower priority."""
+"""Preemption by priority: if the pool allows it, a claim preempts its own tenant's claims of lower priority."""
 
 from datetime import timedelta
 from typing import Any
@@ -33,7 +33,7 @@ def wants(cast: Cast, priority: int, *, tenant: Tenant | None = None) -> Claim:
 
 
 def settle(cast: Cast, machine: Machine | None = None) -> None:
-    """A round, and where a machine is given: the grace is over, and its agent does what it is told."""
+    """Run a round; with a machine, end the grace, and let its agent obey."""
     Node.objects.update(last_seen_at=timezone.now())
     run_round(cast.pool)
     preemption.drive()

@@ -1,4 +1,4 @@
-"""Previews of changed quotas: what they say is what then happens, and asking changes nothing."""
+"""Previews of changed quotas: they predict the result, and change nothing."""
 
 import random
 from datetime import timedelta
@@ -18,7 +18,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, uids
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def machine(cast: Cast) -> Machine:
     return Machine("gpu1", cast.pool)
 
 
-def previewed(cast: Cast, quota: ResourceQuota, **values: Any) -> dict[str, Any]:
-    before = stored()
+def preview(cast: Cast, quota: ResourceQuota, **values: Any) -> dict[str, Any]:
+    before = dump_database()
     answer = cast.olga.patch(f"quotas/{quota.pk}/?dry_run=true", values, If_Match="*")
     assert answer.status == 200, answer.body
-    assert stored() == before
+    assert dump_database() == before
     body: dict[str, Any] = answer.body
     return body
 
@@ -48,7 +48,7 @@ def test_a_raised_quota_says_which_waiting_claims_could_start(cast: Cast, machin
     placed(cast, machine, core_request=30)
     waiting(cast, "small", core_request=20)
     waiting(cast, "large", core_request=90)
-    body = previewed(cast, quota, hard=60)
+    body = preview(cast, quota, hard=60)
     assert (body["dry_run"], body["quota"]["hard"], body["over"]) == (True, 60, [])
     assert names(body["runnable"]) == [("small", True)]
     assert names(body["pending"]) == [("large", False)]
@@ -60,11 +60,11 @@ def test_a_long_queue_costs_a_preview_no_more_queries_than_a_short_one(cast: Cas
     quota = give(cast.acme, core_percent=30, memory_mib=None)["core_percent"]
     waiting(cast, "first")
     with CaptureQueriesContext(connection) as short:
-        previewed(cast, quota, hard=60)
+        preview(cast, quota, hard=60)
     for _ in range(5):
         waiting(cast, "another")
     with CaptureQueriesContext(connection) as long:
-        previewed(cast, quota, hard=60)
+        preview(cast, quota, hard=60)
     assert len(long) <= len(short)
 
 
@@ -77,18 +77,18 @@ def test_a_lowered_quota_says_who_would_be_over_and_which_claims_could_no_longer
     small = waiting(cast, "small", core_request=30)
     assert [claim.charged_core_percent for claim in (large, small)] == [0, 30]
     machine.node.change(cordoned=True)
-    body = previewed(cast, quota, hard=40)
+    body = preview(cast, quota, hard=40)
     assert body["over"] == [
         {"tenant": "acme", "pool": None, "resource": "core_percent", "hard": 40, "used": 90, "borrowed": 50,
          "excess": 50},
     ]  # fmt: skip
-    # What is charged already stays charged, and waits for the GPU only.
+    # Claims that are charged already stay charged, and wait for the GPU only.
     assert [(row["name"], row["reasons"][0]["code"]) for row in body["pending"]] == [
         ("large", "node-unavailable"),
         ("small", "node-unavailable"),
     ]
     machine.node.change(cordoned=False)
-    assert names(previewed(cast, quota, hard=40)["runnable"]) == [("small", False)]
+    assert names(preview(cast, quota, hard=40)["runnable"]) == [("small", False)]
 
 
 def test_a_claim_that_could_start_now_and_not_after_is_told(cast: Cast, machine: Machine) -> None:
@@ -96,19 +96,19 @@ def test_a_claim_that_could_start_now_and_not_after_is_told(cast: Cast, machine:
     waiting(cast, "x", core_request=50)
     ResourceQuota.objects.filter(pk=quota.pk).update(hard=100)
     quota.refresh_from_db()
-    assert names(previewed(cast, quota, hard=100)["runnable"]) == [("x", False)]
-    assert names(previewed(cast, quota, hard=40)["pending"]) == [("x", True)]
+    assert names(preview(cast, quota, hard=100)["runnable"]) == [("x", False)]
+    assert names(preview(cast, quota, hard=40)["pending"]) == [("x", True)]
 
 
 def test_a_quota_that_would_be_made_counts_what_is_held(cast: Cast, machine: Machine) -> None:
     give_plenty(cast.acme)
     placed(cast, machine, core_request=30)
-    before = stored()
+    before = dump_database()
     body = {"tenant": "acme", "pool": "default", "resource": "core_percent", "hard": 10}
     answer = cast.olga.post("quotas/?dry_run=true", body)
     assert (answer.status, answer.body["quota"]["used"]) == (200, 30)
     assert [(row["pool"], row["excess"]) for row in answer.body["over"]] == [("default", 20)]
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_removed_quota_says_what_could_no_longer_start(cast: Cast, machine: Machine) -> None:
@@ -117,11 +117,11 @@ def test_a_removed_quota_says_what_could_no_longer_start(cast: Cast, machine: Ma
     waiting(cast, "next", core_request=20)
     assert cast.olga.delete(f"quotas/{quota.pk}/?dry_run=true", If_Match="*").code == "in-use"
     cast.max.delete(f"claims/{first.uid}/")
-    before = stored()
+    before = dump_database()
     answer = cast.olga.delete(f"quotas/{quota.pk}/?dry_run=true", If_Match="*")
     assert (answer.status, answer.body["quota"]) == (200, None)
     assert names(answer.body["pending"]) == [("next", True)]
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_a_preview_is_refused_as_the_act_would_be(cast: Cast) -> None:
@@ -140,7 +140,7 @@ def test_a_lender_that_is_lowered_shows_who_borrows(cast: Cast, machine: Machine
     give(cast.acme, core_percent=20, memory_mib=None)
     lender = give(cast.globex, core_percent=80, memory_mib=None)["core_percent"]
     placed(cast, machine, core_request=90)
-    body = previewed(cast, lender, hard=50)
+    body = preview(cast, lender, hard=50)
     assert [(row["tenant"], row["borrowed"], row["excess"]) for row in body["over"]] == [("acme", 70, 20)]
 
 
@@ -150,7 +150,7 @@ def test_a_raised_quota_of_another_in_the_cohort_lets_a_claim_start(cast: Cast, 
     give(cast.acme, core_percent=20, memory_mib=None)
     lender = give(cast.globex, core_percent=0, memory_mib=None)["core_percent"]
     waiting(cast, "x", core_request=50)
-    body = previewed(cast, lender, hard=30)
+    body = preview(cast, lender, hard=30)
     assert names(body["runnable"]) == [("x", True)]
     assert body["over"] == []
 
@@ -159,7 +159,7 @@ def test_a_spent_budget_keeps_claims_waiting_whatever_the_quota(cast: Cast, mach
     quota = give(cast.acme, core_percent=10, memory_mib=None)["core_percent"]
     waiting(cast, "x", core_request=50)
     create_budget(principal=SYSTEM, tenant=cast.acme, period="month", gpu_hours=0)  # type: ignore[arg-type]
-    body = previewed(cast, quota, hard=100)
+    body = preview(cast, quota, hard=100)
     assert [row["reasons"][0]["code"] for row in body["pending"]] == ["budget-exceeded"]
 
 
@@ -169,7 +169,7 @@ def test_a_members_own_limit_keeps_a_claim_waiting_whatever_the_quota(cast: Cast
     create_limit(principal=SYSTEM, tenant=cast.acme, user=user, resource="core_percent", hard=60)
     for name in ("first", "second"):
         waiting(cast, name, core_request=40, principal=cast.member)
-    body = previewed(cast, quota, hard=100)
+    body = preview(cast, quota, hard=100)
     assert names(body["runnable"]) == [("first", True)]
     assert [row["reasons"][0]["code"] for row in body["pending"]] == ["member-limit-exceeded"]
 
@@ -190,7 +190,7 @@ def test_what_a_preview_says_of_the_queue_is_what_a_round_does_after_the_change(
         facts = {"core_request": random_.randrange(1, 101), "memory_mib": random_.randrange(1, 16 * GIB)}
         waiting(cast, str(number), tenant=tenant, priority=random_.randrange(3), **facts)
     quota = random_.choice([row for row in rows if row.resource == "core_percent"])
-    body = previewed(cast, quota, hard=400)
+    body = preview(cast, quota, hard=400)
     assert body["runnable"]
     assert body["pending"]
     answer = cast.olga.patch(f"quotas/{quota.pk}/", {"hard": 400}, If_Match="*")
@@ -206,17 +206,17 @@ def test_a_group_starts_as_a_whole_or_not_at_all(cast: Cast, machine: Machine) -
     for name in ("one", "two"):
         waiting(cast, name, core_request=40, group="ring", group_size=2)
     waiting(cast, "alone", core_request=30)
-    body = previewed(cast, quota, hard=60)
+    body = preview(cast, quota, hard=60)
     assert names(body["runnable"]) == [("alone", True)]
     assert [row["reasons"][0]["code"] for row in body["pending"]] == ["quota-exceeded"] * 2
-    assert len(previewed(cast, quota, hard=110)["runnable"]) == 3
+    assert len(preview(cast, quota, hard=110)["runnable"]) == 3
 
 
 def test_a_claim_whose_time_has_not_come_starts_by_no_quota(cast: Cast, machine: Machine) -> None:
     quota = give(cast.acme, core_percent=1, memory_mib=None)["core_percent"]
     waiting(cast, "later", start_at=timezone.now() + timedelta(hours=1))
     waiting(cast, "half", group="ring", group_size=2)
-    body = previewed(cast, quota, hard=200)
+    body = preview(cast, quota, hard=200)
     assert body["runnable"] == []
     assert [row["reasons"][0]["code"] for row in body["pending"]] == ["not-before", "group-incomplete"]
 
@@ -231,6 +231,6 @@ def test_what_is_reserved_is_not_counted_on(cast: Cast) -> None:
     create_reservation(principal=SYSTEM, tenant=cast.globex, pool=cast.pool, **window, **asked)
     waiting(cast, "endless")
     waiting(cast, "short", time_limit_seconds=60)
-    body = previewed(cast, quota, hard=200)
+    body = preview(cast, quota, hard=200)
     assert names(body["runnable"]) == [("short", True)]
     assert names(body["pending"]) == [("endless", False)]

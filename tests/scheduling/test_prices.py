@@ -1,4 +1,4 @@
-"""The price book: who sets it, what it refuses, what it leaves behind."""
+"""The price book: permissions, refusals, and audit events."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the rebalancer proposes: whose yes it waits for, whose word comes before its own, and the bounds of a pool."""
+"""Proposals of the rebalancer: the approval that they need, the precedence of users, and the bounds of a pool."""
 
 from typing import Any
 
@@ -130,10 +130,10 @@ def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock)
 def test_a_run_that_fails_keeps_no_other_from_beginning(
     cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*what: Any) -> proposals.Found:
+    def fail(*what: Any) -> proposals.Found:
         raise ZeroDivisionError("as if by a mistake")
 
-    monkeypatch.setattr(proposals, "_plan", failing)
+    monkeypatch.setattr(proposals, "_plan", fail)
     with pytest.raises(ZeroDivisionError):
         run(cast)
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""What a waiting claim's document and the pool's queue say: place, estimate, what would fit instead."""
+"""The queue in a claim's document and in the pool's list: position, estimate, and a size that would fit."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,12 +20,12 @@ from tests.cast import GIB, Cast, Machine, ask, everything, give, give_plenty, p
 
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
-    """One GPU of 24 GiB, and no quota in the way."""
+    """Create one GPU of 24 GiB, and no limiting quota."""
     give_plenty(cast.acme, cast.globex)
     return Machine("gpu1", cast.pool, gpus=1)
 
 
-def refused(cast: Cast, **asked: Any) -> Claim:
+def refusals(cast: Cast, **asked: Any) -> Claim:
     claim = ask(cast, **asked)
     run_round(cast.pool)
     claim.refresh_from_db()
@@ -47,8 +47,8 @@ def test_a_placed_claim_has_no_place_in_the_queue(cast: Cast, machine: Machine) 
 
 def test_places_are_counted_by_priority_and_by_who_has_least(cast: Cast, machine: Machine) -> None:
     placed(cast, machine, core_request=60)
-    mine, urgent = refused(cast, core_request=80), refused(cast, core_request=80, priority=1)
-    theirs = refused(cast, core_request=80, tenant=cast.globex)
+    mine, urgent = refusals(cast, core_request=80), refusals(cast, core_request=80, priority=1)
+    theirs = refusals(cast, core_request=80, tenant=cast.globex)
     rows = list(everything(cast.olga, "/api/v1/pools/default/queue/?limit=2"))
     assert [(row["position"], row["claim"]) for row in rows] == list(enumerate(uids([urgent, theirs, mine]), start=1))
     assert [document(cast, claim)["queue_position"] for claim in (mine, urgent)] == [3, 1]
@@ -57,7 +57,7 @@ def test_places_are_counted_by_priority_and_by_who_has_least(cast: Cast, machine
 
 def test_a_member_sees_its_own_with_their_places_among_all(cast: Cast, machine: Machine) -> None:
     placed(cast, machine, core_request=60)
-    mine, _ = refused(cast, core_request=80), refused(cast, core_request=80, priority=1, tenant=cast.globex)
+    mine, _ = refusals(cast, core_request=80), refusals(cast, core_request=80, priority=1, tenant=cast.globex)
     rows = cast.vera.get("pools/default/queue/").body["results"]
     assert [(row["claim"], row["position"]) for row in rows] == [(str(mine.uid), 2)]
     assert cast.olga.get("pools/default/queue/?tenant=acme").body["results"] == rows
@@ -65,8 +65,8 @@ def test_a_member_sees_its_own_with_their_places_among_all(cast: Cast, machine: 
 
 def test_an_estimate_comes_from_the_time_limits_of_what_runs(cast: Cast, machine: Machine) -> None:
     runs, _ = placed(cast, machine, core_request=60, time_limit_seconds=600)
-    waits = refused(cast, core_request=80, time_limit_seconds=60)
-    behind = refused(cast, core_request=90)
+    waits = refusals(cast, core_request=80, time_limit_seconds=60)
+    behind = refusals(cast, core_request=90)
     assert runs.assigned_at is not None
     first, second = document(cast, waits), document(cast, behind)
     assert first["estimate"]["basis"] == second["estimate"]["basis"] == "time-limits"
@@ -87,7 +87,7 @@ def test_else_from_how_often_as_much_was_given_back_lately(cast: Cast, machine: 
         release_claim(principal=SYSTEM, claim=done)
         machine.obey()
     placed(cast, machine, core_request=60)
-    estimate = document(cast, refused(cast, core_request=80))["estimate"]
+    estimate = document(cast, refusals(cast, core_request=80))["estimate"]
     assert estimate["basis"] == "recent-rate"
     assert moment(estimate["at"]) == pytest.approx(timezone.now().timestamp() + 6 * 3600, abs=60)
     assert "In the last 24 hours 4 claims of at least its size ended" in estimate["detail"]
@@ -95,7 +95,7 @@ def test_else_from_how_often_as_much_was_given_back_lately(cast: Cast, machine: 
 
 def test_else_there_is_none_and_it_is_said_why(cast: Cast, machine: Machine) -> None:
     placed(cast, machine, core_request=60)
-    body = document(cast, refused(cast, core_request=80))
+    body = document(cast, refusals(cast, core_request=80))
     assert (body["estimated_start_at"], body["estimate"]["basis"]) == (None, "none")
     assert "too few to go by" in body["estimate"]["detail"]
 
@@ -103,7 +103,7 @@ def test_else_there_is_none_and_it_is_said_why(cast: Cast, machine: Machine) -> 
 def test_who_waits_for_quota_is_told_that_no_gpu_helps(cast: Cast) -> None:
     give(cast.acme, core_percent=10, memory_mib=None)
     Machine("gpu1", cast.pool)
-    body = document(cast, refused(cast, core_request=30, when_over_quota="wait"))
+    body = document(cast, refusals(cast, core_request=30, when_over_quota="wait"))
     assert body["estimate"]["detail"].startswith("It waits for room in its tenant's quota")
     assert body["suggestions"] == []
 
@@ -112,16 +112,16 @@ def test_the_nearest_changes_that_would_fit_are_told(cast: Cast, machine: Machin
     placed(cast, machine, core_request=60, memory_mib=4 * GIB)
     other = tenants.create_pool(principal=SYSTEM, name="other")
     Machine("gpu2", other, gpus=1)
-    body = document(cast, refused(cast, core_request=80, memory_mib=20 * GIB))
+    body = document(cast, refusals(cast, core_request=80, memory_mib=20 * GIB))
     assert [(item["name"], item["value"]) for item in body["suggestions"]] == [("core_request", 40), ("pool", "other")]
     assert body["suggestions"][0]["detail"] == "It would fit now with core_request 40 or less."
 
 
 def test_nothing_is_suggested_that_the_head_of_the_queue_needs(cast: Cast, machine: Machine) -> None:
     placed(cast, machine, core_request=60, memory_mib=4 * GIB, time_limit_seconds=600)
-    refused(cast, core_request=80, memory_mib=4 * GIB)
-    behind = document(cast, refused(cast, core_request=60, memory_mib=4 * GIB))
-    # Forty are free; twenty of them are the head's when the sixty come back.
+    refusals(cast, core_request=80, memory_mib=4 * GIB)
+    behind = document(cast, refusals(cast, core_request=60, memory_mib=4 * GIB))
+    # Forty are free; twenty of them are the head's when the sixty are released.
     assert [(item["name"], item["value"]) for item in behind["suggestions"]] == [("core_request", 20)]
 
 
@@ -136,7 +136,7 @@ def test_a_large_pool_is_not_read_for_every_question(
     cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed(cast, machine, core_request=60)
-    first, second = refused(cast, core_request=80), refused(cast, core_request=80)
+    first, second = refusals(cast, core_request=80), refusals(cast, core_request=80)
     monkeypatch.setattr(queue, "LARGE", 0)
     monkeypatch.setattr(queue, "_kept", {})
     assert document(cast, first)["queue_position"] == 1
@@ -151,15 +151,15 @@ def test_a_claim_that_came_after_the_queue_was_read_is_told_to_look_again(
     placed(cast, machine, core_request=60)
     monkeypatch.setattr(queue, "LARGE", 0)
     monkeypatch.setattr(queue, "_kept", {})
-    document(cast, refused(cast, core_request=80))
-    body = document(cast, refused(cast, core_request=80))
+    document(cast, refusals(cast, core_request=80))
+    body = document(cast, refusals(cast, core_request=80))
     assert (body["queue_position"], body["estimate"]["basis"]) == (None, "none")
     assert len(cast.olga.get("pools/default/queue/").body["results"]) == 1
 
 
 def test_one_claims_document_asks_the_database_as_often_in_a_long_queue(cast: Cast, machine: Machine) -> None:
     placed(cast, machine, core_request=60, time_limit_seconds=600)
-    claim = refused(cast, core_request=80)
+    claim = refusals(cast, core_request=80)
 
     def count() -> int:
         with CaptureQueriesContext(connection) as asked:
@@ -169,7 +169,7 @@ def test_one_claims_document_asks_the_database_as_often_in_a_long_queue(cast: Ca
     count()
     few = count()
     for _ in range(5):
-        refused(cast, core_request=80)
+        refusals(cast, core_request=80)
     assert count() == few <= 14
 
 
@@ -183,7 +183,7 @@ def test_an_estimate_knows_what_is_reserved(cast: Cast, machine: Machine) -> Non
     window: dict[str, Any] = {"start_at": begin, "end_at": begin + timedelta(hours=2)}
     asked: dict[str, Any] = {"name": "exam", "core_request": 100, "memory_mib": GIB}
     create_reservation(principal=SYSTEM, tenant=cast.globex, pool=cast.pool, **window, **asked)
-    waits = refused(cast, core_request=80)
+    waits = refusals(cast, core_request=80)
     gang = [ask(cast, core_request=10, time_limit_seconds=7200, group="ring", group_size=2) for _ in range(2)]
     run_round(cast.pool)
     for claim in (waits, *gang):

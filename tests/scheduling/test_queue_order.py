@@ -1,4 +1,4 @@
-"""Who is asked next: priority, weighted dominant shares, age; and what that promises tenants."""
+"""The order of the queue: priority, weighted dominant shares, age; and its guarantees to tenants."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -92,7 +92,7 @@ def test_tenants_get_parts_by_their_weights(one: int, other: int) -> None:
 
 
 def first_until_full(claims: list[Waiting], capacity: Amounts) -> dict[str, Amounts]:
-    """What each tenant holds when the pool, as one heap of resources, is full for the first time."""
+    """Return each tenant's share when the pool, as one heap of resources, is full for the first time."""
     line = queue(claims, capacity=capacity)
     held = dict.fromkeys(TENANTS, Amounts())
     total = Amounts()
@@ -116,7 +116,7 @@ def test_splitting_a_claim_into_many_gains_less_than_one_of_it(pieces: int, head
 
 
 def test_by_age_alone_splitting_would_gain_nearly_everything() -> None:
-    """The control: claims in the order of their arrival, a thousand small ones sent ahead."""
+    """The control: claims in the order of their arrival, a thousand small ones first."""
     others = [claim(1000 + number, "globex") for number in range(200)]
     split = [claim(number) for number in range(100)]
     by_age = sorted(split + others, key=lambda one: one.since)[:100]
@@ -126,7 +126,7 @@ def test_by_age_alone_splitting_would_gain_nearly_everything() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=3, max_size=3))
 def test_with_enough_to_ask_for_nobody_has_less_than_an_equal_part(sizes: list[tuple[int, int]]) -> None:
-    """The sharing incentive, but for what the last claims of each are too large for."""
+    """Check the sharing incentive, except for the last claims that are too large for the rest."""
     claims = [
         claim(1000 * index + number, tenant, core=core, memory=memory)
         for index, (tenant, (core, memory)) in enumerate(zip(TENANTS, sizes, strict=True))
@@ -196,7 +196,7 @@ def test_a_gang_has_waited_long_when_all_of_it_has() -> None:
 
 
 def test_asking_costs_little_more_for_each_claim_however_many_there_are() -> None:
-    """Counted, not timed: how often a share is worked out for ten thousand claims of five hundred tenants."""
+    """Count how often a share is computed for ten thousand claims of five hundred tenants; not timed."""
     claims = [claim(number, f"t{number % 500}") for number in range(10_000)]
     line = queue(claims)
     calls = 0

@@ -1,4 +1,4 @@
-"""The queue's rules where they matter: in rounds, on the database, to the last claim."""
+"""The queue's rules in rounds, on the database, to the last claim."""
 
 from datetime import timedelta
 from typing import Any
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"core_request": 10, "memory_mib": GIB}
 
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
-    """One GPU of 24 GiB, and no quota in the way."""
+    """Create one GPU of 24 GiB, and no limiting quota."""
     give_plenty(cast.acme, cast.globex)
     return Machine("gpu1", cast.pool, gpus=1)
 
@@ -43,7 +43,7 @@ def reason(claim: Claim) -> tuple[str, str]:
 
 
 def go_on(picture: Picture) -> None:
-    """Rounds of a scheduler that keeps its picture."""
+    """Run rounds of a scheduler that keeps its snapshot."""
     for _ in rounds(picture, fence=lambda: None):
         pass
 
@@ -176,7 +176,7 @@ def test_of_a_gang_that_the_quota_stops_nothing_is_placed_or_charged(cast: Cast)
     run_round(cast.pool)
     assert states(*gang) == ["queued"] * 2
     assert reason(gang[1])[0] == "quota-exceeded"
-    # The first was charged when it was made, as any claim is.
+    # The first was charged when it was made, like any claim.
     assert used(cast.acme)["core_percent"] == 30
     assert machine.gpu().core_used == 0
     assert_books_agree()

@@ -1,7 +1,7 @@
-"""Random sequences of everything that moves quota, against a small model.
+"""Random sequences of all operations on quota, compared with a small model.
 
-The model keeps for each claim what it is charged with, and for each quota what an admin set. What is used, borrowed and
-lent it adds up anew each time, where the product keeps sums; so it says of every step whether it must be granted.
+The model stores each claim's charge and each quota's settings. It sums used, borrowed and lent amounts each time, where
+the product keeps totals; so it decides for every step whether it must be granted.
 """
 
 from collections.abc import Collection, Iterator
@@ -45,7 +45,7 @@ Key = tuple[str, bool]
 
 @dataclass
 class Set:
-    """What an admin has set of a quota of core."""
+    """An admin's settings of a quota of core."""
 
     hard: int | None
     borrowing_limit: int | None = None
@@ -63,7 +63,7 @@ class Set:
 
 @dataclass
 class Model:
-    """All that decides about core."""
+    """All state that decides about core."""
 
     cohorts: dict[str, str | None]
     quotas: dict[Key, Set]
@@ -73,14 +73,14 @@ class Model:
         return sum(core for tenant, core in self.charged.values() if tenant == slug)
 
     def group(self, key: Key) -> list[Key]:
-        """Quotas that lend to one another."""
+        """Return quotas that lend to one another."""
         cohort = self.cohorts[key[0]]
         if cohort is None:
             return []
         return [other for other in self.quotas if other[1] == key[1] and self.cohorts[other[0]] == cohort]
 
     def over(self, group: list[Key]) -> int:
-        """How much more is taken than lent."""
+        """Return how much more is used than available."""
         taken = sum(self.quotas[key].taken(self.used(key[0])) for key in group)
         return max(0, taken - sum(self.quotas[key].lendable for key in group))
 
@@ -91,7 +91,7 @@ class Model:
         return None if row.borrowing_limit is None else row.hard + row.borrowing_limit
 
     def grants(self, slug: str, more: int) -> bool:
-        """Whether the tenant may be charged with so much more."""
+        """Return True if the tenant may be charged with so much more."""
         if (slug, False) not in self.quotas and (slug, True) not in self.quotas:
             return False
         return all(self._grants(key, more) for key in self.quotas if key[0] == slug)
@@ -188,7 +188,7 @@ class Sequence(RuleBasedStateMachine):
             self.model.cohorts[slug] = cohort
 
     def _may_move(self, slug: str, cohort: str | None) -> bool:
-        """Whether nobody is worse off; the model is as after the move when it answers."""
+        """Return True if nobody is worse off; the model is then as after the move."""
         model, mine = self.model, [key for key in self.model.quotas if key[0] == slug]
         used = model.used(slug)
         hards = [hard for key in mine if (hard := model.quotas[key].hard) is not None]
@@ -235,7 +235,7 @@ class Sequence(RuleBasedStateMachine):
             assert not self.model.grants(slug, more)
             return
         assert not more or self.model.grants(slug, more)
-        # Of what is placed nothing comes back before the node has said so.
+        # Capacity of a placed claim is not free before the node has confirmed.
         self.model.charged[uid] = (slug, wanted if claim.waiting else charged + more)
 
     @rule(uid=consumes(claims))
@@ -316,5 +316,5 @@ def test_control_the_machine_finds_a_share_that_is_not_kept(
     db: None, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     monkeypatch.setattr(f"apps.quotas.services.cohorts.{broken}", lambda *args, **kwargs: None)
-    with pytest.raises(AssertionError):  # at the first one: a shorter sequence would tell no more
+    with pytest.raises(AssertionError):  # at the first one: a shorter sequence has no more information
         run(make_cast(), sequences=200, steps=30, phases=[Phase.generate])

@@ -1,6 +1,6 @@
 """Races for quotas, each beside a control: the same race without the guard goes wrong.
 
-The normal run lets 16 go at once, the long one 32 and 64. After each race nobody holds more than `hard` and what it may
+The normal run starts 16 at once, the long one 32 and 64. After each race no tenant exceeds `hard` and what it may
 borrow, and ledger, claims and used amounts agree to the unit.
 """
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 RACERS = pytest.mark.parametrize(
     "racers", [16, pytest.param(32, marks=pytest.mark.long), pytest.param(64, marks=pytest.mark.long)]
 )
-# Long enough for every racer to read what the others read, short enough to be waited for.
+# Long enough for every racer to read the same value, short enough to wait for.
 A_MOMENT_SECONDS = 0.05
 
 
@@ -46,7 +46,7 @@ def asks(cast: Cast, count: int, tenant: Tenant | None = None, **asked: Any) -> 
 
 
 def naive_take(quota: ResourceQuota, amount: int, whose: Whose) -> bool:
-    """Read, check, write: what `charging` does not do."""
+    """Read, check, write: unlike `charging`."""
     now = ResourceQuota.objects.get(pk=quota.pk)
     time.sleep(A_MOMENT_SECONDS)
     if now.hard is not None and now.used + amount > now.hard:
@@ -82,7 +82,7 @@ def test_control_without_the_guard_the_last_unit_goes_to_several(
 
 
 def slowly(take: Callable[..., bool]) -> Callable[..., bool]:
-    """Between the first resource and the second there is time for another to come between."""
+    """Wait between the first resource and the second, so that another racer can intervene."""
 
     def take_and_wait(*args: Any) -> bool:
         taken = take(*args)
@@ -92,8 +92,8 @@ def slowly(take: Callable[..., bool]) -> Callable[..., bool]:
     return take_and_wait
 
 
-def crossed(cast: Cast, racers: int) -> list[Any]:
-    """Half of them take core first and memory then, the others the other way round."""
+def charge_crossed(cast: Cast, racers: int) -> list[Any]:
+    """Let half of them take core first and memory then, the others in the other order."""
     give(cast.acme, core_percent=None, memory_mib=None)
 
     def charge(order: Iterable[str]) -> None:
@@ -113,7 +113,7 @@ def test_two_resources_asked_for_in_crossed_order_hold_nobody_up(
     real_cast: Cast, monkeypatch: pytest.MonkeyPatch, racers: int
 ) -> None:
     monkeypatch.setattr(charging, "_take", slowly(charging._take))
-    assert outcomes(crossed(real_cast, racers)) == {"NoneType": racers}
+    assert outcomes(charge_crossed(real_cast, racers)) == {"NoneType": racers}
     assert used(real_cast.acme) == {"core_percent": racers, "memory_mib": racers}
     assert_all_agrees()
 
@@ -128,14 +128,14 @@ def test_control_in_the_order_in_which_they_are_asked_for_they_hold_each_other(
 
     monkeypatch.setattr(charging, "_covering", as_asked)
     monkeypatch.setattr(charging, "_take", slowly(charging._take))
-    assert outcomes(crossed(real_cast, 16))["OperationalError"] >= 1  # PostgreSQL saw a deadlock and ended one
+    assert outcomes(charge_crossed(real_cast, 16))["OperationalError"] >= 1  # PostgreSQL ended a deadlock
 
 
 # A quota is removed while claims arrive
 
 
 def removed_while_claimed(cast: Cast, monkeypatch: pytest.MonkeyPatch, racers: int) -> list[Any]:
-    """A quota of what nobody must have one for: with it or without it, every claim is granted."""
+    """Remove a quota that no claim needs: with it or without it, every claim is granted."""
     rows = give(cast.acme, core_percent=None, memory_mib=None, vgpus=100)
     in_key_order, read = charging._covering, threading.Event()
 
@@ -192,7 +192,7 @@ def test_a_quota_lowered_while_claims_arrive_admits_none_above_it_from_then_on(r
     quota, results = lowered_while_claimed(real_cast, racers)
     assert set(outcomes(results)) <= {"Claim", "QuotaExceeded", "ResourceQuota"}
     assert quota.used <= 40 + quota.excess
-    # Entries are written under the quota's lock, so their keys say in which order it happened.
+    # Entries are written under the quota's lock, so their keys are in the order of events.
     entries = LedgerEntry.objects.filter(resource="core_percent").order_by("pk").values_list("kind", "hard", "used")
     assert [after for kind, hard, after in entries if kind == "charge" and hard == 40 and after > 40] == []
     assert_all_agrees()
@@ -279,7 +279,7 @@ def in_a_cohort(cast: Cast, **limits: int) -> None:
 
 
 def lender_and_borrower(cast: Cast, racers: int) -> dict[str, int]:
-    """What the borrower (acme) and the lender (globex) hold after both asked for all there is."""
+    """Return the amounts of the borrower (acme) and the lender (globex) after both requested everything."""
     tenants_in_turn = [cast.acme, cast.globex] * (racers // 2)
     results = race([turn for tenant in tenants_in_turn for turn in asks(cast, 1, tenant)], at_once=racers)
     assert set(outcomes(results)) <= {"Claim", "QuotaExceeded"}
@@ -340,7 +340,7 @@ def test_tenants_that_leave_a_cohort_while_it_is_charged_leave_no_debt(real_cast
 
 
 def claimed_by_one_member(cast: Cast, racers: int) -> int:
-    """How many of the claims of ten percent are granted to a member that may hold forty."""
+    """Count the claims of ten percent that are granted to a member with a limit of forty."""
     give(cast.acme, core_percent=None, memory_mib=None)
     member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=None, resource="core_percent", hard=40)
     results = race(asks(cast, racers, principal=cast.member), at_once=racers)

@@ -50,13 +50,13 @@ def test_five_hundred_concurrent_claims_grant_exactly_ten(real_cast: Cast) -> No
 
 @pytest.fixture
 def no_constraint(real_cast: Cast) -> Iterator[None]:
-    """The CHECK that stands behind the charge, away for this test."""
+    """Drop the CHECK that backs the charge, for this test."""
     with without_constraint(ResourceQuota, "quota_never_exceeded"):
         yield
 
 
 def naive_take(quota: ResourceQuota, amount: int, _whose: object) -> bool:
-    """Read, check, write: what `charging` does not do."""
+    """Read, check, write: unlike `charging`."""
     quota.refresh_from_db()
     if quota.hard is not None and quota.used + amount > quota.hard:
         return False

@@ -1,4 +1,4 @@
-"""The rebalancer over the database: what it lends, to whom, how it comes back, and what waits for a yes."""
+"""The rebalancer over the database: amounts lent, borrowers, returns, and proposals that wait for approval."""
 
 from datetime import timedelta
 from typing import Any
@@ -129,7 +129,7 @@ def test_a_claim_that_is_seen_to_work_has_its_own_back_at_once(cast: Cast, machi
     assert found is not None
     assert (found.kind, found.policy, found.state) == ("give-back", "waking", "applied")
     assert "used 40 % of a GPU within a second" in found.explanation
-    # More is not placed on it, and who is there may stay: it is guaranteed nothing.
+    # Nothing more is placed on it, and present claims may stay: they have no guarantee.
     assert borrower(cast).state == "queued"
     taker.refresh_from_db()
     assert taker.state == "assigned"

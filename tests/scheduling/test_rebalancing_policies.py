@@ -1,4 +1,4 @@
-"""The rebalancer's policies, pure: what they see, what they would change, and that they come to rest."""
+"""The rebalancer's policies, pure: inputs, changes, and convergence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ BOUNDS = Bounds()
 
 
 def seen(**facts: Any) -> Observation:
-    """A claim of 60 % that was measured for the whole window and did nothing."""
+    """Create a claim of 60 % that was measured for the whole window and idle."""
     facts = {"core_request": 60, "core_limit": 60, "memory_mib": 8192, "measured_seconds": 300, **facts}
     return Observation(**{"claim": "c1", "asked_core_limit": facts["core_limit"], "core_room": 40, **facts})
 
@@ -165,7 +165,7 @@ def test_no_policy_leaves_its_bounds(observation: Observation, policy: str, floo
 
 @dataclass
 class Simulated:
-    """A claim whose program wants so much of the GPU at each second; what it gets is what its limit leaves it."""
+    """A claim whose program has a demand at each second, and gets what its limit leaves."""
 
     demand: Callable[[int], float]
     request: int = 40
@@ -218,7 +218,7 @@ HOURS = 3600
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0, 100), st.sampled_from(["feedback", "percentile"]))
 def test_a_steady_load_comes_to_rest_and_stays_there(demand: float, policy: str) -> None:
-    """Twelve hours: after the first steps, none."""
+    """Twelve hours: after the first steps, no change."""
     claim = Simulated(lambda second: demand)
     claim.run(policy, 2 * HOURS)
     first = len(claim.changes)
@@ -230,7 +230,7 @@ def test_a_steady_load_comes_to_rest_and_stays_there(demand: float, policy: str)
 @settings(max_examples=20, deadline=None)
 @given(st.integers(30, 1200), st.integers(30, 1200), st.floats(6, 100))
 def test_a_load_that_comes_and_goes_is_followed_no_faster_than_the_cool_down(on: int, off: int, demand: float) -> None:
-    """Six hours: what is lent between two wakings was idle for a whole window, and limits do not swing with it."""
+    """Six hours: core lent between two wakings was idle for a whole window, and limits do not follow each change."""
     claim = Simulated(lambda second: demand if second % (on + off) < on else 0.0)
     claim.run("feedback", 6 * HOURS)
     lent = [second for second, kind, _ in claim.changes if kind == "lend"]
@@ -244,7 +244,7 @@ def test_a_load_that_comes_and_goes_is_followed_no_faster_than_the_cool_down(on:
 
 
 def test_without_hysteresis_it_would_swing() -> None:
-    """The control: where nothing cools down and the window is short, a load that comes and goes swings each time."""
+    """The control: without a cool-down and with a short window, an intermittent load makes limits oscillate."""
     hasty = replace(BOUNDS, cool_down_seconds=0, window_seconds=15)
     claim = Simulated(lambda second: 30.0 if second % 60 < 20 else 0.0)
     claim.run("feedback", 600, bounds=hasty)

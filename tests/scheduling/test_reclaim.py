@@ -1,4 +1,4 @@
-"""Who makes room for whom: victims in order, spared where not needed, only of who borrows, and never in turns."""
+"""Reclaim: victims in order, spared if not needed, only of borrowers, and without cycles."""
 
 import random
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def wanting(amount: int, tenant: str = "lender", **facts: int) -> Wanting:
 
 
 def scene(*items: Living, gpus: int = 1, nominal: dict[str, int] | None = None) -> Scene:
-    """Claims as said, on GPUs of one node; the lender and a borrower have half each unless said."""
+    """Create claims on GPUs of one node; the lender and a borrower have half each by default."""
     nominal = nominal or {"lender": 50 * gpus, "borrower": 50 * gpus}
     fleet = Fleet([gpu(number) for number in range(gpus)], backend="python")
     books = Books({CORE: sum(nominal.values())}, {tenant: {CORE: Account(hard)} for tenant, hard in nominal.items()})
@@ -54,7 +54,7 @@ def names(found: Victims | None) -> list[str]:
 
 def test_nobody_goes_for_room_that_is_used_without_a_claim_too() -> None:
     there = scene(living("a", "borrower", 80))
-    # Of the 100 there 60 are used without a claim.
+    # 60 of the 100 there are used without a claim.
     there.fleet.set_gpu(replace(gpu(0), core_free=0, core_over=40))
     assert reclaim(there, wanting(50)) is None
     assert there.fleet.gpus() == [replace(gpu(0), core_free=0, core_over=40)]
@@ -84,7 +84,7 @@ def test_one_who_is_down_to_nominal_gives_no_more() -> None:
     items = [living(name, "borrower", 20) for name in "abcde"]
     assert names(reclaim(scene(*items), wanting(40))) == ["a", "b"]
     assert names(reclaim(scene(*items), wanting(50))) == ["a", "b", "c"]
-    # Sixty would be what the borrower is guaranteed, and more than the lender is.
+    # Sixty would be the borrower's guarantee, and more than the lender has.
     assert reclaim(scene(*items), wanting(61)) is None
 
 
@@ -128,7 +128,7 @@ def test_a_victim_that_turns_out_not_to_be_needed_is_spared() -> None:
 
 
 def test_where_others_would_have_to_go_for_nothing_each_node_is_tried_by_itself() -> None:
-    """The borrower may lose so much only: what would go first is spread, and together no GPU's worth."""
+    """The borrower may lose only so much: the first victims are spread over nodes, and together free no GPU."""
     gpus = [gpu(number, node=f"n{number}") for number in range(3)]
     items = [living(f"s{number}", "borrower", 50, f"g{number}", since=9.0) for number in range(3)]
     items += [living(f"t{number}", "borrower", 50, f"g{number}", since=1.0) for number in range(3)]
@@ -184,7 +184,7 @@ TENANTS = ("a", "b", "c")
 
 
 class Cohort:
-    """Tenants that ask and ask again: what does not fit reclaims, and whose claims go wait again."""
+    """Tenants that request again and again: requests that do not fit reclaim, and victims queue again."""
 
     def __init__(self, seed: int, *, gpus: int = 3) -> None:
         dice = random.Random(seed)  # noqa: S311 - what happens must be repeatable
@@ -207,7 +207,7 @@ class Cohort:
         dice.shuffle(self.waiting)
 
     def turn(self, look: Callable[[Wanting, Victims], None]) -> int:
-        """Each that waits is asked once; how many claims had to go."""
+        """Try each queued request once; return the number of victims."""
         gone = 0
         for item in list(self.waiting):
             found = reclaim(self.scene, item)
@@ -258,7 +258,7 @@ def test_whatever_happens_it_settles_and_nobody_within_nominal_loses_anything(se
             was, becomes = (books.share(victim.tenant, change) for change in changes)
             assert share < was
             assert share <= becomes
-        # Each of them is needed.
+        # Each victim is needed.
         for spared in found.claims:
             others = [other for other in found.claims if other is not spared]
             for other in others:
@@ -271,29 +271,29 @@ def test_whatever_happens_it_settles_and_nobody_within_nominal_loses_anything(se
     cohort.nothing_is_promised_twice()
 
 
-def whoever(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+def anyone(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
     return victim.tenant != item.tenant
 
 
-def whoever_borrows(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+def any_borrower(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
     return victim.tenant != item.tenant and books.borrows(victim.tenant, [CORE])
 
 
-def whoever_borrows_more(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+def any_larger_borrower(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
     mine = books.share(item.tenant, item.amounts)
-    return whoever_borrows(books, item, victim, bounds) and mine < books.share(victim.tenant)
+    return any_borrower(books, item, victim, bounds) and mine < books.share(victim.tenant)
 
 
-@pytest.mark.parametrize("rule", [whoever, whoever_borrows, whoever_borrows_more])
+@pytest.mark.parametrize("rule", [anyone, any_borrower, any_larger_borrower])
 def test_without_the_rules_they_take_turns_for_ever(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
-    """The control: under laxer rules who lost something takes it back, and so on. The third is Kueue's second rule."""
+    """The control: under laxer rules a victim takes its capacity back, and so on. The third rule is Kueue's second."""
     assert settles(Cohort(TURNS))
     monkeypatch.setattr(rules, "may_take", rule)
     assert not settles(Cohort(TURNS))
 
 
 def test_without_the_rules_somebody_within_nominal_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the one above that looks at victims."""
+    """The control of the victims' test above."""
     there = scene(living("a", "borrower", 50), living("b", "lender", 50), nominal={"lender": 100, "borrower": 50})
     assert reclaim(there, wanting(30)) is None
     monkeypatch.setattr(rules, "may_take", lambda *_: True)

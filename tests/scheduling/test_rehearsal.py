@@ -1,4 +1,4 @@
-"""Previews: what would happen, by the services that would do it, with nothing kept."""
+"""Previews by the services themselves, in a transaction that is rolled back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A recorded round can be decided once more, and is then as it was."""
+"""Replays: a recorded round can be decided again with the same result."""
 
 from datetime import timedelta
 from io import StringIO
@@ -26,7 +26,7 @@ def kept(real_cast: Cast) -> Kept:
     return Kept(real_cast.pool)
 
 
-def replayed(number: int, **options: str) -> str:
+def replay_round(number: int, **options: str) -> str:
     out = StringIO()
     call_command("replay_round", str(number), stdout=out, **options)
     return out.getvalue()
@@ -53,7 +53,7 @@ def test_every_round_of_a_changing_pool_is_replayed_as_it_was(
         assert all(item.agrees for item in replay(done))
         if done.pk in seen:
             assert gpus_seen(done) == seen[done.pk]
-        assert "as it was recorded" in replayed(done.pk)
+        assert "as it was recorded" in replay_round(done.pk)
 
 
 def recorded_round(cast: Cast) -> Round:
@@ -70,12 +70,12 @@ def recorded_round(cast: Cast) -> Round:
 
 def test_control_a_record_that_says_another_thing_is_found_out(real_cast: Cast) -> None:
     done = recorded_round(real_cast)
-    assert "as it was recorded" in replayed(done.pk)
+    assert "as it was recorded" in replay_round(done.pk)
     first = next(step for step in done.steps if "claim" in step)
     first["gpus"] = [gpu.uuid for gpu in gpus_seen(done) if gpu.uuid not in first["gpus"]][-1:]
     done.save()
     with pytest.raises(CommandError, match="differ from the record"):
-        replayed(done.pk)
+        replay_round(done.pk)
 
 
 def test_another_policy_says_what_it_would_have_done(real_cast: Cast) -> None:
@@ -83,12 +83,12 @@ def test_another_policy_says_what_it_would_have_done(real_cast: Cast) -> None:
     spread = replay_with(done, "spread")
     assert sum("gpus" in item.then for item in spread) == 5  # the two of 40 share a GPU
     assert spread[0].now["gpus"] != spread[1].now["gpus"]
-    assert "spread would have placed 4" in replayed(done.pk, policy="spread")
+    assert "spread would have placed 4" in replay_round(done.pk, policy="spread")
 
 
 def test_a_round_that_is_not_there_is_said_so(real_cast: Cast) -> None:
     with pytest.raises(CommandError, match="no round 17"):
-        replayed(17)
+        replay_round(17)
 
 
 def test_rounds_share_a_snapshot_and_hold_only_what_changed(real_cast: Cast, kept: Kept) -> None:
@@ -104,7 +104,7 @@ def test_rounds_share_a_snapshot_and_hold_only_what_changed(real_cast: Cast, kep
     second, first = Round.objects.all()
     assert first.base_id == second.base_id
     assert sum("gpu" in step for step in first.steps) == 12
-    assert len(second.steps) == 2  # what arrived, and what was asked
+    assert len(second.steps) == 2  # the arrivals, and the requests
 
 
 def test_rounds_are_dropped_after_a_week_together_with_what_they_are_replayed_from(real_cast: Cast) -> None:

@@ -1,4 +1,4 @@
-"""What an agent says of its assignments: only news about what is wanted counts."""
+"""Reports of an agent on its assignments: only news about desired ones counts."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from tests.cast import Cast, Machine, assert_books_agree, give_plenty, placed, seen
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def test_a_report_that_is_stale_bogus_or_no_news_changes_nothing(cast: Cast, mac
     claim, assignment = placed(cast, machine)
     resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
     machine.obey()
-    before = stored()
+    before = dump_database()
     machine.say(*observations(assignment)[what])
     machine.say(*observations(assignment)[what], frame=0)
-    assert stored() == before
+    assert dump_database() == before
 
 
 @pytest.mark.parametrize("generation", [0, 1, 3, 2**31 - 1])
@@ -74,9 +74,9 @@ def test_another_nodes_agent_cannot_speak_for_an_assignment(cast: Cast, machine:
     claim, assignment = placed(cast, machine)
     release(claim)
     stranger = Machine("gpu2", cast.pool)
-    before = stored()
+    before = dump_database()
     stranger.say(seen(assignment, "released"), frame=0)
-    assert stored() == before
+    assert dump_database() == before
 
 
 def test_an_assignment_named_twice_in_one_frame_counts_once(cast: Cast, machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""Asking for more: who may do what in which state, what a grant and its end do to the quota, and who wins a race."""
+"""Quota requests: permissions by state, the effect of a grant and of its end on the quota, and races."""
 
 import time
 from datetime import timedelta
@@ -16,7 +16,7 @@ from apps.scheduling.services.claims.lifecycle import release_claim
 from tests.cast import Answer, Api, Cast, Machine, ask, assert_books_agree, give, placed
 from tests.racing import outcomes, race
 from tests.scheduling.clock import Clock
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 MORE: dict[str, Any] = {"tenant": "acme", "resource": "core_percent", "amount": 50, "reason": "a larger model"}
 
@@ -26,7 +26,7 @@ def quota(clock: Clock, cast: Cast) -> ResourceQuota:
     return give(cast.acme, core_percent=100, memory_mib=None)["core_percent"]
 
 
-def asked(cast: Cast, **facts: Any) -> str:
+def make_request(cast: Cast, **facts: Any) -> str:
     answer = cast.anna.post("quota-requests/", {**MORE, **facts})
     assert answer.status == 201, answer.body
     return f"quota-requests/{answer.body['uid']}/"
@@ -43,7 +43,7 @@ def actions() -> list[str]:
 
 
 def test_an_approved_request_raises_the_quota_with_ledger_and_audit(cast: Cast, quota: ResourceQuota) -> None:
-    path = asked(cast)
+    path = make_request(cast)
     assert cast.vera.get(path).body["state"] == "open"
     answer = cast.olga.post(path + "approve/", {"words": "Good luck."})
     assert (answer.status, answer.body["state"], answer.body["granted_amount"]) == (200, "approved", 50)
@@ -55,14 +55,14 @@ def test_an_approved_request_raises_the_quota_with_ledger_and_audit(cast: Cast, 
 
 
 def test_what_is_granted_without_a_quota_becomes_one(cast: Cast, quota: ResourceQuota) -> None:
-    path = asked(cast, resource="memory_mib", pool="default", amount=4096)
+    path = make_request(cast, resource="memory_mib", pool="default", amount=4096)
     assert cast.olga.post(path + "approve/").status == 200
     made = ResourceQuota.objects.get(tenant=cast.acme, pool=cast.pool)
     assert (made.resource, made.hard) == ("memory_mib", 4096)
 
 
 def test_a_counter_offer_counts_once_the_tenant_accepts_it(cast: Cast, quota: ResourceQuota) -> None:
-    path = asked(cast)
+    path = make_request(cast)
     answer = cast.olga.post(path + "counter/", {"amount": 20, "words": "Half of it is free."})
     assert (answer.body["state"], answer.body["offered_amount"], hard(quota)) == ("countered", 20, 100)
     assert cast.olga.post(path + "counter/", {"amount": 30}).body["offered_amount"] == 30
@@ -74,7 +74,7 @@ def test_a_counter_offer_counts_once_the_tenant_accepts_it(cast: Cast, quota: Re
 
 
 def test_who_accepts_says_which_offer(cast: Cast, quota: ResourceQuota) -> None:
-    path = asked(cast)
+    path = make_request(cast)
     seen = cast.olga.post(path + "counter/", {"amount": 20}).headers["ETag"]
     cast.olga.post(path + "counter/", {"amount": 3})
     unsaid = cast.anna.post(path + "accept/")
@@ -84,7 +84,7 @@ def test_who_accepts_says_which_offer(cast: Cast, quota: ResourceQuota) -> None:
 
 
 def test_a_denial_has_words(cast: Cast, quota: ResourceQuota) -> None:
-    path = asked(cast)
+    path = make_request(cast)
     for body in ({}, {"words": ""}):
         assert "words" in cast.olga.post(path + "deny/", body).body["errors"]
     answer = cast.olga.post(path + "deny/", {"words": "Not this month."})
@@ -92,7 +92,7 @@ def test_a_denial_has_words(cast: Cast, quota: ResourceQuota) -> None:
     assert hard(quota) == 100
 
 
-# From which states each verb may come; everything else is 409 and changes nothing.
+# States in which each verb is allowed; otherwise it answers 409 and changes nothing.
 ALLOWED = {
     "approve": {"open"},
     "counter": {"open", "countered"},
@@ -103,8 +103,8 @@ ALLOWED = {
 BODIES: dict[str, dict[str, Any]] = {"counter": {"amount": 1}, "deny": {"words": "no"}}
 
 
-def brought_to(cast: Cast, state: str, clock: Clock) -> str:
-    path = asked(cast, until=(clock.now + timedelta(hours=1)).isoformat() if state == "lapsed" else None)
+def bring_to(cast: Cast, state: str, clock: Clock) -> str:
+    path = make_request(cast, until=(clock.now + timedelta(hours=1)).isoformat() if state == "lapsed" else None)
     steps = {
         "open": [], "countered": ["counter"], "approved": ["approve"], "denied": ["deny"], "withdrawn": ["withdraw"],
         "lapsed": ["approve"],
@@ -123,21 +123,21 @@ def brought_to(cast: Cast, state: str, clock: Clock) -> str:
 def test_each_state_allows_what_it_should_and_nothing_else(
     cast: Cast, quota: ResourceQuota, clock: Clock, state: str, verb: str
 ) -> None:
-    path = brought_to(cast, state, clock)
-    before = stored()
+    path = bring_to(cast, state, clock)
+    before = dump_database()
     answer = cast.olga.post(f"{path}{verb}/", BODIES.get(verb, {}), If_Match="*")
     if state in ALLOWED[verb]:
         assert answer.status == 200
     else:
         assert (answer.status, answer.code, answer.body["state"]) == (409, "wrong-state", state)
-        assert stored() == before
+        assert dump_database() == before
 
 
 def test_who_may_ask_and_who_may_answer(cast: Cast, quota: ResourceQuota) -> None:
     for who in (cast.max, cast.vera):
         assert who.post("quota-requests/", MORE).code == "role-missing"
     assert cast.gus.post("quota-requests/", MORE).code == "invalid-fields"
-    path = asked(cast)
+    path = make_request(cast)
     for verb in ("approve", "deny", "counter"):
         assert cast.anna.post(f"{path}{verb}/", BODIES.get(verb, {})).code == "role-missing"
         assert cast.gus.post(f"{path}{verb}/", BODIES.get(verb, {})).code == "not-found"
@@ -147,13 +147,13 @@ def test_who_may_ask_and_who_may_answer(cast: Cast, quota: ResourceQuota) -> Non
 def test_an_operator_sees_beside_a_request_what_granting_it_would_do(cast: Cast, quota: ResourceQuota) -> None:
     placed(cast, Machine("gpu1", cast.pool), core_request=100)
     ask(cast, name="next", core_request=40, when_over_quota="wait")
-    path = asked(cast)
-    before = stored()
+    path = make_request(cast)
+    before = dump_database()
     shown = cast.olga.get(path).body["preview"]
     assert (shown["quota"]["hard"], [row["name"] for row in shown["runnable"]]) == (150, ["next"])
     assert cast.olga.post(path + "approve/?dry_run=true").body == shown
     assert cast.anna.get(path).body["preview"] is None
-    assert stored() == before
+    assert dump_database() == before
     cast.olga.post(path + "counter/", {"amount": 10})
     assert [row["name"] for row in cast.olga.get(path).body["preview"]["pending"]] == ["next"]
     cast.olga.post(path + "deny/", {"words": "no"})
@@ -164,7 +164,7 @@ def test_what_was_granted_until_a_date_falls_back_on_it_and_what_is_held_stays(
     cast: Cast, quota: ResourceQuota, clock: Clock
 ) -> None:
     machine = Machine("gpu1", cast.pool)
-    path = asked(cast, until=(clock.now + timedelta(days=7)).isoformat())
+    path = make_request(cast, until=(clock.now + timedelta(days=7)).isoformat())
     cast.olga.post(path + "approve/")
     first, _ = placed(cast, machine, core_request=80)
     second, _ = placed(cast, machine, core_request=60)
@@ -189,7 +189,7 @@ def test_what_was_granted_until_a_date_falls_back_on_it_and_what_is_held_stays(
 def test_a_lapse_takes_back_what_was_granted_from_what_the_quota_is_by_then(
     cast: Cast, quota: ResourceQuota, clock: Clock, set_to: int | None, left: int | None
 ) -> None:
-    path = asked(cast, until=(clock.now + timedelta(days=1)).isoformat())
+    path = make_request(cast, until=(clock.now + timedelta(days=1)).isoformat())
     cast.olga.post(path + "approve/")
     change_quota(principal=SYSTEM, quota=quota, hard=set_to)
     clock.advance(days=2)
@@ -198,7 +198,7 @@ def test_a_lapse_takes_back_what_was_granted_from_what_the_quota_is_by_then(
 
 
 def test_a_lapse_of_a_quota_that_is_gone_is_a_lapse(cast: Cast, quota: ResourceQuota, clock: Clock) -> None:
-    path = asked(cast, until=(clock.now + timedelta(days=1)).isoformat())
+    path = make_request(cast, until=(clock.now + timedelta(days=1)).isoformat())
     cast.olga.post(path + "approve/")
     assert cast.olga.delete(f"quotas/{quota.pk}/", If_Match="*").status == 204
     clock.advance(days=2)
@@ -207,7 +207,7 @@ def test_a_lapse_of_a_quota_that_is_gone_is_a_lapse(cast: Cast, quota: ResourceQ
 
 
 def test_a_lapse_takes_nothing_from_a_quota_that_was_made_since(cast: Cast, quota: ResourceQuota, clock: Clock) -> None:
-    path = asked(cast, until=(clock.now + timedelta(days=1)).isoformat())
+    path = make_request(cast, until=(clock.now + timedelta(days=1)).isoformat())
     cast.olga.post(path + "approve/")
     assert cast.olga.delete(f"quotas/{quota.pk}/", If_Match="*").status == 204
     clock.advance(hours=1)
@@ -221,7 +221,7 @@ def test_a_lapse_takes_nothing_from_a_quota_that_was_made_since(cast: Cast, quot
 def test_what_has_no_limit_cannot_be_raised(cast: Cast, quota: ResourceQuota) -> None:
     for facts in ({"resource": "memory_mib"}, {"resource": "vgpus"}):
         assert cast.anna.post("quota-requests/", {**MORE, **facts}).code == "not-limited"
-    path = asked(cast)
+    path = make_request(cast)
     change_quota(principal=SYSTEM, quota=quota, hard=None)
     assert cast.olga.post(path + "approve/").code == "not-limited"
     assert cast.olga.get(path).body["preview"] is None
@@ -230,7 +230,7 @@ def test_what_has_no_limit_cannot_be_raised(cast: Cast, quota: ResourceQuota) ->
 def test_a_date_that_has_passed_is_refused(cast: Cast, quota: ResourceQuota, clock: Clock) -> None:
     past = (clock.now - timedelta(seconds=1)).isoformat()
     assert cast.anna.post("quota-requests/", {**MORE, "until": past}).code == "date-passed"
-    path = asked(cast, until=(clock.now + timedelta(hours=1)).isoformat())
+    path = make_request(cast, until=(clock.now + timedelta(hours=1)).isoformat())
     assert cast.olga.post(path + "counter/", {"amount": 1, "until": past}).code == "date-passed"
     clock.advance(hours=2)
     assert cast.olga.post(path + "approve/").code == "date-passed"
@@ -252,7 +252,7 @@ RACERS = 16
 
 def approvals(cast: Cast) -> tuple[ResourceQuota, list[Answer]]:
     quota = give(cast.acme, core_percent=100)["core_percent"]
-    path = asked(cast)
+    path = make_request(cast)
     operators = [Api(cast.olga.token) for _ in range(RACERS)]
     answers = race([lambda api=api: api.post(path + "approve/") for api in operators])  # type: ignore[misc]
     assert {type(answer) for answer in answers} == {Answer}
@@ -328,12 +328,12 @@ def test_grants_and_changes_in_a_pool_with_a_ratio_do_not_hold_each_other(
     quota = give(real_cast.acme, core_percent=100)["core_percent"]
     Machine("gpu1", real_cast.pool)
     assert real_cast.olga.patch("pools/default/", {"core_overcommit_percent": 1000}).status == 200
-    paths = [asked(real_cast) for _ in range(4)]
+    paths = [make_request(real_cast) for _ in range(4)]
     lock = charging.lock_tenants
 
     def lock_and_wait(*tenants: Tenant, alone: bool = False) -> bool:
         found = lock(*tenants, alone=alone)
-        time.sleep(0.05)  # for the other to lock what this one locks next, if it may
+        time.sleep(0.05)  # so that the other one locks the next row, if it may
         return found
 
     monkeypatch.setattr(charging, "lock_tenants", lock_and_wait)

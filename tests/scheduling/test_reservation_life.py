@@ -1,4 +1,4 @@
-"""A reservation's life by the clock: it begins late but once, its claims run in it, and it gives itself back."""
+"""A reservation's life by the clock: it begins once, perhaps late; its claims run in it; it is released at its end."""
 
 from datetime import timedelta
 from typing import Any
@@ -96,19 +96,19 @@ def test_nobody_within_its_grace_and_it_gives_itself_back(stage: Cast, machine: 
     assert (now(row).state, row.ending, used(stage.acme)["core_percent"]) == ("released", "no-show", 0)
     event = AuditEvent.objects.get(action="reservation.release")
     assert (event.tenant, event.after) == (stage.acme, {"why": "Nobody claimed within its grace"})
-    # Its room is anybody's again.
+    # Its capacity is available to others again.
     placed(stage, machine, tenant=stage.globex, core_request=100)
     agree()
 
 
 def test_control_with_a_claim_or_without_a_grace_it_stays(stage: Cast, machine: Machine, clock: Clock) -> None:
-    claimed, kept = book(stage, core_request=30), book(stage, core_request=30, grace_seconds=None)
+    make_claim, kept = book(stage, core_request=30), book(stage, core_request=30, grace_seconds=None)
     clock.advance(hours=1)
     drive()
-    placed(stage, machine, reservation=now(claimed), core_request=30)
+    placed(stage, machine, reservation=now(make_claim), core_request=30)
     clock.advance(hours=1)
     drive()
-    assert (now(claimed).state, now(kept).state) == ("active", "active")
+    assert (now(make_claim).state, now(kept).state) == ("active", "active")
 
 
 def test_a_claim_bears_its_part_of_the_reservations_charge_and_gives_it_back(
@@ -163,7 +163,7 @@ def test_others_do_not_get_what_is_reserved_and_its_own_claims_do(stage: Cast, m
 
 
 def disagreements() -> int:
-    """Of all recorded rounds, decided once more."""
+    """Return the differences when all recorded rounds are decided again."""
     return sum(not item.agrees for done in Round.objects.all() for item in replays.replay(done))
 
 
@@ -179,7 +179,7 @@ def test_a_round_beside_a_reservation_replays_as_it_was(
     ask(stage, reservation=now(row), core_request=60)
     run_round(stage.pool)
     assert disagreements() == 0
-    # Control: without what was kept from each claim it is another round.
+    # Control: without each claim's reserved capacity it is another round.
     monkeypatch.setattr(replays, "_held", lambda step: {})
     assert disagreements() > 0
 
@@ -315,7 +315,7 @@ def test_best_effort_claims_borrow_reserved_room_and_go_after_a_notice(
     assert drive() == 0
     clock.advance(minutes=1)
     assert drive() == 1
-    # No more go than need be.
+    # No more victims than needed.
     assert (state(claim), state(beside)) == ("active", "active")
     assert [item.yields_at for item in (claim, beside)] == [START + HOUR, None]
     assert AuditEvent.objects.get(action="claim.notice").tenant == stage.globex
@@ -357,7 +357,7 @@ def test_a_booking_does_not_mind_who_would_give_way(stage: Cast, machine: Machin
 # Idleness
 
 
-def claimed(stage: Cast, machine: Machine, clock: Clock) -> tuple[Reservation, Claim, Assignment]:
+def make_claim(stage: Cast, machine: Machine, clock: Clock) -> tuple[Reservation, Claim, Assignment]:
     row = book(stage, idle_seconds=60)
     clock.advance(hours=1)
     drive()
@@ -365,7 +365,7 @@ def claimed(stage: Cast, machine: Machine, clock: Clock) -> tuple[Reservation, C
 
 
 def test_an_idle_one_is_reported_once_and_not_when_it_works_again(stage: Cast, machine: Machine, clock: Clock) -> None:
-    row, _, assignment = claimed(stage, machine, clock)
+    row, _, assignment = make_claim(stage, machine, clock)
     clock.advance(seconds=90)
     steady(assignment, 1.0, seconds=60)
     assert (drive(), drive()) == (1, 0)
@@ -379,7 +379,7 @@ def test_an_idle_one_is_reported_once_and_not_when_it_works_again(stage: Cast, m
 
 def test_an_idle_one_is_reclaimed_where_the_pool_says_so(stage: Cast, machine: Machine, clock: Clock) -> None:
     change_pool(principal=SYSTEM, pool=stage.pool, reclaim_idle=True)
-    row, claim, assignment = claimed(stage, machine, clock)
+    row, claim, assignment = make_claim(stage, machine, clock)
     for _ in range(3):
         clock.advance(seconds=61)
         steady(assignment, 1.0, seconds=60)
@@ -389,7 +389,7 @@ def test_an_idle_one_is_reclaimed_where_the_pool_says_so(stage: Cast, machine: M
 
 def test_control_where_nothing_is_known_nothing_is_reclaimed(stage: Cast, machine: Machine, clock: Clock) -> None:
     change_pool(principal=SYSTEM, pool=stage.pool, reclaim_idle=True)
-    row, _, _ = claimed(stage, machine, clock)
+    row, _, _ = make_claim(stage, machine, clock)
     clock.advance(seconds=600)
     drive()
     assert (now(row).state, row.idle_since) == ("active", None)

@@ -1,4 +1,4 @@
-"""Reservations and who may take no more: what a claim is refused leaves the reservation and the rounds as they were."""
+"""Reservations and exhausted limits: a refused claim leaves the reservation and the rounds as they were."""
 
 from datetime import timedelta
 from typing import Any
@@ -46,7 +46,7 @@ def begun(stage: Cast, clock: Clock) -> Reservation:
 
 
 def waits_for_its_member(stage: Cast, row: Reservation) -> Claim:
-    """A claim of Max's in the reservation, who may hold nothing more, and which waits for that."""
+    """Create a claim of Max's in the reservation, which waits for his member limit."""
     max_ = User.objects.get(username="max")
     member_limits.create_limit(principal=SYSTEM, tenant=stage.acme, user=max_, resource="core_percent", hard=10)
     body = {"tenant": "acme", "core_request": 60, "memory_mib": 100, "reservation": str(row.uid), "priority": 9}

@@ -28,7 +28,7 @@ from tests.racing import outcomes, race
 pytestmark = pytest.mark.django_db(transaction=True)
 
 RACERS = pytest.mark.parametrize("racers", [8, pytest.param(32, marks=pytest.mark.long)])
-# Long enough for every racer to read what the others read.
+# Long enough for every racer to read the same rows.
 A_MOMENT_SECONDS = 0.1
 
 
@@ -40,7 +40,7 @@ def book(cast: Cast, core: int = 100, *, hours: float = 1) -> Reservation:
 
 
 def overfull() -> list[str]:
-    """GPUs that are promised beyond what they have, at any time to come."""
+    """Return GPUs that are booked beyond their capacity, at any later time."""
     memory = dict(Gpu.objects.values_list("uuid", "memory_mib"))
     now = timezone.now()
     return calendar.overfull(holds_of(Q(), now=now), memory, microseconds(now), calendar.FOREVER)
@@ -55,8 +55,8 @@ def slowly(act: Callable[..., Any]) -> Callable[..., Any]:
     return after_a_moment
 
 
-def unguarded(wanted: Any) -> list[list[Gpu]]:
-    """Neither locked nor asked again."""
+def remove_guards(wanted: Any) -> list[list[Gpu]]:
+    """Remove the lock and the second check."""
     return [list(Gpu.objects.filter(uuid__in=gpus)) for _, gpus in wanted]
 
 
@@ -82,7 +82,7 @@ def test_control_without_locks_the_last_window_goes_to_several(
     give(real_cast.acme, core_percent=None, memory_mib=None)
     Machine("gpu1", real_cast.pool, gpus=1)
     monkeypatch.setattr(lifecycle, "lock", no_lock)
-    monkeypatch.setattr(booking, "_locked", slowly(unguarded))
+    monkeypatch.setattr(booking, "_locked", slowly(remove_guards))
     assert outcomes(race([partial(book, real_cast)] * 8))["Reservation"] > 1
     assert overfull()
 
@@ -105,7 +105,7 @@ def test_control_without_the_tenants_lock_a_quota_is_booked_several_times(
     assert outcomes(race([partial(book, real_cast, 60)] * 8))["Reservation"] > 1
 
 
-# A booking comes between a round's look and its commit, and a placement between a booking's look and its lock
+# A booking between a round's snapshot and its commit, and a placement between a booking's read and its lock
 
 
 def booked_meanwhile(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Claim:
@@ -168,7 +168,7 @@ def test_control_a_booking_that_does_not_look_again_is_not_free(
     give(real_cast.acme, core_percent=None, memory_mib=None)
     Machine("gpu1", real_cast.pool, gpus=1)
     ask(real_cast, core_request=50)
-    monkeypatch.setattr(booking, "_locked", unguarded)
+    monkeypatch.setattr(booking, "_locked", remove_guards)
     look = booking.outlook
 
     def place_after(*args: Any, **facts: Any) -> Any:
@@ -185,7 +185,7 @@ def test_control_a_booking_that_does_not_look_again_is_not_free(
 
 
 def begun(cast: Cast, racers: int) -> int:
-    """How often it began."""
+    """Return how often it began."""
     give(cast.acme, core_percent=None, memory_mib=None)
     Machine("gpu1", cast.pool, gpus=1)
     book(cast, 60, hours=0)

@@ -1,4 +1,4 @@
-"""Reservations through the API: booked where there is room, refused with who is in the way and when it would fit."""
+"""Reservations through the API: booked where they fit, refused with the conflicts and the next free window."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,17 +30,17 @@ def at(hours: float) -> str:
     return (START + hours * HOUR).isoformat().replace("+00:00", "Z")
 
 
-def asked(start: float = 1, end: float = 3, **facts: Any) -> dict[str, Any]:
+def post(start: float = 1, end: float = 3, **facts: Any) -> dict[str, Any]:
     share = {"tenant": "acme", "name": "exam", "core_request": 100, "memory_mib": 8 * GIB}
     return {**share, "start_at": at(start), "end_at": at(end), **facts}
 
 
 def book(who: Api, start: float = 1, end: float = 3, **facts: Any) -> Answer:
-    return who.post("reservations/", asked(start, end, **facts))
+    return who.post("reservations/", post(start, end, **facts))
 
 
 def preview(who: Api, start: float = 1, end: float = 3, **facts: Any) -> dict[str, Any]:
-    answer = who.post("reservations/?dry_run=true", asked(start, end, **facts))
+    answer = who.post("reservations/?dry_run=true", post(start, end, **facts))
     assert answer.status == 200, answer.body
     body: dict[str, Any] = answer.body
     return body

@@ -1,4 +1,4 @@
-"""Reserved hours after any history: what a report says is what the claims held, added up moment by moment."""
+"""Reserved hours after any history: a report equals the claims' amounts, summed moment by moment."""
 
 import contextlib
 import random
@@ -30,7 +30,7 @@ STEPS = 40
 
 
 class History:
-    """Random acts on a few machines, and the slow count of what is held meanwhile."""
+    """Random acts on a few machines, and a slow count of what is allocated meanwhile."""
 
     def __init__(self, cast: Cast, clock: Clock, seed: int) -> None:
         self.cast, self.clock, self.random = cast, clock, random.Random(seed)  # noqa: S311
@@ -39,7 +39,7 @@ class History:
         self.counted: dict[tuple[str, str], int] = defaultdict(int)
 
     def act(self) -> None:
-        """One act, or a refusal; then some time passes, which is counted from what is charged and placed now."""
+        """Perform one act, or get a refusal; then let time pass, and count charges and placements."""
         acts: list[Callable[[], object]] = [
             self.ask, self.ask, self.resize, self.resize, self.release, self.give, self.take, self.forget,
             lambda: run_round(self.cast.pool), lambda: run_round(self.cast.pool),
@@ -77,7 +77,7 @@ class History:
         release_claim(principal=SYSTEM, claim=self.one())
 
     def give(self) -> None:
-        """A pool's own quota beside the overall one: every claim is then charged twice."""
+        """Create a pool's own quota beside the overall one: every claim is then charged twice."""
         create_quota(principal=SYSTEM, tenant=self.cast.acme, pool=self.cast.pool, resource="core_percent", hard=None)
 
     def take(self) -> None:
@@ -100,7 +100,7 @@ def check(cast: Cast, clock: Clock, seed: int) -> None:
     rows = {(row["tenant"], row["gpu_model"]): row["gpu_hours_reserved"] for row in report(cast.olga)["rows"]}
     counted = {key: gpu_hours(amount) for key, amount in history.counted.items() if amount}
     assert rows == counted
-    # Not to the millionth of an hour only: to the percent-microsecond.
+    # Exact to the percent-microsecond, not only to the millionth of an hour.
     pieces = [item.pieces for item in metered(Claim.objects.all(), begin=START, end=clock.now)]
     assert sum(piece.core_us for item in pieces for piece in item) == sum(history.counted.values()) > PER_GPU_HOUR
     assert_books_agree()

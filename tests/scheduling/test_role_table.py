@@ -1,9 +1,9 @@
-"""docs/roles.md: what each route answers to each role, found out by asking. `make roles` writes it anew.
+"""docs/roles.md: the answer of each route to each role, found by requests. `make roles` regenerates it.
 
-A new route is asked by itself, because the routes come from the URL resolver; the committed table then differs and the
-test fails until `make roles` was run and its answers were looked at. Where the route needs an object or a body, give it
-one in `routes.py` (`make_platform`, `BODIES`); a query that it cannot do without stands in `QUERIES` below. A new role
-is a line in `askers`.
+A new route is tested automatically, because the routes come from the URL resolver; the committed table then differs and
+the test fails until `make roles` was run and its answers were reviewed. If the route needs an object or a body, add one
+in `routes.py` (`make_platform`, `BODIES`); required query parameters are in `QUERIES` below. A new role is a line in
+`askers`.
 """
 
 import os
@@ -16,13 +16,13 @@ from django.db import connection, transaction
 from tests.cast import Api, token_for
 from tests.scheduling.routes import OPERATIONS, OPERATORS, SHARED, WITHOUT_TOKEN, Platform, Route
 
-# Without it no database is made where this file runs alone.
+# Without it no database is made when this file runs alone.
 pytestmark = pytest.mark.django_db
 
 TABLE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
 QUERIES = {"utilization/": "?tenant=acme"}
 ROLES = ("nobody", "viewer", "member", "admin", "foreign admin", "operator", "no scope")
-# Without any scope one may still ask who one is.
+# Without any scope a token may still ask for its owner.
 NO_SCOPE_NEEDED = {"me/"}
 HEAD = """# Roles and routes
 
@@ -38,7 +38,7 @@ object does not exist or belongs to somebody else. A list (200) contains what th
 
 
 def askers(platform: Platform) -> dict[str, Api]:
-    """Somebody for each role."""
+    """Return a client for each role."""
     cast = platform.cast
     unable = Api(token_for(None, scopes=[]))
     return dict(zip(ROLES, (cast.nobody, cast.vera, cast.max, cast.anna, cast.gus, cast.olga, unable), strict=True))
@@ -49,7 +49,7 @@ Answers = dict[tuple[str, str], dict[str, int]]
 
 @pytest.fixture(scope="module")
 def answers(module_platform: Platform, django_db_blocker: Any) -> Answers:
-    """The status of every operation for every role; each request is undone before the next."""
+    """Return the status of every operation for every role; each request is undone before the next."""
     with django_db_blocker.unblock():
         with transaction.atomic():
             who = askers(module_platform)
@@ -71,7 +71,7 @@ def asked(platform: Platform, api: Api, route: Route, method: str) -> int:
 
 
 def table(answers: Answers) -> str:
-    """The page."""
+    """Return the page."""
     lines = ["| method | route | " + " | ".join(ROLES) + " |", "| --- | --- |" + " --- |" * len(ROLES)]
     for (method, pattern), statuses in sorted(answers.items(), key=lambda item: (item[0][1], item[0][0])):
         cells = " | ".join(str(statuses[role]) for role in ROLES)

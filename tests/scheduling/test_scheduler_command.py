@@ -1,4 +1,4 @@
-"""`manage.py scheduler` as real processes: it places, one leads, another takes over, and it ends when told."""
+"""`manage.py scheduler` as real processes: it places, one leads, another takes over, and it ends on a signal."""
 
 import signal
 from functools import partial
@@ -36,11 +36,11 @@ def leaders() -> int:
 
 
 def beat(machine: Machine) -> None:
-    """Its agent is heard of: starting a program may have taken longer than a node may be silent."""
+    """Send its agent's heartbeat: starting a program may take longer than a node may be silent."""
     Node.objects.filter(pk=machine.node.pk).update(last_seen_at=timezone.now())
 
 
-def assigned(claim: Claim) -> bool:
+def is_assigned(claim: Claim) -> bool:
     return Claim.objects.filter(pk=claim.pk, state="assigned").exists()
 
 
@@ -50,7 +50,7 @@ def test_a_claim_is_placed_soon_after_its_commit(real_cast: Cast, machine: Machi
         beat(machine)
         for _ in range(3):
             claim = ask(real_cast)
-            assert eventually(partial(assigned, claim), seconds=5)
+            assert eventually(partial(is_assigned, claim), seconds=5)
 
 
 def test_what_waited_while_there_was_no_scheduler_is_placed_by_the_first(real_cast: Cast, machine: Machine) -> None:
@@ -58,7 +58,7 @@ def test_what_waited_while_there_was_no_scheduler_is_placed_by_the_first(real_ca
     with program(*COMMAND):
         assert eventually(lambda: leaders() == 1, seconds=START_SECONDS)
         beat(machine)
-        assert eventually(lambda: assigned(claim), seconds=5)
+        assert eventually(lambda: is_assigned(claim), seconds=5)
 
 
 def test_of_two_schedulers_one_leads_and_the_other_takes_over_when_it_is_killed(
@@ -72,13 +72,13 @@ def test_of_two_schedulers_one_leads_and_the_other_takes_over_when_it_is_killed(
             beat(machine)
             for _ in range(3):
                 claim = ask(real_cast, core_request=10)
-                assert eventually(partial(assigned, claim), seconds=5)
+                assert eventually(partial(is_assigned, claim), seconds=5)
                 assert leaders() == 1
             first.send_signal(signal.SIGKILL)
             first.wait()
             beat(machine)
             orphan = ask(real_cast, core_request=10)
-            assert eventually(lambda: assigned(orphan), seconds=12)
+            assert eventually(lambda: is_assigned(orphan), seconds=12)
             assert leaders() == 1
             assert second.poll() is None
 
@@ -90,7 +90,7 @@ def test_a_raised_quota_wakes_the_round(real_cast: Cast, machine: Machine) -> No
         assert eventually(lambda: Claim.objects.filter(pk=claim.pk, state="queued").exists(), seconds=START_SECONDS)
         beat(machine)
         change_quota(principal=SYSTEM, quota=quota, hard=30)
-        assert eventually(lambda: assigned(claim), seconds=5)
+        assert eventually(lambda: is_assigned(claim), seconds=5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -112,4 +112,4 @@ def test_it_outlives_the_loss_of_its_sessions(real_cast: Cast, machine: Machine)
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         claim = ask(real_cast)
-        assert eventually(lambda: assigned(claim), seconds=12)
+        assert eventually(lambda: is_assigned(claim), seconds=12)

@@ -1,4 +1,4 @@
-"""How a pool shares its GPUs: said by an operator, carried to every node, with each claim's part in it."""
+"""A pool's sharing policy: set by an operator, sent to every node, with each claim's part in it."""
 
 from datetime import timedelta
 from typing import Any, get_args
@@ -28,7 +28,7 @@ def machine(cast: Cast) -> Machine:
 
 
 def wanted(machine: Machine) -> wire.Sharing | None:
-    """How the node's one assignment is to share its GPU."""
+    """Return the desired sharing of the node's one assignment."""
     return desired_state(machine.node).assignments[0].sharing
 
 
@@ -95,7 +95,7 @@ def test_a_change_reaches_every_node_of_the_pool_in_one_push_and_no_other(
     assert len(pushes) == 1
     assert [frame(one) for one in (machine, second, elsewhere)] == [before[0] + 1, before[1] + 1, before[2]]
     assert wanted(machine) == wire.Sharing(policy="fixed", ceiling=90)
-    # The control: what is not about sharing is no business of the nodes.
+    # The control: other changes send nothing to the nodes.
     change_pool(principal=SYSTEM, pool=cast.pool, description="for everyone")
     change_pool(principal=SYSTEM, pool=cast.pool, sharing_policy="fixed")
     assert frame(machine) == before[0] + 1
@@ -142,6 +142,6 @@ def test_weight_and_class_move_live_like_the_limits(cast: Cast, machine: Machine
     machine.obey()
     assignment.refresh_from_db()
     assert assignment.observed_generation == assignment.generation == claim.generation + 1
-    # The limits are what they were, and so is what is charged.
+    # The limits and the charges are unchanged.
     again = Claim.objects.get(pk=claim.pk)
     assert (again.core_request, again.core_limit, again.charged) == (30, 30, claim.charged)

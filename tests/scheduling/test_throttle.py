@@ -1,4 +1,4 @@
-"""The throttle: one bucket for each caller, the same for all server processes, and no lock when Redis is away."""
+"""The throttle: one bucket per caller, the same for all server processes, and open while Redis is down."""
 
 import time
 import uuid
@@ -19,7 +19,7 @@ BURST = 5
 
 @pytest.fixture(autouse=True)
 def small_buckets(settings: Any) -> Iterator[None]:
-    """So slow that a bucket does not fill while a test runs; and this test's own."""
+    """Set a rate so low that a bucket does not fill during a test, and a prefix for this test."""
     settings.THROTTLE_PER_SECOND, settings.THROTTLE_BURST = 1, BURST
     settings.REDIS_PREFIX = f"{settings.REDIS_PREFIX}-{uuid.uuid4().hex}"
     yield
@@ -27,7 +27,7 @@ def small_buckets(settings: Any) -> Iterator[None]:
 
 
 def until_refused(who: Api, *, most: int = BURST * 2) -> tuple[int, Any]:
-    """How many requests were let through, and the refusal."""
+    """Return the number of accepted requests, and the refusal."""
     for count in range(most):
         answer = who.get("me/")
         if answer.status != 200:
@@ -77,7 +77,7 @@ def test_a_clock_of_redis_that_was_set_back_shuts_nobody_out(settings: Any) -> N
 
 def test_server_processes_share_a_bucket(cast: Cast) -> None:
     until_refused(cast.max)
-    throttles._redis.cache_clear()  # what another process would have: a connection of its own
+    throttles._redis.cache_clear()  # another process would have a connection of its own
     assert cast.max.get("me/").status == 429
 
 

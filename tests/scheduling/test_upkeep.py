@@ -1,4 +1,4 @@
-"""What is done for claims without being asked: failures, time limits, pushes that got lost, nodes that are gone."""
+"""Periodic tasks on claims: failures, time limits, lost pushes, lost nodes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,8 +34,8 @@ def state_of(claim: Claim) -> str:
     return str(claim.state)
 
 
-def aged(seconds: int) -> None:
-    """So long ago was everything written."""
+def age(seconds: int) -> None:
+    """Move all timestamps into the past."""
     Assignment.objects.update(updated_at=timezone.now() - timedelta(seconds=seconds))
 
 
@@ -82,7 +82,7 @@ def test_the_time_limit_counts_from_placing(cast: Cast, machine: Machine) -> Non
 
 @contextmanager
 def pushes(node: Node) -> Iterator[Callable[[float], bool]]:
-    """Whether the servers are told, within so many seconds, that the node is to be sent its desired state."""
+    """Return True if the servers receive, within so many seconds, the hint to send the node its desired state."""
     with hints._redis().pubsub() as heard:
         heard.subscribe(hints._channel(hint_group(node.pk)))
         assert heard.get_message(timeout=5)
@@ -92,9 +92,9 @@ def pushes(node: Node) -> Iterator[Callable[[float], bool]]:
 def test_what_is_not_observed_after_five_seconds_is_pushed_again(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
     resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=40))
-    aged(4)
+    age(4)
     assert tasks.repair_pushes() == 0
-    aged(6)
+    age(6)
     with pushes(machine.node) as told:
         assert tasks.repair_pushes() == 1
         assert told(5)
@@ -104,7 +104,7 @@ def test_a_release_whose_report_got_lost_is_pushed_again(cast: Cast, machine: Ma
     claim, assignment = placed(cast, machine)
     release_claim(principal=SYSTEM, claim=claim)
     machine.say(seen(assignment, "releasing"))
-    aged(6)
+    age(6)
     assert tasks.repair_pushes() == 1
 
 
@@ -113,7 +113,7 @@ def test_what_is_observed_is_not_pushed_again(cast: Cast, machine: Machine) -> N
     done, _ = placed(cast, machine)
     release_claim(principal=SYSTEM, claim=done)
     machine.obey()
-    aged(60)
+    age(60)
     assert tasks.repair_pushes() == 0
     assert state_of(claim) == "active"
 
@@ -121,7 +121,7 @@ def test_what_is_observed_is_not_pushed_again(cast: Cast, machine: Machine) -> N
 def test_a_node_that_is_lost_is_not_pushed_to(cast: Cast, machine: Machine) -> None:
     ask(cast)
     run_round(cast.pool)
-    aged(60)
+    age(60)
     assert tasks.repair_pushes() == 1
     lose(machine)
     assert tasks.repair_pushes() == 0

@@ -1,4 +1,4 @@
-"""`GET /utilization/`: any window, in steps that fit it, whatever levels it is read from."""
+"""`GET /utilization/`: any window, in steps that fit it, from any roll-up level."""
 
 from datetime import timedelta
 from urllib.parse import urlencode
@@ -22,8 +22,8 @@ def machine(clock: Clock, cast: Cast) -> Machine:
     return Machine("gpu1", cast.pool, gpus=1)
 
 
-def asked(api: Api, **query: object) -> list[tuple[float, float]]:
-    """Times after the start, and core percent."""
+def query(api: Api, **query: object) -> list[tuple[float, float]]:
+    """Return times after the start, and core percent."""
     if "begin" in query:
         query["from"] = (START + timedelta(seconds=float(str(query.pop("begin"))))).isoformat()
     answer = api.get(f"utilization/?{urlencode(query)}")
@@ -33,7 +33,7 @@ def asked(api: Api, **query: object) -> list[tuple[float, float]]:
 
 
 def measure(machine: Machine, assignment: UUID, seconds: int, core: float = 40) -> None:
-    """From the start, each second; the GPU does twice as much as the assignment."""
+    """Store samples from the start, each second; the GPU's use is twice the assignment's."""
     rows = []
     for second in range(seconds):
         at = START + timedelta(seconds=second)
@@ -56,18 +56,18 @@ def test_a_window_is_the_same_whether_it_is_rolled_up_or_not(cast: Cast, machine
     claim, assignment = placed(cast, machine)
     measure(machine, assignment.uid, 150)
     clock.advance(seconds=150)
-    before = [asked(cast.max, claim=claim.uid, begin=7, step=step) for step in (1, 10, 60)]
+    before = [query(cast.max, claim=claim.uid, begin=7, step=step) for step in (1, 10, 60)]
     assert rolling.roll_up() > 0
-    # Whole spans are now read from the roll-ups: the seconds may go.
+    # Whole spans are now read from the roll-ups: the seconds may be deleted.
     UsageFrame.objects.filter(at__gte=START + timedelta(seconds=10), at__lt=START + timedelta(seconds=140)).delete()
-    after = [asked(cast.max, claim=claim.uid, begin=7, step=step) for step in (10, 60)]
+    after = [query(cast.max, claim=claim.uid, begin=7, step=step) for step in (10, 60)]
     assert after == before[1:]
     assert after[1] == [(0, 40), (60, 40), (120, 40)]
 
 
 @pytest.fixture
 def long_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Days in which nothing was measured are rolled up in a few transactions: a thousand would say no more."""
+    """Use few transactions for days without samples: a thousand would test the same."""
     monkeypatch.setattr(rolling, "AT_ONCE", timedelta(days=1))
 
 
@@ -79,12 +79,12 @@ def test_a_window_of_dropped_seconds_is_told_by_what_is_kept(cast: Cast, machine
     rolling.roll_up()
     UsageFrame.objects.all().delete()
     clock.advance(days=2)
-    assert asked(cast.olga, node="gpu1", begin=0, to=(START + timedelta(seconds=60)).isoformat(), step=1) == [
+    assert query(cast.olga, node="gpu1", begin=0, to=(START + timedelta(seconds=60)).isoformat(), step=1) == [
         (second, 80) for second in range(0, 60, 10)
     ]
     UsageTens.objects.all().delete()
     clock.advance(days=2)
-    assert asked(cast.olga, node="gpu1", begin=0, to=(START + timedelta(minutes=2)).isoformat(), step=1) == [
+    assert query(cast.olga, node="gpu1", begin=0, to=(START + timedelta(minutes=2)).isoformat(), step=1) == [
         (0, 80),
         (60, 80),
     ]
@@ -97,13 +97,13 @@ def test_a_step_is_chosen_that_suits_the_window(cast: Cast, machine: Machine, cl
     measure(machine, assignment.uid, 120)
     clock.advance(minutes=2)
     rolling.roll_up()
-    assert len(asked(cast.max, claim=claim.uid, begin=0)) == 120
+    assert len(query(cast.max, claim=claim.uid, begin=0)) == 120
     clock.advance(hours=1)
     rolling.roll_up()
-    assert len(asked(cast.max, claim=claim.uid, begin=0)) == 12
+    assert len(query(cast.max, claim=claim.uid, begin=0)) == 12
     clock.advance(days=7)
     rolling.roll_up()
-    assert asked(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
+    assert query(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
 
 
 def test_more_points_than_an_answer_holds_are_refused_with_how_many_it_does(
@@ -128,8 +128,8 @@ def test_what_would_take_too_long_to_read_is_refused_with_what_to_do(
     refused = cast.max.get(f"utilization/?{urlencode({**query, 'step': 60})}")
     assert (refused.status, refused.code) == (422, "window-too-long")
     assert "leave out `step`" in refused.body["detail"]
-    # One hour and what is not yet an hour of its own: the step that is chosen is read from few rows.
-    assert asked(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
+    # One hour and a partial one: the chosen step is read from few rows.
+    assert query(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
 
 
 def test_series_that_a_node_shares_are_told_apart(cast: Cast, machine: Machine, clock: Clock) -> None:
@@ -144,4 +144,4 @@ def test_series_that_a_node_shares_are_told_apart(cast: Cast, machine: Machine, 
     query = urlencode({"tenant": "acme", "from": START.isoformat(), "step": 60})
     found = {one["assignment"]: one for one in cast.max.get(f"utilization/?{query}").body["series"]}
     assert {uid: one["core_percent"] for uid, one in found.items()} == {str(mine.uid): [20], str(others.uid): [70]}
-    assert asked(cast.olga, node="gpu1", begin=0, step=60) == [(0, 40)]
+    assert query(cast.olga, node="gpu1", begin=0, step=60) == [(0, 40)]

@@ -1,4 +1,4 @@
-"""The waiting door: `?wait=` answers when there is something to say, and holds nothing meanwhile."""
+"""`?wait=`: it answers when there is news, and occupies nothing meanwhile."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.cast import Answer, Cast, Machine, give_plenty
 from tests.processes import eventually
 from tests.scheduling.asgi_client import Request, call, in_database
 from tests.scheduling.programs import free_port, program, sessions, threads
-from tests.scheduling.routes import stored
+from tests.scheduling.routes import dump_database
 
 CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
 
@@ -37,14 +37,14 @@ def machine(real_cast: Cast) -> Machine:
 
 
 async def platform_does_its_part(cast: Cast, machine: Machine, *, after: float = 0.3) -> None:
-    """A scheduler's round and an agent's report, a little later."""
+    """Run a scheduler's round and an agent's report, a little later."""
     await asyncio.sleep(after)
     await in_database(lambda: run_round(cast.pool))
     await in_database(machine.obey)
 
 
 async def while_waiting(request: Any, cast: Cast, machine: Machine) -> Answer:
-    """On a busy machine a round may come before the request has: until there is an answer, there are more."""
+    """Repeat until there is an answer: on a busy machine a round may come before the request."""
     asked = asyncio.ensure_future(request)
     while not asked.done():
         await platform_does_its_part(cast, machine)
@@ -104,11 +104,11 @@ async def test_a_wait_of_nothing_does_not_wait(real_cast: Cast, machine: Machine
 
 @pytest.mark.parametrize("wait", ["", "-1", "x", "301", "1.5", "9" * 5000, "%C2%B2", "%D9%A3", "1e1", "0x1"])
 async def test_a_senseless_wait_is_refused(real_cast: Cast, machine: Machine, wait: str) -> None:
-    before = await in_database(stored)
+    before = await in_database(dump_database)
     answer = await call(real_cast.max, "POST", f"claims/?wait={wait}", CLAIM)
     assert (answer.status, answer.code) == (400, "invalid-fields")
     assert "wait" in answer.body["errors"]
-    assert await in_database(stored) == before
+    assert await in_database(dump_database) == before
 
 
 async def test_a_refusal_does_not_wait(real_cast: Cast, machine: Machine) -> None:
@@ -184,7 +184,7 @@ def test_forty_waits_hold_neither_threads_nor_connections(real_cast: Cast) -> No
                 time.sleep(0.02)
         assert waits.result() == ["pending"] * WAITERS
     assert min(count for count, _ in seen) < WAITERS / 2
-    # A session that the pool replaces is seen beside the one after it for a moment.
+    # A session that the pool replaces is visible beside its successor for a moment.
     assert max(count for _, count in seen) <= POOL + 2
 
 

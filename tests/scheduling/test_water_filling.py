@@ -1,4 +1,4 @@
-"""Sharing one GPU: the invariants of the formula, and the arbiter's C against the Python that states it."""
+"""Sharing of one GPU: the invariants of the formula, and the arbiter's C compared with the Python specification."""
 
 import ctypes
 from collections.abc import Sequence
@@ -138,7 +138,7 @@ def test_beyond_the_guarantees_the_weights_decide(claims: list[Terms], ceiling: 
     for a, claim in zip(beyond, claims, strict=True):
         for b, other in zip(beyond, claims, strict=True):
             if b < other.high - other.low:
-                # Whoever is not full has at least what its weight against any other's says, less the rounding.
+                # A claim that is not full has at least its share by weight against any other's, less the rounding.
                 assert (b + 1) * claim.weight >= a * other.weight
 
 

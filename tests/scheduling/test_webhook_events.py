@@ -1,4 +1,4 @@
-"""What webhooks are told of, by the services that do it; each in the transaction of the fact."""
+"""Events sent to webhooks by the services, each in the transaction of its fact."""
 
 import json
 from datetime import timedelta
@@ -28,14 +28,14 @@ from tests.scheduling.test_preemption import build
 
 @pytest.fixture
 def listening(cast: Cast) -> Cast:
-    """Acme and globex are told of everything, and so is the platform."""
+    """Subscribe acme, globex and the platform to everything."""
     for tenant in (cast.acme, cast.globex, None):
         hooks.create(principal=SYSTEM, tenant=tenant, url="https://hooks.example.org/", events=EventKind.values)
     return cast
 
 
-def told(tenant: str | None) -> list[str]:
-    """The kinds of what a webhook was told, in order."""
+def event_types(tenant: str | None) -> list[str]:
+    """Return the types of a webhook's deliveries, in order."""
     rows = WebhookDelivery.objects.filter(webhook__tenant__slug=tenant) if tenant else platforms()
     return list(rows.order_by("pk").values_list("kind", flat=True))
 
@@ -62,8 +62,8 @@ def test_a_claims_life_is_told_to_its_tenant_and_the_platform(listening: Cast) -
     }  # fmt: skip
     release_claim(principal=SYSTEM, claim=claim)
     machine.obey()
-    assert told("acme") == told(None) == ["claim.active", "claim.released"]
-    assert told("globex") == []
+    assert event_types("acme") == event_types(None) == ["claim.active", "claim.released"]
+    assert event_types("globex") == []
 
 
 def test_what_an_agent_cannot_do_is_told(listening: Cast) -> None:
@@ -71,7 +71,7 @@ def test_what_an_agent_cannot_do_is_told(listening: Cast) -> None:
     machine = Machine("gpu1", listening.pool)
     _, assignment = placed(listening, machine)
     machine.say(seen(assignment, "failed", reason="no such library"))
-    assert told("acme") == ["claim.active", "claim.failed"]
+    assert event_types("acme") == ["claim.active", "claim.failed"]
 
 
 def test_a_victim_has_notice_and_is_told_what_became_of_it(cast: Cast) -> None:
@@ -93,13 +93,13 @@ def test_a_victim_has_notice_and_is_told_what_became_of_it(cast: Cast) -> None:
     lab.grace_is_over()
     preemption.drive()
     notices = ["claim.preemption_notice", "claim.preemption_spared", "claim.preemption_notice", "claim.preempted"]
-    assert told("globex") == notices
+    assert event_types("globex") == notices
 
 
 def test_waiting_for_quota_is_told_and_a_refusal_is_not(listening: Cast) -> None:
     give(listening.acme, core_percent=10, memory_mib=None)
     answer = listening.max.post("claims/", {"tenant": "acme", "core_request": 30, "memory_mib": GIB})
-    assert (answer.code, told("acme")) == ("quota-exceeded", [])
+    assert (answer.code, event_types("acme")) == ("quota-exceeded", [])
     claim = ask(listening, when_over_quota="wait")
     assert last("claim.over_quota")["claim"]["uid"] == str(claim.uid)
 
@@ -110,7 +110,7 @@ def test_a_quota_below_what_is_held_is_told_once(listening: Cast) -> None:
     quotas.change_quota(principal=SYSTEM, quota=quota, hard=20)
     assert (last("quota.exceeded")["excess"], last("quota.exceeded")["used"]) == (10, 30)
     quotas.change_quota(principal=SYSTEM, quota=quota, hard=25)
-    assert told("acme") == ["quota.exceeded"]
+    assert event_types("acme") == ["quota.exceeded"]
 
 
 def test_each_threshold_of_a_budget_is_told_once(clock: Clock, listening: Cast) -> None:
@@ -137,7 +137,7 @@ def test_a_reservation_is_told_when_it_begins_and_when_it_ends(clock: Clock, lis
     assert last("reservation.began")["reservation"]["uid"] == str(row.uid)
     release_reservation(principal=SYSTEM, reservation=row)
     assert last("reservation.ended")["ending"] == "early"
-    assert told("acme") == ["reservation.began", "reservation.ended"]
+    assert event_types("acme") == ["reservation.began", "reservation.ended"]
 
 
 def test_a_lost_node_is_told_once_and_to_whom_it_concerns(listening: Cast) -> None:
@@ -152,8 +152,8 @@ def test_a_lost_node_is_told_once_and_to_whom_it_concerns(listening: Cast) -> No
     assert json.loads(platforms().get().body)["data"]["claims"] == 1
     Node.objects.update(last_seen_at=timezone.now())
     assert [watch_nodes(), watch_nodes()] == [1, 0]
-    assert told("acme") == told(None) == ["node.lost", "node.returned"]
-    assert told("globex") == []
+    assert event_types("acme") == event_types(None) == ["node.lost", "node.returned"]
+    assert event_types("globex") == []
 
 
 def test_a_forgotten_node_is_not_waited_for(listening: Cast) -> None:
@@ -163,14 +163,14 @@ def test_a_forgotten_node_is_not_waited_for(listening: Cast) -> None:
     machine.node.refresh_from_db()
     forget_node(principal=SYSTEM, node=machine.node)
     watch_nodes()
-    assert told(None) == ["node.lost"]
+    assert event_types(None) == ["node.lost"]
 
 
 def test_what_was_decided_of_a_request_is_told(listening: Cast) -> None:
     give(listening.acme, gpus=1)
     asked: dict[str, Any] = {"tenant": listening.acme, "pool": None, "resource": "gpus", "amount": 2, "reason": "more"}
     request = requests.ask(principal=SYSTEM, **asked)
-    assert told("acme") == []
+    assert event_types("acme") == []
     requests.counter(principal=SYSTEM, request=request, amount=1)
     requests.accept(principal=SYSTEM, request=request)
-    assert [last("quota_request.decided")["granted_amount"], told("acme")] == [1, ["quota_request.decided"] * 2]
+    assert [last("quota_request.decided")["granted_amount"], event_types("acme")] == [1, ["quota_request.decided"] * 2]

@@ -45,7 +45,7 @@ async def sockets(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def served(http: Any = BoundedProtocol) -> Iterator[int]:
+def serve(http: Any = BoundedProtocol) -> Iterator[int]:
     """Serve until the block ends; yield the port."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
     config = uvicorn.Config(sockets, http=http, ws="websockets-sansio", lifespan="off", log_config=None)
@@ -63,7 +63,7 @@ def served(http: Any = BoundedProtocol) -> Iterator[int]:
 
 
 class Connection:
-    """A raw connection; `send` goes on until the server refuses, and says so by False."""
+    """A raw connection; `send` continues until the server refuses, and then returns False."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -76,7 +76,7 @@ class Connection:
         return True
 
     def answers(self) -> bytes:
-        """Everything until the server closes or resets the connection."""
+        """Return everything until the server closes or resets the connection."""
         received = b""
         try:
             while piece := self.socket.recv(1 << 16):
@@ -88,7 +88,7 @@ class Connection:
         return received
 
 
-def asked(port: int, *pieces: bytes) -> bytes:
+def send_all(port: int, *pieces: bytes) -> bytes:
     """Send the pieces and return all answers; the last request should ask to close the connection."""
     connection = Connection(port)
     for piece in pieces:
@@ -98,5 +98,5 @@ def asked(port: int, *pieces: bytes) -> bytes:
 
 
 def status(answer: bytes) -> int:
-    """The status of the first answer; 0 where the connection was closed without one."""
+    """Return the status of the first answer; 0 if the connection was closed without one."""
     return int(answer.split(b" ", 2)[1]) if answer else 0

@@ -1,4 +1,4 @@
-"""A server that has answered many requests is no larger than one that has answered some."""
+"""Memory of a server after many requests equals that after some."""
 
 import http.client
 import itertools
@@ -13,7 +13,7 @@ from tests.scheduling.programs import free_port, program
 from tests.server.test_server_program import KIB, healthy, resident_kib
 
 CLIENTS = 8
-# What allocators and caches take until they have seen everything once.
+# Growth of allocators and caches until they have seen every kind of request.
 WARM = 1_000
 
 
@@ -35,7 +35,7 @@ def ask_many(port: int, token: str, count: int, begin: int) -> None:
         ]
     )
     for number, (method, path, body, more) in zip(range(count), kinds, strict=False):
-        # Something different each time, for caches that would keep it.
+        # Different each time, for caches that would keep it.
         query = f"{'&' if '?' in path else '?'}page={begin + number}" if method == "GET" else ""
         connection.request(method, path + query, body, {**headers, **more})
         answer = connection.getresponse()

@@ -1,4 +1,4 @@
-"""`python -m gpucloud.server`: the one way in which the web server is started."""
+"""`python -m gpucloud.server`: the only start of the web server."""
 
 import socket
 import subprocess
@@ -14,18 +14,18 @@ from django.conf import settings
 from gpucloud.server import __main__ as entry
 from tests.processes import eventually
 from tests.scheduling.programs import free_port, program
-from tests.server.serving import asked, status
+from tests.server.serving import send_all, status
 
 CLIENTS = 1000
 KIB = 1024
 BEGIN = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-# Whoever starts uvicorn on the application itself goes round the bounds.
+# Starting uvicorn on the application itself bypasses the bounds.
 UNBOUNDED = ("uvicorn gpucloud" + ".asgi", '"uvicorn", ' + '"gpucloud', "--timeout-worker" + "-healthcheck 5 ")
 
 
 @pytest.fixture
 def server(transactional_db: None) -> Iterator[tuple[int, int]]:
-    """Port and process id of a server of its own."""
+    """Start a server; return its port and process id."""
     port = free_port()
     with program("-m", "gpucloud.server", "--port", str(port), "--log-level", "error") as process:
         assert eventually(lambda: healthy(port), seconds=60)
@@ -71,8 +71,8 @@ def test_a_thousand_clients_that_never_finish_are_bounded_in_memory(server: tupl
 @pytest.mark.django_db(transaction=True)
 def test_the_server_bounds_what_it_is_sent(server: tuple[int, int]) -> None:
     port, _ = server
-    assert status(asked(port, BEGIN, b"".join(b"X-%d: v\r\n" % n for n in range(101)), b"\r\n")) == 431
-    assert status(asked(port, BEGIN, b"\r\n")) == 200
+    assert status(send_all(port, BEGIN, b"".join(b"X-%d: v\r\n" % n for n in range(101)), b"\r\n")) == 431
+    assert status(send_all(port, BEGIN, b"\r\n")) == 200
 
 
 def test_a_busy_worker_is_given_a_minute_before_it_is_replaced() -> None:
@@ -97,7 +97,7 @@ from django.urls import get_resolver
 get_resolver()._populate()
 print(*sys.modules)
 """
-# Who places, speaks with a cluster, signs somebody in by OpenID or sends a webhook loads them then.
+# Placement, clusters, OpenID sign-ins and webhooks load them when needed.
 NOT_AT_THE_START = {"numpy", "kubernetes", "authlib", "joserfc", "httpx", "rich", "oauthlib", "scipy", "pynvml"}
 
 

@@ -1,4 +1,4 @@
-"""Asking the webhooks as an API server asks."""
+"""Requests to the webhooks in an API server's form."""
 
 import base64
 import copy
@@ -21,7 +21,7 @@ def review(
     groups: Sequence[str] = ("system:authenticated",),
     version: str = "admission.k8s.io/v1",
 ) -> bytes:
-    """The body of a question about this object."""
+    """Return the body of a review of this object."""
     return json.dumps(
         {
             "apiVersion": version,
@@ -39,22 +39,22 @@ def review(
     ).encode()
 
 
-def judged(thing: dict[str, Any], policy: Policy | None = None, **said: Any) -> dict[str, Any]:
-    """The response of the validating webhook."""
+def validate(thing: dict[str, Any], policy: Policy | None = None, **said: Any) -> dict[str, Any]:
+    """Return the response of the validating webhook."""
     asked = reviews.parse(review(thing, **said))
     return dict(reviews.answer(asked, validating.judged(asked, policy or Policy()))["response"])
 
 
-def filled(thing: dict[str, Any], policy: Policy | None = None, **said: Any) -> dict[str, Any]:
-    """The object after the patch of the mutating webhook."""
+def mutate(thing: dict[str, Any], policy: Policy | None = None, **said: Any) -> dict[str, Any]:
+    """Return the object after the patch of the mutating webhook."""
     asked = reviews.parse(review(thing, **said))
     response = reviews.answer(asked, mutating.filled(asked, policy or Policy()))["response"]
     assert response["allowed"]
-    return applied(thing, json.loads(base64.b64decode(response["patch"]))) if "patch" in response else thing
+    return apply_patch(thing, json.loads(base64.b64decode(response["patch"]))) if "patch" in response else thing
 
 
-def applied(thing: dict[str, Any], patch: list[dict[str, Any]]) -> dict[str, Any]:
-    """RFC 6902's `add` to members of objects, which is all that is used."""
+def apply_patch(thing: dict[str, Any], patch: list[dict[str, Any]]) -> dict[str, Any]:
+    """Apply RFC 6902's `add` to members of objects, the only operation in use."""
     made = copy.deepcopy(thing)
     for operation in patch:
         assert operation["op"] == "add"

@@ -1,4 +1,4 @@
-"""The webhooks' door on loopback, with the certificates of a directory."""
+"""The webhooks' listener on loopback, with the certificates of a directory."""
 
 import socket
 import threading
@@ -13,8 +13,8 @@ from apps.clusters.extender.listener import configuration
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """Its URL, until the block ends."""
+def serve(directory: Path) -> Iterator[str]:
+    """Serve until the block ends; return the URL."""
     listening = socket.create_server(("127.0.0.1", 0))
     config = configuration(application, ssl_certfile=str(directory / "tls.crt"), ssl_keyfile=str(directory / "tls.key"))
     server = uvicorn.Server(config)

@@ -1,4 +1,4 @@
-"""Certificates that a client of today's OpenSSL takes, and that are renewed without cutting anybody off."""
+"""Certificates that a current OpenSSL client accepts, and their renewal without an interruption."""
 
 import ssl
 import stat
@@ -21,8 +21,8 @@ def certificate(directory: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes())
 
 
-def trusted_by(directory: Path, bundle: bytes) -> bool:
-    """Whether the door's certificate is signed by one of the bundle's authorities."""
+def is_trusted_by(directory: Path, bundle: bytes) -> bool:
+    """Return True if the listener's certificate is signed by one of the bundle's authorities."""
     authorities = x509.load_pem_x509_certificates(bundle)
     door = certificate(directory)
     for authority in authorities:
@@ -49,7 +49,7 @@ def test_the_certificate_is_renewed_long_before_its_end_by_the_same_authority(tm
     assert certificates.rotate(tmp_path, NAMES, now=later) == ["tls.crt", "tls.key"]
     assert certificate(tmp_path).not_valid_after_utc > later + timedelta(days=300)
     assert certificates.bundle(tmp_path) == bundle
-    assert trusted_by(tmp_path, bundle)
+    assert is_trusted_by(tmp_path, bundle)
 
 
 def test_a_new_authority_is_trusted_beside_the_one_before(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_a_new_authority_is_trusted_beside_the_one_before(tmp_path: Path) -> Non
     bundle = certificates.bundle(tmp_path)
     assert before in bundle
     assert bundle != before
-    assert trusted_by(tmp_path, bundle)
-    assert not trusted_by(tmp_path, before)
+    assert is_trusted_by(tmp_path, bundle)
+    assert not is_trusted_by(tmp_path, before)
     assert certificate(tmp_path).serial_number != old_door.serial_number
 
 

@@ -11,29 +11,29 @@ import pytest
 from apps.clusters.admission import certificates
 from apps.clusters.admission.door import MOST_BYTES
 from tests.clusters.admission.asking import review
-from tests.clusters.admission.serving import served
-from tests.clusters.formats.pods import asking, pod
+from tests.clusters.admission.serving import serve
+from tests.clusters.formats.pods import container_with, pod
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a door that serves on this machine until the module's tests are over."""
+    """Return a client of a listener that serves on this machine for the module's tests."""
     directory: Path = tmp_path_factory.mktemp("tls")
     certificates.rotate(directory, ["127.0.0.1"], now=datetime.now(UTC))
-    with served(directory) as url:
+    with serve(directory) as url:
         trust = ssl.create_default_context(cafile=str(directory / "ca-bundle.crt"))
         with httpx.Client(base_url=url, verify=trust) as found:
             yield found
 
 
 def test_a_question_is_answered(client: httpx.Client) -> None:
-    answer = client.post("/admission/validate?timeout=5s", content=review(pod(asking(core=150))))
+    answer = client.post("/admission/validate?timeout=5s", content=review(pod(container_with(core=150))))
     assert answer.status_code == 200
     assert "multiple of 100" in answer.json()["response"]["status"]["message"]
 
 
 def test_settings_are_the_policy(client: httpx.Client, settings: object) -> None:
-    asked = review(pod(asking(core=30)))
+    asked = review(pod(container_with(core=30)))
     assert "patch" not in client.post("/admission/mutate", content=asked).json()["response"]
     settings.ADMISSION_DEFAULT_MEMORY_MIB = 512  # type: ignore[attr-defined]
     assert client.post("/admission/mutate", content=asked).json()["response"]["patchType"] == "JSONPatch"

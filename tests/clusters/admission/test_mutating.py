@@ -1,4 +1,4 @@
-"""What the mutating webhook gives a pod, and that it gives nothing twice."""
+"""Resources that the mutating webhook adds to a pod; a second call adds nothing."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
 from apps.clusters.admission.policy import Policy
-from tests.clusters.admission.asking import filled, judged
-from tests.clusters.formats.pods import asking, pod
+from tests.clusters.admission.asking import mutate, validate
+from tests.clusters.formats.pods import container_with, pod
 
 CORE = "tencent.com/vcuda-core"
 MEMORY = "tencent.com/vcuda-memory"
@@ -16,7 +16,7 @@ INDEX = "tencent.com/predicate-gpu-idx-0"
 
 
 def amounts(made: dict[str, Any], place: int = 0) -> dict[str, str]:
-    """A container's limits, which are its requests."""
+    """Return a container's limits, which equal its requests."""
     resources = made["spec"]["containers"][place]["resources"]
     assert resources["limits"] == resources["requests"]
     return dict(resources["limits"])
@@ -25,53 +25,53 @@ def amounts(made: dict[str, Any], place: int = 0) -> dict[str, str]:
 def test_a_pod_without_gpus_is_left_as_it_is() -> None:
     plain = pod({})
     policy = Policy(scheduler_name="gpucloud", library_directory="/opt", cdi_device="gpucloud.io/library=all")
-    assert filled(plain, policy) is plain
+    assert mutate(plain, policy) is plain
 
 
 @pytest.mark.parametrize(
     ("named", "becomes"), [(None, "gpucloud"), ("default-scheduler", "gpucloud"), ("mine", "mine")]
 )
 def test_the_scheduler_is_named_where_nobody_chose_another(named: str | None, becomes: str) -> None:
-    asked = pod(asking(core=30, memory=4))
+    asked = pod(container_with(core=30, memory=4))
     if named is not None:
         asked["spec"]["schedulerName"] = named
-    assert filled(asked, Policy(scheduler_name="gpucloud"))["spec"]["schedulerName"] == becomes
+    assert mutate(asked, Policy(scheduler_name="gpucloud"))["spec"]["schedulerName"] == becomes
 
 
 def test_what_is_missing_of_a_share_is_filled_and_then_passes() -> None:
     policy = Policy(default_core=10, default_memory_mib=1000)
-    made = filled(pod(asking(core=30), asking(memory=8), asking(core=200)), policy)
+    made = mutate(pod(container_with(core=30), container_with(memory=8), container_with(core=200)), policy)
     assert [amounts(made, place) for place in range(3)] == [
         {CORE: "30", MEMORY: "4"},
         {MEMORY: "8", CORE: "10"},
         {CORE: "200"},
     ]
-    assert judged(made)["allowed"]
+    assert validate(made)["allowed"]
 
 
 def test_without_defaults_nothing_is_filled() -> None:
-    asked = pod(asking(core=30))
-    assert filled(asked) is asked
+    asked = pod(container_with(core=30))
+    assert mutate(asked) is asked
 
 
 def test_forged_decisions_are_taken_out_of_strangers_pods() -> None:
-    forged = pod(asking(core=30, memory=4), annotations={INDEX: "3", "mine": "kept"})
-    assert filled(forged)["metadata"]["annotations"] == {"mine": "kept"}
-    assert judged(filled(forged))["allowed"]
-    assert filled(forged, groups=["system:masters"]) is forged
+    forged = pod(container_with(core=30, memory=4), annotations={INDEX: "3", "mine": "kept"})
+    assert mutate(forged)["metadata"]["annotations"] == {"mine": "kept"}
+    assert validate(mutate(forged))["allowed"]
+    assert mutate(forged, groups=["system:masters"]) is forged
 
 
 def test_the_library_is_mounted_and_preloaded_where_gpus_are_asked() -> None:
-    asked = pod({}, {**asking(core=30, memory=4), "env": [{"name": "LD_PRELOAD", "value": "/mine.so"}]})
+    asked = pod({}, {**container_with(core=30, memory=4), "env": [{"name": "LD_PRELOAD", "value": "/mine.so"}]})
     policy = Policy(library_directory="/opt/gpucloud/lib", cdi_device="gpucloud.io/library=all")
-    made = filled(asked, policy)
+    made = mutate(asked, policy)
     first, second = made["spec"]["containers"]
     assert first == {"name": "c0"}
     assert second["env"] == [{"name": "LD_PRELOAD", "value": "/usr/local/gpucloud/libvcuda.so:/mine.so"}]
     assert second["volumeMounts"][0]["readOnly"]
     assert made["spec"]["volumes"][0]["hostPath"]["path"] == "/opt/gpucloud/lib"
     assert made["metadata"]["annotations"] == {"cdi.k8s.io/gpucloud": "gpucloud.io/library=all"}
-    assert filled(made, policy) is made
+    assert mutate(made, policy) is made
 
 
 TRANSLATE = Policy(translated=frozenset({"HAMi", "gpushare"}))
@@ -80,54 +80,54 @@ TRANSLATE = Policy(translated=frozenset({"HAMi", "gpushare"}))
 @pytest.mark.parametrize(
     ("container", "becomes", "ceiling"),
     [
-        (asking(gpu=1, gpumem=3000), {CORE: "1", MEMORY: "12"}, "100"),
-        (asking(gpu=1, gpumem=3000, cores=30), {CORE: "30", MEMORY: "12"}, None),
-        (asking(gpu=2), {CORE: "200"}, None),
-        (asking(aliyun=2), {CORE: "1", MEMORY: "8"}, "100"),
+        (container_with(gpu=1, gpumem=3000), {CORE: "1", MEMORY: "12"}, "100"),
+        (container_with(gpu=1, gpumem=3000, cores=30), {CORE: "30", MEMORY: "12"}, None),
+        (container_with(gpu=2), {CORE: "200"}, None),
+        (container_with(aliyun=2), {CORE: "1", MEMORY: "8"}, "100"),
     ],
 )
 def test_others_words_become_the_resources_that_are_offered(
     container: dict[str, Any], becomes: dict[str, str], ceiling: str | None
 ) -> None:
-    made = filled(pod(container), TRANSLATE)
+    made = mutate(pod(container), TRANSLATE)
     assert amounts(made) == becomes
     assert (made["metadata"].get("annotations") or {}).get("tencent.com/vcuda-core-limit") == ceiling
-    assert judged(made)["allowed"]
+    assert validate(made)["allowed"]
 
 
 def test_labels_of_kubeshare_become_resources_of_the_first_container_and_its_scheduler_is_replaced() -> None:
     words = {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_limit": "1.0", "sharedgpu/gpu_mem": str(1 << 30)}
     asked = pod({}, {}, labels=words)
     asked["spec"]["schedulerName"] = "kubeshare-scheduler"
-    made = filled(asked, Policy(translated=frozenset({"KubeShare"}), scheduler_name="gpucloud"))
+    made = mutate(asked, Policy(translated=frozenset({"KubeShare"}), scheduler_name="gpucloud"))
     assert amounts(made) == {CORE: "50", MEMORY: "4"}
     assert "resources" not in made["spec"]["containers"][1]
     assert made["metadata"]["annotations"] == {"tencent.com/vcuda-core-limit": "100"}
     assert made["spec"]["schedulerName"] == "gpucloud"
-    assert filled(made, Policy(translated=frozenset({"KubeShare"}))) == made
-    assert judged(made)["allowed"]
+    assert mutate(made, Policy(translated=frozenset({"KubeShare"}))) == made
+    assert validate(made)["allowed"]
 
 
 def test_containers_of_gpushare_keep_their_own_parts() -> None:
-    made = filled(pod(asking(aliyun=2), {}, asking(aliyun=3)), TRANSLATE)
+    made = mutate(pod(container_with(aliyun=2), {}, container_with(aliyun=3)), TRANSLATE)
     assert [amounts(made, place)[MEMORY] for place in (0, 2)] == ["8", "12"]
 
 
-@pytest.mark.parametrize("container", [asking(gpu=2, gpumem=3000), asking(gpu=1, percent=50)])
+@pytest.mark.parametrize("container", [container_with(gpu=2, gpumem=3000), container_with(gpu=1, percent=50)])
 def test_what_two_resources_cannot_say_is_left_as_it_is(container: dict[str, Any]) -> None:
     asked = pod(container)
-    assert filled(asked, TRANSLATE) is asked
+    assert mutate(asked, TRANSLATE) is asked
 
 
 def test_only_the_formats_that_are_named_are_rewritten() -> None:
-    asked = pod(asking(gpu=1, gpumem=3000))
-    assert filled(asked, Policy(translated=frozenset({"gpushare"}))) is asked
+    asked = pod(container_with(gpu=1, gpumem=3000))
+    assert mutate(asked, Policy(translated=frozenset({"gpushare"}))) is asked
 
 
 @pytest.mark.parametrize("operation", ["UPDATE", "DELETE"])
 def test_a_pod_that_is_there_is_not_touched(operation: str) -> None:
-    asked = pod(asking(core=30, memory=4))
-    assert filled(asked, Policy(scheduler_name="gpucloud"), operation=operation) is asked
+    asked = pod(container_with(core=30, memory=4))
+    assert mutate(asked, Policy(scheduler_name="gpucloud"), operation=operation) is asked
 
 
 @pytest.mark.parametrize("said", [["hami"], ["HAMi", "nvidia"]])

@@ -1,4 +1,4 @@
-"""The webhooks asked by a real API server: configured by the command, trusted by its bundle, also after a rotation."""
+"""Webhooks called by a real API server: configured by the command, trusted by its bundle, also after a rotation."""
 
 import json
 import uuid
@@ -12,9 +12,9 @@ import yaml
 from django.core.management import call_command
 
 from apps.clusters.kube.client import Client, Refused
-from tests.clusters.admission.serving import served
+from tests.clusters.admission.serving import serve
 from tests.clusters.control_plane import ControlPlane
-from tests.clusters.formats.pods import asking, pod
+from tests.clusters.formats.pods import container_with, pod
 from tests.clusters.real import until
 
 pytestmark = [pytest.mark.serial, pytest.mark.control_plane]
@@ -22,7 +22,7 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
 
 
 class Webhooks:
-    """An API server that asks us, in a namespace of the test's own."""
+    """An API server that calls us, in a namespace of the test's own."""
 
     def __init__(self, plane: ControlPlane, directory: Path) -> None:
         self.client: Client = plane.client()
@@ -31,13 +31,13 @@ class Webhooks:
         self.client.post("/api/v1/namespaces", {"metadata": {"name": self.name}})
 
     def certificates(self, **options: Any) -> list[dict[str, Any]]:
-        """What the command prints, and what it made in the directory."""
+        """Return the command's output and its files."""
         out = StringIO()
         call_command("webhook_certificates", directory=self.directory, stdout=out, stderr=StringIO(), **options)
         return list(yaml.safe_load_all(out.getvalue()))
 
     def configure(self, url: str, **options: Any) -> None:
-        """As `kubectl apply` of what the command prints."""
+        """Apply the command's output, as `kubectl apply` does."""
         self.forget()
         for configuration in self.certificates(url=url, **options):
             self.client.post(f"{CONFIGURATIONS}/{configuration['kind'].lower()}s", configuration)
@@ -48,9 +48,9 @@ class Webhooks:
             self.client.delete(f"{CONFIGURATIONS}/{kind}")
 
     def refuses_nonsense(self) -> bool:
-        """Whether the API server asks us: it takes a moment to know."""
+        """Return True once the API server calls us, which takes a moment."""
         try:
-            self.make(asking(core=150))
+            self.make(container_with(core=150))
         except Refused as error:
             return "multiple of 100" in error.message
         return False
@@ -73,25 +73,25 @@ def webhooks(real_plane: ControlPlane, tmp_path: Path) -> Iterator[Webhooks]:
 def test_pods_are_filled_and_judged_and_others_pass_also_while_we_are_away(webhooks: Webhooks, settings: Any) -> None:
     settings.ADMISSION_SCHEDULER_NAME, settings.ADMISSION_DEFAULT_MEMORY_MIB = "gpucloud", 1024
     webhooks.certificates(url="https://127.0.0.1:1")
-    with served(webhooks.directory) as url:
+    with serve(webhooks.directory) as url:
         webhooks.configure(url)
-        made = webhooks.make(asking(core=30))
+        made = webhooks.make(container_with(core=30))
         assert made["spec"]["schedulerName"] == "gpucloud"
         assert made["spec"]["containers"][0]["resources"]["requests"]["tencent.com/vcuda-memory"] == "4"
         assert webhooks.make({})["spec"]["schedulerName"] == "default-scheduler"
     assert webhooks.make({})["metadata"]["name"]
     with pytest.raises(Refused, match="failed calling webhook"):
-        webhooks.make(asking(core=100))
+        webhooks.make(container_with(core=100))
 
 
 def test_after_a_rotation_the_api_server_trusts_what_the_door_serves(webhooks: Webhooks) -> None:
     webhooks.certificates(url="https://127.0.0.1:1")
-    with served(webhooks.directory) as url:
+    with serve(webhooks.directory) as url:
         webhooks.configure(url)
         before = (webhooks.directory / "ca-bundle.crt").read_bytes()
         (webhooks.directory / "ca.key").unlink()
         webhooks.certificates(url=url)
         assert (webhooks.directory / "ca-bundle.crt").read_bytes() != before
-    with served(webhooks.directory) as url:
+    with serve(webhooks.directory) as url:
         webhooks.configure(url)
-        assert webhooks.make(asking(core=100))["metadata"]["name"]
+        assert webhooks.make(container_with(core=100))["metadata"]["name"]

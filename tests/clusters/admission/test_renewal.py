@@ -24,11 +24,11 @@ def on_disk(directory: Path) -> int:
     return x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes()).serial_number
 
 
-class Door:
-    """Shakes hands and echoes, with one context for all connections."""
+class Listener:
+    """A listener that shakes hands and echoes, with one context for all connections."""
 
     def __init__(self, directory: Path, *, clients: Path | None = None) -> None:
-        """`clients`: whose certificates they must have."""
+        """Take `clients`, the authority of clients' certificates."""
         renew(directory)
         self.directory = directory
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -63,7 +63,7 @@ class Door:
         return client.wrap_socket(raw, server_hostname="127.0.0.1")
 
     def answers(self, certificate: tuple[Path, Path] | None = None) -> bool:
-        """Whether it lets one in who has this certificate."""
+        """Return True if it accepts a client with this certificate."""
         try:
             with self.connect(certificate) as connection:
                 connection.sendall(b"let me in")
@@ -79,13 +79,13 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    made = Door(tmp_path)
+def door(tmp_path: Path) -> Iterator[Listener]:
+    made = Listener(tmp_path)
     yield made
     made.socket.close()
 
 
-def test_a_renewed_certificate_is_what_new_connections_get(door: Door) -> None:
+def test_a_renewed_certificate_is_what_new_connections_get(door: Listener) -> None:
     first = door.serial()
     with door.connect() as standing:
         assert not door.certificate.look()
@@ -98,7 +98,7 @@ def test_a_renewed_certificate_is_what_new_connections_get(door: Door) -> None:
     assert not door.certificate.look()
 
 
-def test_half_a_pair_is_not_taken(door: Door) -> None:
+def test_half_a_pair_is_not_taken(door: Listener) -> None:
     first, before = door.serial(), (door.directory / "tls.crt").read_bytes()
     renew(door.directory)
     after = (door.directory / "tls.crt").read_bytes()
@@ -118,7 +118,7 @@ def test_an_authority_of_clients_that_is_replaced_is_believed_no_longer(tmp_path
     old, new = authority.client(before, "kube-scheduler"), authority.client(after, "kube-scheduler")
     believed = tmp_path / "clients.crt"
     believed.write_bytes((before / "ca.crt").read_bytes())
-    door = Door(tmp_path / "door", clients=believed)
+    door = Listener(tmp_path / "door", clients=believed)
     assert (door.answers(old), door.answers(new), door.answers()) == (True, False, False)
     with door.connect(old) as standing:
         believed.write_bytes((after / "ca.crt").read_bytes())

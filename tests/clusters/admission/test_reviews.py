@@ -1,4 +1,4 @@
-"""AdmissionReview as the API server writes it, in both versions, and what is none."""
+"""AdmissionReview in both versions as the API server writes it, and invalid reviews."""
 
 import json
 

@@ -1,10 +1,10 @@
-"""Pods as an API server would write them."""
+"""Pods in an API server's form."""
 
 from typing import Any
 
 
 def pod(*containers: dict[str, Any], name: str = "web-0", namespace: str = "acme", **meta: Any) -> dict[str, Any]:
-    """A pod with these containers; further words go to its metadata."""
+    """Return a pod with these containers; further arguments go to its metadata."""
     named = [{"name": f"c{place}", **container} for place, container in enumerate(containers)]
     return {
         "apiVersion": "v1",
@@ -14,8 +14,8 @@ def pod(*containers: dict[str, Any], name: str = "web-0", namespace: str = "acme
     }
 
 
-def asking(**limits: Any) -> dict[str, Any]:
-    """A container with these limits: `core=30` stands for tencent.com/vcuda-core, and so on."""
+def container_with(**limits: Any) -> dict[str, Any]:
+    """Return a container with these limits: `core=30` stands for tencent.com/vcuda-core, and so on."""
     names = {
         "core": "tencent.com/vcuda-core",
         "memory": "tencent.com/vcuda-memory",

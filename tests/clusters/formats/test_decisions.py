@@ -7,15 +7,15 @@ import pytest
 
 from apps.clusters.admission.policy import DECISIONS, Policy
 from apps.clusters.formats import FORMATS, Format, gpu_manager, gpushare, hami, kubeshare
-from tests.clusters.admission.asking import judged
-from tests.clusters.formats.pods import asking, pod
+from tests.clusters.admission.asking import validate
+from tests.clusters.formats.pods import container_with, pod
 
 UUID = "GPU-3a6ef4cd-0f1b-4d5e-9c0a-aaaaaaaaaaaa"
 # A running pod in the words of each format, with what its scheduler wrote.
 RUNNING: dict[str, dict[str, Any]] = {
-    gpu_manager.NAME: pod(asking(core=30, memory=4), annotations={"tencent.com/predicate-gpu-idx-0": "0"}),
-    hami.NAME: pod(asking(gpu=1), annotations={hami.ALLOCATED: f"{UUID},NVIDIA,3000,20:;"}),
-    gpushare.NAME: pod(asking(aliyun=2), annotations={gpushare.INDEX: "0"}),
+    gpu_manager.NAME: pod(container_with(core=30, memory=4), annotations={"tencent.com/predicate-gpu-idx-0": "0"}),
+    hami.NAME: pod(container_with(gpu=1), annotations={hami.ALLOCATED: f"{UUID},NVIDIA,3000,20:;"}),
+    gpushare.NAME: pod(container_with(aliyun=2), annotations={gpushare.INDEX: "0"}),
     kubeshare.NAME: pod(
         {},
         annotations={"sharedgpu/gpu_uuid": UUID, "sharedgpu/gpu_mem": str(1 << 30)},
@@ -68,5 +68,5 @@ def keys_of(prefixes: Sequence[str]) -> list[str]:
 @pytest.mark.parametrize("key", keys_of(DECISIONS))
 def test_a_tenant_may_set_none_of_them_and_a_scheduler_may(key: str) -> None:
     forged = pod({}, annotations={key: UUID})
-    assert not judged(forged)["allowed"], key
-    assert judged(forged, Policy(trusted=frozenset({"a-scheduler"})), user="a-scheduler")["allowed"]
+    assert not validate(forged)["allowed"], key
+    assert validate(forged, Policy(trusted=frozenset({"a-scheduler"})), user="a-scheduler")["allowed"]

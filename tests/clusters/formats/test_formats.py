@@ -1,4 +1,4 @@
-"""Which format a pod uses, and that no pod, however odd, makes a reader fail otherwise than in words."""
+"""Detection of a pod's format; a malformed pod makes a reader fail with a message only."""
 
 import contextlib
 from typing import Any
@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from apps.clusters.formats import FORMATS, format_of
 from apps.clusters.formats.asks import Unreadable
-from tests.clusters.formats.pods import asking, pod
+from tests.clusters.formats.pods import container_with, pod
 
 
 @pytest.mark.parametrize(
     ("container", "name"),
     [
-        (asking(core=30, memory=4), "gpu-manager"),
-        (asking(gpu=1), "HAMi"),
-        (asking(aliyun=2), "gpushare"),
+        (container_with(core=30, memory=4), "gpu-manager"),
+        (container_with(gpu=1), "HAMi"),
+        (container_with(aliyun=2), "gpushare"),
         ({}, None),
     ],
 )
@@ -34,7 +34,7 @@ def test_a_sharepod_is_known_by_its_annotations() -> None:
 
 def test_a_pod_in_the_words_of_two_is_refused() -> None:
     with pytest.raises(Unreadable, match="gpu-manager and HAMi"):
-        format_of(pod(asking(core=30, memory=4), asking(gpu=1)))
+        format_of(pod(container_with(core=30, memory=4), container_with(gpu=1)))
 
 
 RESOURCES = [name for format_ in FORMATS for name in format_.RESOURCES]

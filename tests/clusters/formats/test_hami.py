@@ -1,4 +1,4 @@
-"""HAMi's words, by the examples of its own protocol document."""
+"""HAMi's format, by the examples of its own protocol document."""
 
 import pytest
 from hypothesis import given
@@ -6,45 +6,49 @@ from hypothesis import strategies as st
 
 from apps.clusters.formats import hami
 from apps.clusters.formats.asks import Ask, Share, Unreadable
-from tests.clusters.formats.pods import asking, pod
+from tests.clusters.formats.pods import container_with, pod
 
 V100 = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"
 
 
 def test_memory_is_mib_of_each_gpu_and_without_cores_compute_is_free() -> None:
-    assert hami.asks(pod(asking(gpu=2, gpumem=3000))) == (Ask("c0", 2, 0, 100, memory_mib=3000),)
+    assert hami.asks(pod(container_with(gpu=2, gpumem=3000))) == (Ask("c0", 2, 0, 100, memory_mib=3000),)
 
 
 def test_named_cores_are_guaranteed_and_limited() -> None:
-    (ask,) = hami.asks(pod(asking(gpu=1, gpumem=3000, cores=30)))
+    (ask,) = hami.asks(pod(container_with(gpu=1, gpumem=3000, cores=30)))
     assert (ask.core_request, ask.core_limit) == (30, 30)
 
 
-@pytest.mark.parametrize("container", [asking(gpu=1), asking(gpu=1, percent=100), asking(gpu=1, gpumem=0)])
+@pytest.mark.parametrize(
+    "container", [container_with(gpu=1), container_with(gpu=1, percent=100), container_with(gpu=1, gpumem=0)]
+)
 def test_a_gpu_whose_memory_is_had_whole_is_had_whole(container: dict[str, object]) -> None:
     (ask,) = hami.asks(pod(container))
     assert (ask.core_request, ask.memory_on(24_000)) == (100, 24_000)
 
 
 def test_a_percentage_is_of_the_gpu_it_runs_on_and_one_gpu_is_meant_where_none_is_counted() -> None:
-    (ask,) = hami.asks(pod(asking(percent=25)))
+    (ask,) = hami.asks(pod(container_with(percent=25)))
     assert (ask.gpu_count, ask.memory_on(24_001), ask.core_request) == (1, 6000, 0)
 
 
 def test_models_and_uuids_are_read_from_annotations() -> None:
     wanted = {"nvidia.com/use-gputype": "A100, V100", "nvidia.com/use-gpuuuid": f" {V100} "}
-    (ask,) = hami.asks(pod(asking(gpu=1), annotations=wanted))
+    (ask,) = hami.asks(pod(container_with(gpu=1), annotations=wanted))
     assert (ask.gpu_model, ask.gpu_uuids) == ("A100|V100", (V100,))
 
 
-@pytest.mark.parametrize("container", [asking(gpu=1, percent=101), asking(gpu=1, cores=101), asking(gpu="1.5.2")])
+@pytest.mark.parametrize(
+    "container", [container_with(gpu=1, percent=101), container_with(gpu=1, cores=101), container_with(gpu="1.5.2")]
+)
 def test_more_than_a_gpu_or_no_number_is_refused(container: dict[str, object]) -> None:
     with pytest.raises(Unreadable, match="c0"):
         hami.asks(pod(container))
 
 
 def test_a_claim_has_at_least_one_percent_and_may_use_all_of_an_idle_gpu() -> None:
-    (ask,) = hami.asks(pod(asking(gpu=1, gpumem=3000)))
+    (ask,) = hami.asks(pod(container_with(gpu=1, gpumem=3000)))
     fields = ask.claimed(24_000)
     assert (fields["core_request"], fields["core_limit"], fields["memory_mib"]) == (1, 100, 3000)
 

@@ -1,4 +1,4 @@
-"""KubeShare's words: SharePods of v1, the slides' prefix, labels of v2."""
+"""KubeShare's formats: SharePods of v1, the slides' prefix, labels of v2."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ GPU = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"
 
 
 def sharepod(prefix: str = "kubeshare/", **words: str) -> dict[str, Any]:
-    """A SharePod as its README has it, with words changed or (empty) left out; `anti_affinity` for anti-affinity."""
+    """Return a SharePod of its README, with words changed or (empty) removed; `anti_affinity` for anti-affinity."""
     said = {"gpu_request": "0.5", "gpu_limit": "1.0", "gpu_mem": "1073741824"} | words
     named = {prefix + key.replace("anti_", "anti-"): value for key, value in said.items() if value}
     return pod({}, labels=named) if prefix == "sharedgpu/" else pod({}, annotations=named)

@@ -1,4 +1,4 @@
-"""What a cluster would become here, and what cannot, in words."""
+"""Import plan of a cluster: new objects, and reasons for those that cannot be made."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from apps.clusters.importing.plan import Plan, Snapshot, grouped, plan
-from tests.clusters.formats.pods import asking, pod
-from tests.clusters.importing.populated import UUID, gpu_manager_pod, hami_pod, populated, quota, running
+from tests.clusters.formats.pods import container_with, pod
+from tests.clusters.importing.populated import UUID, gpu_manager_pod, hami_pod, populate, quota, running
 
 
 def quotas(made: Plan) -> dict[str, dict[str, int | None]]:
@@ -23,7 +23,7 @@ def why(made: Plan) -> str:
 
 
 def test_pods_of_all_four_are_taken_over_with_what_they_hold() -> None:
-    made = plan(populated())
+    made = plan(populate())
     held = [(wanted.name, wanted.format, wanted.places, wanted.shares[0].memory_mib) for wanted in made.pods]
     assert held == [
         ("share-0", "gpushare", (1,), 2048),
@@ -38,7 +38,7 @@ def test_pods_of_all_four_are_taken_over_with_what_they_hold() -> None:
 
 
 def test_the_smallest_word_counts_and_what_nothing_limits_is_unlimited() -> None:
-    assert quotas(plan(populated())) == {
+    assert quotas(plan(populate())) == {
         "red": {"core_percent": 100, "memory_mib": 59 * 256},
         "green": {"core_percent": None, "memory_mib": 20_000},
         "blue": {"core_percent": None, "memory_mib": None},
@@ -71,15 +71,15 @@ def test_several_quotas_of_a_namespace_all_count() -> None:
     assert quotas(plan(Snapshot(pods=[], resource_quotas=said)))["red"]["core_percent"] == 300
 
 
-PLACEHOLDER = running(pod(asking(gpu=1), labels={"kubeshare/role": "dummyPod"}))
+PLACEHOLDER = running(pod(container_with(gpu=1), labels={"kubeshare/role": "dummyPod"}))
 
 
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        (running(pod(asking(core=30, memory=4))), "no annotation tencent.com/predicate-gpu-idx-0"),
-        (running(pod(asking(gpu=1))), "no annotation hami.io"),
-        (pod(asking(core=30, memory=4)), "on no node yet"),
+        (running(pod(container_with(core=30, memory=4))), "no annotation tencent.com/predicate-gpu-idx-0"),
+        (running(pod(container_with(gpu=1))), "no annotation hami.io"),
+        (pod(container_with(core=30, memory=4)), "on no node yet"),
         (PLACEHOLDER, "only keeps a GPU for KubeShare"),
     ],
 )
@@ -98,12 +98,12 @@ def test_what_holds_nothing_is_not_spoken_of(plain: dict[str, Any]) -> None:
 
 
 def test_the_same_cluster_gives_the_same_plan_in_any_order() -> None:
-    whole = populated()
+    whole = populate()
     assert plan(replace(whole, pods=list(reversed(whole.pods)))) == plan(whole)
 
 
 def test_containers_of_a_pod_are_taken_over_each_by_itself() -> None:
     said = {"tencent.com/predicate-gpu-idx-0": "0,1", "tencent.com/predicate-gpu-idx-2": "3"}
-    asked = running(pod(asking(core=200), {}, asking(core=10, memory=1), annotations=said))
+    asked = running(pod(container_with(core=200), {}, container_with(core=10, memory=1), annotations=said))
     (wanted,) = plan(Snapshot(pods=[asked])).pods
     assert [(place, name, len(shares)) for place, name, shares in grouped(wanted)] == [(0, "c0", 2), (2, "c2", 1)]

@@ -1,4 +1,4 @@
-"""Taking over a populated cluster by its real API server: a dry run, in earnest, and again."""
+"""Import of a populated cluster from its real API server: a dry run, the import, and a repeat."""
 
 import json
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ pytestmark = [pytest.mark.django_db, pytest.mark.serial, pytest.mark.control_pla
 
 @pytest.fixture
 def populated(real_plane: ControlPlane, cast: Cast) -> Iterator[Namespace]:
-    """Pods of all four in one namespace, which nobody is bound to; and what limits them."""
+    """Create pods of all four formats in one unbound namespace, with its limits."""
     know(real_plane.client(), definition())
     world = Namespace(real_plane, cast)
     world.cluster.bindings.all().delete()
     machine = Machine("gpu1", cast.pool, gpus=2)
     Gpu.objects.filter(node=machine.node, index=0).update(uuid=UUID)
     for running in (gpu_manager_pod(), hami_pod(), gpushare_pod(), kubeshare_pod()):
-        world.make("pods", runnable(running))
+        world.make("pods", make_runnable(running))
     said = {"metadata": {"name": "shp-0"}, "spec": {}, "status": {"BoundDeviceID": UUID}}
     world.make("sharepods", {"apiVersion": "kubeshare.nthu/v1", "kind": "SharePod", **said})
     world.make("resourcequotas", quota(world.name, **{"requests.tencent.com/vcuda-core": "90"}))
-    # Ours says what a tenant has already, and limits nobody anew.
+    # Our quota states the tenant's existing limit, and limits nothing new.
     world.make("resourcequotas", quota(world.name, "gpucloud", **{"requests.tencent.com/vcuda-core": "1"}))
     quota_map = {
         "metadata": {"name": "gpuquota"},
@@ -47,15 +47,15 @@ def populated(real_plane: ControlPlane, cast: Cast) -> Iterator[Namespace]:
         world.client.delete(world.path(kind))
 
 
-def runnable(pod: dict[str, Any]) -> dict[str, Any]:
-    """With what the API server wants of every container."""
+def make_runnable(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod with the fields that the API server requires of every container."""
     for container in pod["spec"]["containers"]:
         container["image"] = "cuda:12"
     return pod
 
 
-def imported(world: Namespace, *options: str) -> dict[str, Any]:
-    """The command's report."""
+def run_import(world: Namespace, *options: str) -> dict[str, Any]:
+    """Run the command; return its report."""
     out = StringIO()
     call_command("import_cluster", world.cluster.name, "--json", *options, stdout=out)
     report: dict[str, Any] = json.loads(out.getvalue())
@@ -69,9 +69,9 @@ def resource_versions(world: Namespace) -> list[str]:
 
 def test_what_runs_is_taken_over_and_no_pod_is_touched(populated: Namespace) -> None:
     before = resource_versions(populated)
-    rehearsed = imported(populated)
+    rehearsed = run_import(populated)
     assert (Claim.objects.count(), rehearsed["taken"]) == (0, False)
-    taken = imported(populated, "--take")
+    taken = run_import(populated, "--take")
     assert taken["made"] == rehearsed["made"]
     assert [left for left in taken["left"] if populated.name in left["about"]] == []
     held = dict(PodClaim.objects.values_list("pod", "claim__core_request"))
@@ -79,7 +79,7 @@ def test_what_runs_is_taken_over_and_no_pod_is_touched(populated: Namespace) -> 
     hard = dict(ResourceQuota.objects.filter(tenant__slug=populated.name).values_list("resource", "hard"))
     assert hard == {"core_percent": 90, "memory_mib": None}
     assert_books_agree()
-    assert imported(populated, "--take")["made"] == []
+    assert run_import(populated, "--take")["made"] == []
     assert PodClaim.objects.count() == 4
     assert resource_versions(populated) == before
 

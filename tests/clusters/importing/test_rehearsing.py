@@ -1,4 +1,4 @@
-"""A rehearsal says what the taking over then does, to the word; it changes nothing, and nobody waits for it."""
+"""A rehearsal reports exactly what the import then does; it changes nothing, and blocks nobody."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,13 +19,13 @@ from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, give, give_plenty
-from tests.clusters.formats.pods import asking, pod
-from tests.clusters.importing.populated import gpu_manager_pod, gpushare_pod, populated, running
+from tests.clusters.formats.pods import container_with, pod
+from tests.clusters.importing.populated import gpu_manager_pod, gpushare_pod, populate, running
 from tests.clusters.importing.test_taking import cluster, machine, rows, take
 
 __all__ = ["cluster", "machine"]
 pytestmark = pytest.mark.django_db
-# What others wait for: rows of GPUs, nodes and claims that are written or locked.
+# Rows that others wait for: GPUs, nodes and claims that are written or locked.
 HELD = ("nodes_gpu", "nodes_node", "scheduling_claim", "scheduling_assignment", "clusters_podclaim")
 
 
@@ -34,12 +34,12 @@ def rehearse(cluster: Cluster, snapshot: Snapshot) -> Report:
 
 
 def crowd(count: int, *, gpus: int = 1) -> list[dict[str, Any]]:
-    """Of red, 30 percent each, over so many GPUs."""
+    """Create pods of red, 30 percent each, over so many GPUs."""
     return [gpu_manager_pod(f"tc-{number}", index=str(number % gpus)) for number in range(count)]
 
 
 def nothing_else(cast: Cast, cluster: Cluster) -> Snapshot:
-    return populated()
+    return populate()
 
 
 def too_many_for_a_gpu(cast: Cast, cluster: Cluster) -> Snapshot:
@@ -47,7 +47,7 @@ def too_many_for_a_gpu(cast: Cast, cluster: Cluster) -> Snapshot:
 
 
 def too_many_for_a_quota(cast: Cast, cluster: Cluster) -> Snapshot:
-    return replace(populated(), pods=crowd(5, gpus=2))
+    return replace(populate(), pods=crowd(5, gpus=2))
 
 
 def two_namespaces_of_one_tenant(cast: Cast, cluster: Cluster) -> Snapshot:
@@ -59,7 +59,7 @@ def two_namespaces_of_one_tenant(cast: Cast, cluster: Cluster) -> Snapshot:
 
 def a_pod_of_which_half_fits(cast: Cast, cluster: Cluster) -> Snapshot:
     said = {"tencent.com/predicate-gpu-idx-0": "0", "tencent.com/predicate-gpu-idx-1": "0"}
-    both = running(pod(asking(core=60, memory=4), asking(core=60, memory=4), annotations=said))
+    both = running(pod(container_with(core=60, memory=4), container_with(core=60, memory=4), annotations=said))
     return Snapshot(pods=[both, *crowd(2)])
 
 
@@ -113,9 +113,9 @@ def test_what_is_rehearsed_is_what_is_done(
 
 
 def test_nothing_is_locked_while_pods_are_tried(cluster: Cluster) -> None:
-    """However many pods: each transaction that is taken back is of one tenant, and of its quotas alone."""
+    """For any number of pods: each rolled-back transaction belongs to one tenant, and locks its quotas only."""
     with CaptureQueriesContext(connection) as asked:
-        rehearse(cluster, populated())
+        rehearse(cluster, populate())
     statements = [str(query["sql"]) for query in asked.captured_queries]
     last = max(place for place, text in enumerate(statements) if text.startswith("ROLLBACK TO SAVEPOINT"))
     assert not any("SAVEPOINT" in text for text in statements[last + 2 :])

@@ -1,4 +1,4 @@
-"""A populated cluster becomes tenants, quotas and assignments; twice is once, and a rehearsal is nothing."""
+"""A populated cluster becomes tenants, quotas and assignments; a repeat changes nothing, and so does a rehearsal."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,8 @@ from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
 from tests.cast import Cast, Machine, assert_books_agree, give
-from tests.clusters.formats.pods import asking, pod
-from tests.clusters.importing.populated import UUID, gpu_manager_pod, gpushare_pod, hami_pod, populated, running
+from tests.clusters.formats.pods import container_with, pod
+from tests.clusters.importing.populated import UUID, gpu_manager_pod, gpushare_pod, hami_pod, populate, running
 from tests.clusters.kubeconfigs import kubeconfig
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
-    """The machine gpu1, with the GPUs that the pods of the cluster run on."""
+    """Create the machine gpu1, with the GPUs of the cluster's pods."""
     made = Machine("gpu1", cast.pool, gpus=2)
     Gpu.objects.filter(node=made.node, index=0).update(uuid=UUID)
     return made
@@ -51,7 +51,7 @@ def rows() -> dict[str, int]:
 
 
 def test_pods_of_all_four_hold_what_they_held_on_the_gpus_that_they_run_on(cluster: Cluster, machine: Machine) -> None:
-    report = take(cluster, populated())
+    report = take(cluster, populate())
     assert report.left == []
     held = {
         row.pod: (
@@ -78,16 +78,16 @@ def test_pods_of_all_four_hold_what_they_held_on_the_gpus_that_they_run_on(clust
 
 
 def test_the_agent_is_told_which_container_each_share_is_for(cluster: Cluster) -> None:
-    take(cluster, populated())
+    take(cluster, populate())
     assert Claim.objects.get(name="red/tc-0").pod == {
         "namespace": "red", "name": "tc-0", "container": "c1", "uid": "uid-tc-0",
     }  # fmt: skip
 
 
 def test_twice_is_once(cluster: Cluster) -> None:
-    take(cluster, populated())
+    take(cluster, populate())
     before = rows()
-    report = take(cluster, populated())
+    report = take(cluster, populate())
     assert rows() == before
     assert report.made == []
     assert any("holds what it has already" in text for text in report.kept)
@@ -97,7 +97,7 @@ def test_a_quota_that_is_there_is_kept_and_told_of(cluster: Cluster, cast: Cast)
     bindings.bind(principal=SYSTEM, cluster=cluster, tenant=cast.acme, namespace="red")
     give(cast.acme, core_percent=70, memory_mib=None)
     before = list(ResourceQuota.objects.filter(tenant=cast.acme).values_list("resource", "hard"))
-    report = take(cluster, populated())
+    report = take(cluster, populate())
     assert list(ResourceQuota.objects.filter(tenant=cast.acme).values_list("resource", "hard")) == before
     assert any(text.startswith("acme: core_percent is") for text in report.kept)
     assert Claim.objects.get(name="red/tc-0").tenant == cast.acme
@@ -112,7 +112,7 @@ def test_a_pod_for_which_there_is_no_room_is_left_and_the_others_are_taken(clust
 
 
 def test_a_pod_above_its_quota_is_left(cluster: Cluster) -> None:
-    whole = replace(populated(), pods=[gpu_manager_pod(f"tc-{number}", index=str(number % 2)) for number in range(4)])
+    whole = replace(populate(), pods=[gpu_manager_pod(f"tc-{number}", index=str(number % 2)) for number in range(4)])
     report = take(cluster, whole)
     assert "Pod red/tc-3" in why(report)
     assert ResourceQuota.objects.get(tenant__slug="red", resource="core_percent").used == 90
@@ -134,7 +134,7 @@ def test_a_pod_on_a_gpu_that_nobody_knows_is_left(cluster: Cluster, odd: dict[st
 
 def test_of_a_pod_with_two_containers_both_are_taken_or_none(cluster: Cluster) -> None:
     said = {"tencent.com/predicate-gpu-idx-0": "0", "tencent.com/predicate-gpu-idx-1": "9"}
-    asked = running(pod(asking(core=10, memory=4), asking(core=10, memory=4), annotations=said))
+    asked = running(pod(container_with(core=10, memory=4), container_with(core=10, memory=4), annotations=said))
     assert "has no GPU 9" in why(take(cluster, Snapshot(pods=[asked])))
     assert Claim.objects.count() == 0
     asked["metadata"]["annotations"]["tencent.com/predicate-gpu-idx-1"] = "1"

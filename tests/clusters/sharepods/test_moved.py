@@ -1,4 +1,4 @@
-"""A SharePod whose claim was preempted, or is elsewhere since: its pod ends, and is made anew where the claim is."""
+"""A SharePod whose claim was preempted or moved: its pod ends, and is recreated where the claim is."""
 
 import json
 import typing
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class Kube:
-    """An API server with one SharePod, and its pods, which end when a kubelet says so."""
+    """An API server with one SharePod, and its pods, which end when the test says so."""
 
     def __init__(self) -> None:
         words = {"kubeshare/gpu_request": "0.5", "kubeshare/gpu_limit": "0.5", "kubeshare/gpu_mem": str(1 << 30)}
@@ -87,23 +87,23 @@ def cluster(cast: Cast, machine: Machine) -> Cluster:
 
 @pytest.fixture
 def kube(cast: Cast, cluster: Cluster, machine: Machine) -> Kube:
-    """The SharePod runs on GPU 0."""
+    """Run the SharePod on GPU 0."""
     kube = Kube()
-    look(cluster, kube)
+    run_controller(cluster, kube)
     run_round(cast.pool)
-    look(cluster, kube)
+    run_controller(cluster, kube)
     machine.obey()
     assert (kube.gpu(), kube.ending()) == ("0", False)
     return kube
 
 
-def look(cluster: Cluster, kube: Kube) -> None:
+def run_controller(cluster: Cluster, kube: Kube) -> None:
     SharePods(cluster, typing.cast(Client, kube)).look()
 
 
 @transaction.atomic
 def preempt() -> None:
-    """Back to the queue; and its GPU is no longer to be had."""
+    """Requeue its claim, and make its GPU unavailable."""
     end_assignments(Claim.objects.select_for_update().get(), preempt_at=timezone.now())
     Gpu.objects.filter(index=0).update(unhealthy="XID 79")
 
@@ -113,20 +113,20 @@ def test_the_pod_of_a_preempted_claim_ends_and_is_made_where_the_claim_is(
 ) -> None:
     preempt()
     machine.obey()
-    look(cluster, kube)
+    run_controller(cluster, kube)
     assert kube.ending()
     assert "ends first" in kube.sharepods[0]["status"]["Message"]
     run_round(cast.pool)
-    look(cluster, kube)
+    run_controller(cluster, kube)
     assert kube.made == 1
-    # Its end is not the claim's.
+    # Its end does not end the claim.
     kube.pods = []
     following.end(cluster=cluster, pod_uid="pod-1")
-    look(cluster, kube)
+    run_controller(cluster, kube)
     claim = Claim.objects.get()
     assert (claim.state, kube.gpu(), kube.ending()) == ("assigned", "1", False)
     assert list(PodClaim.objects.values_list("pod_uid", "claim")) == [("pod-2", claim.pk)]
-    look(cluster, kube)
+    run_controller(cluster, kube)
     assert (kube.made, kube.ending()) == (2, False)
     assert_books_agree()
 
@@ -134,11 +134,11 @@ def test_the_pod_of_a_preempted_claim_ends_and_is_made_where_the_claim_is(
 def test_a_pod_that_is_ending_does_not_take_the_claim_along(
     cast: Cast, cluster: Cluster, machine: Machine, kube: Kube
 ) -> None:
-    """The watch of pods sees the old pod, which names the claim, while that is elsewhere already."""
+    """The watch of pods sees the old pod, which names the claim, while the claim is elsewhere already."""
     preempt()
     machine.obey()
     run_round(cast.pool)
-    look(cluster, kube)
+    run_controller(cluster, kube)
     following.follow(cluster=cluster, pod=kube.pods[0], labels={})
     row = PodClaim.objects.get(pod_uid="pod-1")
     assert row.claim is None
@@ -173,7 +173,7 @@ def test_a_cluster_is_told_which_one_of_the_name_is_meant(monkeypatch: pytest.Mo
     client.delete("/api/v1/namespaces/ml/pods/train?gracePeriodSeconds=0")
     assert sent[0] is not None
     assert json.loads(sent[0]) == {"preconditions": {"uid": "pod-1"}}
-    # With a body, what its query says would not count.
+    # With a body, the query's parameters would not count.
     assert sent[1] is None
 
 

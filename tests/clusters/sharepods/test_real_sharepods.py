@@ -1,4 +1,4 @@
-"""SharePods against a real API server: placed by our core, with all three label rules, and given back."""
+"""SharePods against a real API server: placed by our core, with all three label rules, and released."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.serial, pytest.mark.control_pla
 
 @pytest.fixture(scope="session")
 def plane(real_plane: ControlPlane) -> ControlPlane:
-    """One that knows SharePods."""
+    """Return a control plane with the SharePod kind."""
     know(real_plane.client(), definition())
     return real_plane
 
@@ -44,7 +44,7 @@ class World(Namespace):
         self.controller = SharePods(self.cluster, self.client)
 
     def share(self, name: str, *, spec: dict[str, Any] | None = None, **words: str) -> None:
-        """Make a SharePod; `anti_affinity` for sched_anti-affinity."""
+        """Create a SharePod; `anti_affinity` for sched_anti-affinity."""
         said = {"gpu_request": "0.25", "gpu_limit": "0.5", "gpu_mem": str(1 << 30)}
         said |= {
             f"sched_{key.replace('_', '-')}" if key.endswith(("affinity", "exclusion")) else key: value
@@ -63,7 +63,7 @@ class World(Namespace):
         self.turn()
 
     def turn(self) -> None:
-        """The controller looks, a round decides, the agent obeys, the controller looks again."""
+        """Run the controller, a round, the agent, and the controller again."""
         self.controller.look()
         run_round(self.cast.pool)
         self.machine.obey()
@@ -73,7 +73,7 @@ class World(Namespace):
         return dict(self.get("sharepods", name).get("status") or {})
 
     def gpu(self, name: str) -> int:
-        """On which of the two it is."""
+        """Return its GPU of the two."""
         uuids = [self.machine.gpu(index).uuid for index in range(2)]
         return uuids.index(self.status(name)["BoundDeviceID"])
 
@@ -112,7 +112,7 @@ def test_affinity_puts_those_of_one_label_on_one_gpu(world: World) -> None:
     assert world.gpu("a") == world.gpu("b")
     world.share("c", affinity="red", gpu_request="0.4")
     assert world.gpu("c") == world.gpu("a")
-    # What no longer fits beside its label waits, though the other GPU is free.
+    # A pod that no longer fits beside its label waits, though the other GPU is free.
     world.share("d", affinity="red", gpu_request="0.4")
     assert "BoundDeviceID" not in world.status("d")
     assert world.status("d")["Message"]
@@ -200,7 +200,7 @@ def test_whoever_watches_pods_finds_the_claim_of_a_sharepod_and_makes_no_second(
     PodClaim.objects.all().delete()
     taking.take(principal=SYSTEM, cluster=world.cluster, plan=plan(Snapshot(pods=[pod])))
     assert PodClaim.objects.get().claim == claim == Claim.objects.get()
-    # What the pod says of its claim is believed only where that claim is for a pod of its name.
+    # The pod's reference to a claim counts only if that claim is for a pod of its name.
     pod["metadata"] |= {"name": "other", "uid": "other"}
     taking.take(principal=SYSTEM, cluster=world.cluster, plan=plan(Snapshot(pods=[pod])))
     assert Claim.objects.count() == 2
@@ -236,7 +236,7 @@ def test_what_cannot_be_says_why_in_the_status(world: World) -> None:
     world.make(
         "resourcequotas", {"metadata": {"name": "none"}, "spec": {"hard": {"requests.tencent.com/vcuda-core": "0"}}}
     )
-    # Until its status is there it counts nothing.
+    # Until its status is set it counts nothing.
     while "hard" not in world.get("resourcequotas", "none").get("status", {}):
         time.sleep(0.1)
     world.share("train")

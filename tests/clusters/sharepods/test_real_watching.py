@@ -1,4 +1,4 @@
-"""SharePods as their command watches them, on a real API server: also one that was away for a while."""
+"""The SharePods command on a real API server, also after an interruption."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class World(Namespace):
         self.make("sharepods", {"apiVersion": "kubeshare.nthu/v1", "kind": "SharePod", **thing})
 
     def until(self, happens: Callable[[], bool], *, seconds: float = 60) -> None:
-        """The command looks, rounds are held and the agent obeys, until it is so."""
+        """Run the command's check, rounds and the agent until the condition holds."""
         limit = time.monotonic() + seconds
         while not happens():
             assert time.monotonic() < limit, list(Claim.objects.values("name", "state", "reasons"))
@@ -77,7 +77,7 @@ def test_what_is_watched_becomes_pods_also_after_a_restart_of_the_api_server(
     world.until(lambda: world.pods() == ["before"])
     real_plane.stop_one("kube-apiserver")
     real_plane.start_api_server()
-    # It knows the kinds of others a moment after its own.
+    # The watch has the kinds of others a moment after its own.
     world.until(world.is_served)
     world.share("after")
     world.until(lambda: world.pods() == ["after", "before"])

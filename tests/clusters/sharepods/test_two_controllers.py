@@ -1,4 +1,4 @@
-"""Two controllers of SharePods, as while one takes over: neither ends what the other made, and one of them leads."""
+"""Two controllers of SharePods, as during a takeover: neither ends the other's objects, and one of them leads."""
 
 import types
 import typing
@@ -18,17 +18,17 @@ from apps.clusters.sharepods.controller import SharePods
 from apps.clusters.watches import Watches
 from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, assert_books_agree
-from tests.clusters.sharepods.test_moved import Kube, cluster, kube, look, machine
+from tests.clusters.sharepods.test_moved import Kube, cluster, kube, machine, run_controller
 
 __all__ = ["cluster", "kube", "machine"]
 
 
 def test_a_sharepod_that_was_not_heard_of_yet_keeps_its_share(cluster: Cluster, kube: Kube) -> None:
-    """The other one heard of it, and made its claim; a watch that hangs is noticed minutes later."""
+    """The other one received it, and made its claim; a watch that hangs is noticed minutes later."""
     SharePods(cluster, typing.cast(Client, kube)).reconcile([], kube.pods)
     assert not kube.ending()
     assert Claim.objects.get().state == "active"
-    # Another one has its name by now: it is gone.
+    # Another object has its name by now: it is gone.
     meta = {**kube.sharepods[0]["metadata"], "uid": "shp-2"}
     kube.sharepods = [{**kube.sharepods[0], "metadata": meta}]
     SharePods(cluster, typing.cast(Client, kube)).reconcile([], kube.pods)
@@ -45,9 +45,9 @@ def test_of_two_that_see_it_at_once_one_makes_its_claim(
         return make(**facts)
 
     monkeypatch.setattr(claims, "make", late)
-    look(cluster, kube)
+    run_controller(cluster, kube)
     assert (Claim.objects.count(), SharePod.objects.count()) == (1, 1)
-    # What becomes of it is the quicker one's to say.
+    # The quicker controller decides about it.
     assert "status" not in kube.sharepods[0]
     assert_books_agree()
 
@@ -67,9 +67,9 @@ def test_one_leads_and_others_wait(db: None, monkeypatch: pytest.MonkeyPatch) ->
         other.execute("SELECT pg_advisory_lock(%s)", [watchers.SHAREPODS])
         command.lead()
         assert looks == []
-        # Who watches the clusters' pods is another one.
+        # Another process watches the clusters' pods.
         assert not watchers.is_led()
-        # Not left to the end of its connection, which the server comes to see only after us.
+        # Not left to the end of its connection, which the server notices only after this process.
         other.execute("SELECT pg_advisory_unlock(%s)", [watchers.SHAREPODS])
     command.stopping = False
     command.lead()
