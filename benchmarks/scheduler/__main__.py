@@ -75,7 +75,7 @@ class Bench:
     def placements(self, nodes: int, claims: int) -> Row:
         """Measure one run in which everything fits, a tenth of a GPU each."""
         self.filling.fill(nodes=nodes, waiting=claims, core=10)
-        with self._beating(), self._program(self.commands.scheduler()) as scheduler:
+        with self._heartbeats(), self._program(self.commands.scheduler()) as scheduler:
             before = self._spent(scheduler)
             _until(lambda: self.filling.placed() == claims, "the queue to be placed")
             after = self._spent(scheduler)
@@ -93,7 +93,7 @@ class Bench:
         """Measure one claim at a time; the queued ones request whole GPUs, and none is free."""
         token = self.filling.fill(nodes=nodes, waiting=waiting, core=100, occupied=waiting > 0)
         server = self._program(self.commands.server())
-        with self._beating(), server, self._program(self.commands.scheduler()) as scheduler:
+        with self._heartbeats(), server, self._program(self.commands.scheduler()) as scheduler:
             _until(lambda: not self.filling.unanswered(), "the queue to be told")
             for _ in range(WARM_UP):
                 self._post(token)
@@ -115,7 +115,7 @@ class Bench:
     def _post(self, token: str) -> float:
         body = json.dumps({"tenant": "team", "name": "single", "core_request": 5, "memory_mib": 16})
         head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        with self.filling.listening() as listener:
+        with self.filling.listen() as listener:
             link = http.client.HTTPConnection("127.0.0.1", self.commands.port)
             link.connect()
             sent = time.perf_counter()

@@ -92,4 +92,4 @@ class AgentSide:
 
     async def _run(self, container: Container) -> Edits:
         await self.kubelet.admit(container)
-        return await self.kubelet.started(container, self.stage.run_dir / "cdi")
+        return await self.kubelet.start_container(container, self.stage.run_dir / "cdi")

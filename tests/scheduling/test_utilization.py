@@ -22,7 +22,7 @@ def machine(clock: Clock, cast: Cast) -> Machine:
     return Machine("gpu1", cast.pool, gpus=1)
 
 
-def query(api: Api, **query: object) -> list[tuple[float, float]]:
+def read_series(api: Api, **query: object) -> list[tuple[float, float]]:
     """Return times after the start, and core percent."""
     if "begin" in query:
         query["from"] = (START + timedelta(seconds=float(str(query.pop("begin"))))).isoformat()
@@ -56,11 +56,11 @@ def test_a_window_is_the_same_whether_it_is_rolled_up_or_not(cast: Cast, machine
     claim, assignment = placed(cast, machine)
     measure(machine, assignment.uid, 150)
     clock.advance(seconds=150)
-    before = [query(cast.max, claim=claim.uid, begin=7, step=step) for step in (1, 10, 60)]
+    before = [read_series(cast.max, claim=claim.uid, begin=7, step=step) for step in (1, 10, 60)]
     assert rolling.roll_up() > 0
     # Whole spans are now read from the roll-ups: the seconds may be deleted.
     UsageFrame.objects.filter(at__gte=START + timedelta(seconds=10), at__lt=START + timedelta(seconds=140)).delete()
-    after = [query(cast.max, claim=claim.uid, begin=7, step=step) for step in (10, 60)]
+    after = [read_series(cast.max, claim=claim.uid, begin=7, step=step) for step in (10, 60)]
     assert after == before[1:]
     assert after[1] == [(0, 40), (60, 40), (120, 40)]
 
@@ -79,12 +79,12 @@ def test_a_window_of_dropped_seconds_is_told_by_what_is_kept(cast: Cast, machine
     rolling.roll_up()
     UsageFrame.objects.all().delete()
     clock.advance(days=2)
-    assert query(cast.olga, node="gpu1", begin=0, to=(START + timedelta(seconds=60)).isoformat(), step=1) == [
+    assert read_series(cast.olga, node="gpu1", begin=0, to=(START + timedelta(seconds=60)).isoformat(), step=1) == [
         (second, 80) for second in range(0, 60, 10)
     ]
     UsageTens.objects.all().delete()
     clock.advance(days=2)
-    assert query(cast.olga, node="gpu1", begin=0, to=(START + timedelta(minutes=2)).isoformat(), step=1) == [
+    assert read_series(cast.olga, node="gpu1", begin=0, to=(START + timedelta(minutes=2)).isoformat(), step=1) == [
         (0, 80),
         (60, 80),
     ]
@@ -97,13 +97,13 @@ def test_a_step_is_chosen_that_suits_the_window(cast: Cast, machine: Machine, cl
     measure(machine, assignment.uid, 120)
     clock.advance(minutes=2)
     rolling.roll_up()
-    assert len(query(cast.max, claim=claim.uid, begin=0)) == 120
+    assert len(read_series(cast.max, claim=claim.uid, begin=0)) == 120
     clock.advance(hours=1)
     rolling.roll_up()
-    assert len(query(cast.max, claim=claim.uid, begin=0)) == 12
+    assert len(read_series(cast.max, claim=claim.uid, begin=0)) == 12
     clock.advance(days=7)
     rolling.roll_up()
-    assert query(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
+    assert read_series(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
 
 
 def test_more_points_than_an_answer_holds_are_refused_with_how_many_it_does(
@@ -129,7 +129,7 @@ def test_what_would_take_too_long_to_read_is_refused_with_what_to_do(
     assert (refused.status, refused.code) == (422, "window-too-long")
     assert "leave out `step`" in refused.body["detail"]
     # One hour and a partial one: the chosen step is read from few rows.
-    assert query(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
+    assert read_series(cast.max, claim=claim.uid, begin=0) == [(0, 40)]
 
 
 def test_series_that_a_node_shares_are_told_apart(cast: Cast, machine: Machine, clock: Clock) -> None:
@@ -144,4 +144,4 @@ def test_series_that_a_node_shares_are_told_apart(cast: Cast, machine: Machine, 
     query = urlencode({"tenant": "acme", "from": START.isoformat(), "step": 60})
     found = {one["assignment"]: one for one in cast.max.get(f"utilization/?{query}").body["series"]}
     assert {uid: one["core_percent"] for uid, one in found.items()} == {str(mine.uid): [20], str(others.uid): [70]}
-    assert query(cast.olga, node="gpu1", begin=0, step=60) == [(0, 40)]
+    assert read_series(cast.olga, node="gpu1", begin=0, step=60) == [(0, 40)]
