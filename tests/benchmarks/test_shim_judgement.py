@@ -66,23 +66,14 @@ def test_kernels_that_take_less_time_under_a_limit_are_not_over_it() -> None:
 
 
 def test_nothing_is_judged_that_the_profiler_did_not_see() -> None:
-<<<<<<< HEAD
     assert judge_limit(50, make_judged(800.0), Judged(400.0, Charged(400.0, 50.0), None)) == "not judged"
-=======
-    assert judge_limit(50, judged(800.0), Judged(400.0, Charged(400.0, 50.0), None)) == "not judged"
->>>>>>> wt-gpu
 
 
 def test_the_page_is_judged_by_the_iterations_that_it_was_charged_for() -> None:
     # The window saw 400 a second; the whole run, which was charged, had 480.
     limited = Judged(400.0, Charged(480.0, 49.0), Profiled(40.0, 1e6, 40.5))
-<<<<<<< HEAD
     row = make_row("a program", 50, make_judged(800.0), limited)
-    assert (row["kernels"], row["whole run: kernels"]) == (pytest.approx(40.0), pytest.approx(48.0))
-=======
-    row = make_row("a program", 50, judged(800.0), limited)
     assert row["kernels"] == pytest.approx(40.0)
     assert row["whole run: kernels"] == pytest.approx(48.0)
->>>>>>> wt-gpu
     assert (row["page − kernels"], row["page − CUPTI, same time"]) == ("+1.00", "+0.50")
     assert row["page right"] == "yes"
