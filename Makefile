@@ -33,7 +33,7 @@ test-long: ## the counts that a release is judged by
 test-containers: ## the image, Compose, CDI, an upgrade, a dump, on this machine's container engine (skipped without one or its base images)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m pytest tests/containers -m containers -q
 
-check: ## format, lint, types, arrows, migrations, OpenAPI, C warnings, templates, compose; needs no database
+check: ## format, lint, docstrings, types, arrows, migrations, OpenAPI, C warnings, templates, compose; needs no database
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check
 
 format: ## rewrite Python and templates in the house's format
