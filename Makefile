@@ -21,10 +21,10 @@ help: ## list the targets
 demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo); Ctrl-C ends it
 	@$(BOOTSTRAP) && exec $(RUN) -m deploy.demo --with-parent
 
-test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (under 10 minutes)
+test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (under 15 minutes)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run
 
-test-fast: ## each Python test once, without platform, browser, libvcuda or several connections (under 90 seconds)
+test-fast: ## each Python test once, without platform, browser, pages, libvcuda or several connections
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run --fast
 
 test-shim: ## libvcuda alone: every behaviour on the simulated driver, then under the sanitizers; no database

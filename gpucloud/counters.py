@@ -118,7 +118,7 @@ os.register_at_fork(after_in_child=_tally.begin_anew)
 
 @atexit.register
 def _write_last() -> None:
-    """Write what is left when the process ends; drop it silently if Redis has ended, because nothing is kept for later."""
+    """Write what is left when the process ends; drop it silently if Redis has ended: nobody writes it later."""
     logger.disabled = True
     _tally.write()
 

@@ -33,9 +33,10 @@ C_SUITES = {
 }  # fmt: skip
 TOGETHER = "not long and not serial and not alone and not containers"
 SERIAL = "serial and not long"
-# What a change of Python is tried with first: each function once, and nothing that waits for other processes.
+# What a change of Python is tried with first: each function once, and nothing that waits for other processes. Tests of
+# pages are a third of what is left, in processor time.
 FAST = f"{TOGETHER} and not committed and not browser and not slow"
-NOT_FAST = ("agent", "benchmarks", "browser", "containers", "demo", "e2e", "embedded", "fuzz", "gallery")
+NOT_FAST = ("agent", "benchmarks", "browser", "containers", "demo", "e2e", "embedded", "fuzz", "gallery", "pages")
 # Where the tests marked ``alone`` are, and those marked ``serial``: every process would read all files to find them.
 BY_THE_CLOCK = ("tests/benchmarks",)
 ON_PLATFORMS = tuple(f"tests/{name}" for name in ("e2e", "fuzz", "demo", "browser", "cli", "clusters"))
