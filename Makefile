@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-shim test-long test-containers check format dist openapi roles protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers check format dist openapi roles protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,10 +24,13 @@ demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo); C
 test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (under 15 minutes)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run
 
-test-shim: ## libvcuda alone: every behaviour on the simulated driver, then under three sanitizers; no database
-	@$(MAKE) --no-print-directory -C libvcuda test sanitize
+test-fast: ## each Python test once, without platform, browser, pages, libvcuda or several connections
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run --fast
 
-test-long: ## the counts that a release is judged by
+test-shim: ## libvcuda alone: every behaviour on the simulated driver, then under the sanitizers; no database
+	@$(MAKE) --no-print-directory -C libvcuda test sanitize sanitize-thread
+
+test-long: ## the counts that a release is judged by, the thread sanitizer, random kills of a whole platform
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run --long
 
 test-containers: ## the image, Compose, CDI, an upgrade, a dump, on this machine's container engine (skipped without one or its base images)

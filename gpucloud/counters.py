@@ -117,7 +117,13 @@ class _Tally:
 
 _tally = _Tally()
 os.register_at_fork(after_in_child=_tally.begin_anew)
-atexit.register(_tally.write)
+
+
+@atexit.register
+def _write_last() -> None:
+    """Write what is left when the process ends; drop it silently if Redis has ended: nobody writes it later."""
+    logger.disabled = True
+    _tally.write()
 
 
 def write() -> bool:

@@ -23,6 +23,11 @@ def chromium() -> str | None:
     return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test-fast` asks for."""
+    parser.addoption("--once", action="store_true", help="run each test function with its first parameters only")
+
+
 def pytest_configure() -> None:
     """Reset ignored signals, which programs under test would inherit.
 
@@ -32,8 +37,29 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest tests first; skip browser tests visibly if there is no browser."""
+def commits(item: pytest.Item) -> bool:
+    """Return True if the test's database work is committed, so that several connections see it."""
+    asked = any(mark.kwargs.get("transaction") for mark in item.iter_markers("django_db"))
+    return asked or "transactional_db" in getattr(item, "fixturenames", ())
+
+
+def first_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return one test of each function: the first that is not left to `make test-long`."""
+    ordered = sorted(items, key=lambda item: item.get_closest_marker("long") is not None)
+    first = {item.nodeid.partition("[")[0]: item for item in reversed(ordered)}
+    return [item for item in items if first[item.nodeid.partition("[")[0]] is item]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that commit, keep the first of each function where asked to; begin with what takes longest.
+
+    Browser tests are skipped visibly where there is no browser.
+    """
+    for item in items:
+        if commits(item):
+            item.add_marker(pytest.mark.committed)
+    if config.getoption("--once"):
+        items[:] = first_of_each(items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if chromium() is not None:
         return

@@ -1,6 +1,6 @@
-"""``make test`` and ``make test-long``: every suite in order, each to its end, then one table of results.
+"""``make test``, ``make test-fast`` and ``make test-long``: every suite in order, then one table of what happened.
 
-    python -m tests.run [--long] [pytest's arguments…]
+    python -m tests.run [--fast | --long] [pytest's arguments…]
 
 Suites that measure shares by the clock come first, with nothing beside them: C chapters, and Python tests marked
 ``alone``. The other chapters run beside the Python tests. Tests that start a whole platform are marked ``serial`` and
@@ -32,9 +32,15 @@ C_SUITES = {
     "C, by the clock": "test-timed", "C, the rest": "test-untimed", "C, sanitizers": "sanitize", "C, long": "test-long",
 }  # fmt: skip
 TOGETHER = "not long and not serial and not alone and not containers"
-# Files of the tests marked ``alone``: reading all files to find them takes longer than they do.
-BY_THE_CLOCK = "tests/benchmarks"
-# A module's tests stay together, with their fixtures, until a process has nothing left to do.
+SERIAL = "serial and not long"
+# What a change of Python is tried with first: each function once, and nothing that waits for other processes. Tests of
+# pages are a third of what is left, in processor time.
+FAST = f"{TOGETHER} and not committed and not browser and not slow"
+NOT_FAST = ("agent", "benchmarks", "browser", "containers", "demo", "e2e", "embedded", "fuzz", "gallery", "pages")
+# Where the tests marked ``alone`` are, and those marked ``serial``: every process would read all files to find them.
+BY_THE_CLOCK = ("tests/benchmarks",)
+ON_PLATFORMS = tuple(f"tests/{name}" for name in ("e2e", "fuzz", "demo", "browser", "cli", "clusters"))
+# A module's tests stay together, with what they share, until a process has nothing left to do.
 STEALING = ("--dist", "worksteal")
 # In the order of tests/conftest.py: the longest first.
 BY_FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
@@ -136,9 +142,14 @@ def is_good(rows: list[Row]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.run", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--long", action="store_true", help="the long counts only")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--fast", action="store_true", help="each test once, without platforms, browsers and libvcuda")
+    which.add_argument("--long", action="store_true", help="the long counts only")
     arguments, extra = parser.parse_known_args()
-    if arguments.long:
+    if arguments.fast:
+        without = [f"--ignore=tests/{name}" for name in NOT_FAST]
+        rows = pytest_suite("Python, fast", FAST, "--once", *without, "-n", "2", *STEALING, *extra)
+    elif arguments.long:
         rows = [
             *c_suite("C, long"),
             *pytest_suite("Python, long", "long", "--timeout=3600", *extra),
@@ -147,14 +158,18 @@ def main() -> int:
     else:
         rows = [
             *c_suite("C, by the clock"),
-            *pytest_suite("Python, by the clock", "alone and not long", *(extra or [BY_THE_CLOCK])),
+            *pytest_suite("Python, by the clock", "alone and not long", *(extra or BY_THE_CLOCK)),
             *beside(
                 [lambda: c_suite("C, the rest", beside_others=True)],
                 [lambda: pytest_suite("Python", TOGETHER, "-n", PROCESSES, *STEALING, *extra)],
             ),
             *beside(
                 [lambda: c_suite("C, sanitizers", beside_others=True)],
-                [lambda: pytest_suite("Python, platforms", "serial and not long", "-n", PLATFORMS, *BY_FILES, *extra)],
+                [
+                    lambda: pytest_suite(
+                        "Python, platforms", SERIAL, "-n", PLATFORMS, *BY_FILES, *(extra or ON_PLATFORMS)
+                    )
+                ],
             ),
         ]
     rows += c_suites_again(rows)

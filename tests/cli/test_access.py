@@ -184,6 +184,7 @@ def test_completion_is_printed(shell: str, tmp_path: Path) -> None:
     assert "_GPUCLOUD_COMPLETE" in printed.out
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     completer = Shell(tmp_path)
     (tmp_path / "bin").mkdir()

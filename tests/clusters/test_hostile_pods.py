@@ -5,12 +5,14 @@ import typing
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 
 from apps.clusters.formats import kubeshare
 from apps.clusters.formats.asks import Unreadable
+from apps.clusters.kube.client import Client
 from apps.clusters.kube.objects import Metadata, Namespace
 from apps.clusters.kube.reflector import Seen
-from apps.clusters.management.commands.sharepods import _look
+from apps.clusters.management.commands import sharepods
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, clusters
 from apps.clusters.sharepods.controller import SharePods
@@ -115,6 +117,18 @@ def test_a_pod_of_another_namespace_does_not_end_a_sharepod(watched: Watched) ->
     assert Cluster.objects.get().sharepods.get().ended_at is None
 
 
-def test_a_cluster_whose_credentials_cannot_be_used_holds_up_no_other(cast: Cast) -> None:
-    """No pod of a cluster: it has none."""
-    _look(clusters.connect(principal=SYSTEM, name="odd", pool=cast.pool, in_cluster=True))
+def test_a_cluster_whose_credentials_cannot_be_used_holds_up_no_other(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This is no pod of a cluster: a cluster that is reached from within cannot be reached from here."""
+    Machine("gpu1", cast.pool)
+    give_plenty(cast.acme)
+    clusters.connect(principal=SYSTEM, name="a-odd", pool=cast.pool, in_cluster=True)
+    good = clusters.connect(principal=SYSTEM, name="b-good", pool=cast.pool, kubeconfig=kubeconfig())
+    bindings.bind(principal=SYSTEM, cluster=good, namespace="ml", tenant=cast.acme)
+    kube = Kube([sharepod("mine")], [])
+    reach = lambda config: Client(config) if config is None else kube  # noqa: E731
+    monkeypatch.setattr(sharepods, "Client", reach)
+    call_command("sharepods", "--once")
+    assert "cluster a-odd cannot be looked at" in caplog.text
+    assert kube.told["mine"]["Phase"] == "Pending"

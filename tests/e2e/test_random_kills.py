@@ -28,7 +28,8 @@ from tests.e2e.test_chaos import QUOTAS, insist
 from tests.e2e.test_chaos_healing import PARTS
 from tests.platform import ROOT, Json, Platform, until
 
-pytestmark = [pytest.mark.serial]
+# A minute of each run, on a platform of its own; test_chaos_healing.py kills every part once in `make test`.
+pytestmark = [pytest.mark.serial, pytest.mark.long]
 
 CLIENTS = 6
 AGENT = "agent-sim-1"
@@ -210,7 +211,7 @@ def test_the_clocks_of_the_platform_can_be_set(platform: Platform, clocks: Clock
     "seconds",
     [
         pytest.param(20.0, marks=pytest.mark.timeout(300)),
-        pytest.param(600.0, marks=[pytest.mark.long, pytest.mark.timeout(1500)]),
+        pytest.param(600.0, marks=pytest.mark.timeout(1500)),
     ],
 )
 def test_what_was_acknowledged_is_there_after_random_kills(

@@ -37,12 +37,18 @@ def test_a_copy_has_every_migration_and_is_no_others(tmp_path: Path) -> None:
         )
 
 
-def test_a_template_that_is_gone_or_half_there_is_done_without(tmp_path: Path) -> None:
-    half = tmp_path / "half"
-    half.mkdir()
-    (half / "PG_VERSION").symlink_to("nowhere")
-    with embedded.services(tmp_path / "state", durable=False, template=half) as running:
-        psycopg.connect(running.database_url).close()
+@pytest.mark.parametrize("left", ["gone", "half"])
+def test_a_template_that_is_gone_or_half_there_is_done_without(tmp_path: Path, left: str) -> None:
+    template = tmp_path / left
+    if left == "half":
+        template.mkdir()
+        (template / "PG_VERSION").symlink_to("nowhere")
+    with (
+        embedded.services(tmp_path / "state", durable=False, template=template) as running,
+        psycopg.connect(running.database_url) as fresh,
+    ):
+        # A new database: the server answers, and no migration was applied.
+        assert fresh.execute("SELECT 1, to_regclass('quotas_tenant')").fetchone() == (1, None)
 
 
 def test_another_migration_or_pin_is_another_database(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_kubernetes_takes_every_document(version: str) -> None:
         kubernetes_validate.validate(one, version, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kustomize_builds_what_kubernetes_takes() -> None:
     built = subprocess.run(["kubectl", "kustomize", MANIFESTS], check=True, capture_output=True, text=True).stdout

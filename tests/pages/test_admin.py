@@ -22,6 +22,7 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_operator_reads_every_list_and_a_row_and_no_secret(cast: Cast, machine: Machine, browser: SignIn) -> None:
     placed(cast, machine)
     client = browser("olga")

@@ -25,6 +25,8 @@ from tests.cast import Cast, Machine, placed
 from tests.measurements import keep
 from tests.pages.conftest import SignIn
 
+# Each test asks for every page.
+pytestmark = pytest.mark.slow
 QUERIES = 25
 KIB = 1024
 LARGEST_PAGE_KIB = 250

@@ -33,6 +33,7 @@ def test_the_browsers_language_is_spoken(cast: Cast, machine: Machine, browser: 
     assert "Overview" in anna.get("/", headers={"Accept-Language": "fr"}).content.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["olga", "anna"])
 def test_no_page_in_chinese_says_a_sentence_in_english(browser: SignIn, grow: Callable[[str], None], name: str) -> None:
     grow("a")

@@ -110,6 +110,7 @@ def query_counts(client: Client, paths: list[str]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_page_asks_more_questions_of_a_larger_installation(browser: SignIn, grow: Callable[[str], None]) -> None:
     """Neither for an operator nor for a tenant's admin: the installation grows once for both."""
     grow("a")

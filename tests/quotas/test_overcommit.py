@@ -80,7 +80,12 @@ def test_another_pools_quotas_are_promised_there(cast: Cast) -> None:
     other = tenants.create_pool(principal=SYSTEM, name="shared")
     bound(cast, 100)
     give(cast.acme, pool=other, core_percent=5000)
-    give(cast.globex, pool=cast.pool, core_percent=400)
+    # The bound counts this pool's quotas and no others: one more is refused, all of it is given.
+    with pytest.raises(Overcommitted) as refused:
+        give(cast.globex, pool=cast.pool, core_percent=401)
+    assert refused.value.facts["promised"] == 401
+    given = give(cast.globex, pool=cast.pool, core_percent=400)["core_percent"]
+    assert (given.pool, given.hard) == (cast.pool, 400)
 
 
 def test_what_was_promised_before_gpus_went_away_stays_and_may_fall(cast: Cast) -> None:

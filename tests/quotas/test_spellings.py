@@ -1,10 +1,12 @@
 """One canonical spelling of a name, for counting attempts and for finding the person."""
 
+import pytest
 from django.contrib.auth.forms import UsernameField
 
 from apps.quotas.services import attempts
 
 
+@pytest.mark.slow
 def test_every_character_that_the_form_reads_as_another_counts_as_that() -> None:
     field = UsernameField()
     for number in range(0x110000):

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -168,6 +169,7 @@ def note(promised: dict[str, float], shadow: Shadow | None) -> None:
         promised.setdefault(shadow.ask.members[0].id, shadow.start)
 
 
+@pytest.mark.slow
 @given(at_work, claims_to_come)
 @example([(5, 0, 10), (10, 1, 40), (10, 2, 40), (10, 3, 40)], [(8, 1, None), (5, 1, None)])
 def test_backfill_never_delays_the_heads_shadow_start(
@@ -183,6 +185,7 @@ def test_without_the_guard_the_head_is_delayed() -> None:
     assert play(limits, asks, guarded=False) == [30.0]
 
 
+@pytest.mark.slow
 @given(at_work, claims_to_come)
 def test_walking_twice_over_the_same_tells_the_same(
     limits: list[tuple[int, int, int]], asks: list[tuple[int, int, int | None]]

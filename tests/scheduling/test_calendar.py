@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,6 +143,7 @@ def passes(holds: list[Hold]) -> bool:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(windows, requests), max_size=12))
 def test_no_bookings_ever_pass_what_a_gpu_has(wanted: list[tuple[tuple[int, int], Request]]) -> None:
     assert not passes(booked(wanted))
@@ -151,6 +153,7 @@ def test_control_bookings_that_do_not_see_one_another_pass_it() -> None:
     assert passes(booked([((0, 10), Request(1, 60, 1))] * 2, blind=True))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(windows, requests), max_size=8), windows, requests)
 def test_the_earliest_window_fits_and_none_before_it(
     wanted: list[tuple[tuple[int, int], Request]], window: tuple[int, int], request: Request
@@ -165,6 +168,7 @@ def test_the_earliest_window_fits_and_none_before_it(
     assert found[0].begin_us == fits[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     st.lists(st.tuples(windows, requests), max_size=8),

@@ -130,6 +130,7 @@ shares = st.tuples(st.integers(1, 100), st.integers(1, MEMORY))
 small = st.tuples(st.integers(1, 60), st.integers(1, 600), st.integers(0, 7))
 
 
+@pytest.mark.slow
 @given(st.lists(small, max_size=24), shares, st.integers(1, 4), st.integers(1, 6))
 def test_a_plan_that_is_carried_out_step_by_step_keeps_every_promise(
     seats: list[tuple[int, int, int]], asked: tuple[int, int], count: int, most_moves: int

@@ -40,6 +40,18 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 """
+# As a process ends that captured what it logged, when Redis has ended before it.
+ENDED_LAST = """
+import io, logging
+import django
+django.setup()
+from gpucloud import counters
+captured = io.StringIO()
+logging.getLogger().addHandler(logging.StreamHandler(captured))
+counters.WRITE_SECONDS = 3600.0
+counters.Counter("gpucloud_tried", "", ("by",)).add("child")
+captured.close()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +103,20 @@ def test_what_redis_does_not_take_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         assert (readable.name, readable.samples[0].value, rest) == ("gpucloud_counters_readable", 0.0, [])
     assert counters.write()
     assert totals() == {("gpucloud_tried", ("me",), None): 4}
+
+
+def test_a_process_that_ends_after_redis_ends_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "unix:///nonexistent/valkey.sock")
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDED_LAST],
+        cwd=ROOT,
+        env=os.environ | {"DJANGO_SETTINGS_MODULE": "gpucloud.settings"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_histogram_is_cumulative_and_its_count_is_its_last_bucket() -> None:

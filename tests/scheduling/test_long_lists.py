@@ -25,6 +25,7 @@ MOST_ROWS = 220
 MOST_QUERIES = 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_a_page_of_fifty_reads_little_of_a_long_history(cast: Cast, count: int) -> None:
     give_plenty(cast.acme, cast.globex)

@@ -299,6 +299,7 @@ def run(cast: Cast, *, sequences: int, steps: int, phases: Collection[Phase] = t
     )
 
 
+@pytest.mark.slow
 def test_random_sequences_keep_every_book(db: None) -> None:
     run(make_cast(), sequences=4, steps=25)
 

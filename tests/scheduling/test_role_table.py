@@ -16,8 +16,9 @@ from django.db import connection, transaction
 from tests.cast import Api, token_for
 from tests.scheduling.routes import OPERATIONS, OPERATORS, SHARED, WITHOUT_TOKEN, Platform, Route
 
-# Without it no database is made when this file runs alone.
-pytestmark = pytest.mark.django_db
+# Without django_db no database is made where this file runs alone. The fixture makes two thousand requests: half a
+# minute on a quiet machine, which counts towards the first test.
+pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TABLE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
 QUERIES = {"utilization/": "?tenant=acme"}

@@ -252,6 +252,7 @@ def test_a_sample_counts_for_the_time_since_the_one_before_it(cast: Cast, machin
     assert UsedHour.objects.get().gpu_time_ms == (100 + 100) * 500
 
 
+@pytest.mark.slow
 def test_late_frames_are_made_up_for_and_dropped_samples_take_nothing_away(
     cast: Cast, machine: Machine, clock: Clock
 ) -> None:
