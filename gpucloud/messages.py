@@ -102,7 +102,7 @@ def catalogue(locale: str, found: dict[str, str], known: Catalogue) -> polib.POF
 
 
 def faults(locale: str, found: dict[str, str]) -> Iterator[str]:
-    """What is wrong with a language's files, in words."""
+    """Return the faults of a language's files as sentences."""
     source = file_of(locale, ".po")
     known = read(source)
     for message in sorted(set(found) - {key for key, said in known.items() if said}):

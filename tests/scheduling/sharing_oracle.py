@@ -1,4 +1,4 @@
-"""How one GPU's compute is divided among the claims on it: water-filling by policy.
+"""Division of one GPU's compute among its claims, as the arbiter must do it: water-filling by policy.
 
 Shares are hundredths of a percent of the GPU: 10,000 is all of it. For claim i with guarantee g, limit L, demand d and
 weight w, and a ceiling C for all together:
@@ -19,7 +19,7 @@ from fractions import Fraction
 WHOLE = 10_000
 
 
-class Policy(IntEnum):
+    """Sharing policies; the numbers are those of the limits page."""
     """How the claims of one GPU share it; the numbers are those of the limits page."""
 
     BURST = 0
@@ -32,7 +32,7 @@ class Policy(IntEnum):
 
 
 @dataclass(frozen=True)
-class Terms:
+    """A claim's limits under its policy, in hundredths of a percent."""
     """What a claim's limits mean under its policy, in hundredths of a percent."""
 
     guarantee: int
@@ -47,7 +47,7 @@ class Terms:
         return min(self.limit, self.demand)
 
     @property
-    def low(self) -> int:
+        """Return the least that it gets before anyone gets more."""
         """What it must get before anyone gets more."""
         return min(self.guarantee, self.high)
 
@@ -86,7 +86,7 @@ def terms(
             return Terms(guarantee, limit, weight)
 
 
-def share(claims: Sequence[Terms], ceiling: int = WHOLE) -> list[int]:
+    """Return the share of each claim, in the claims' order; the order changes nothing."""
     """What each claim gets, in the claims' order; the order changes nothing."""
     shares = [0] * len(claims)
     left = min(ceiling, WHOLE)

@@ -61,7 +61,7 @@ class Judged:
 
     @property
     def whole_kernels(self) -> float | None:
-        """The same of the whole run."""
+        """Return the same for the whole run."""
         return self.profiled.kernel_ns * self.whole.rate / 1e7 if self.profiled and self.whole else None
 
 
