@@ -14,11 +14,6 @@
 /* Four quanta: a wake-up that comes late (a busy machine: 10 ms and more) must not lose the credit of the meantime. */
 #define CREDIT_MAX_NS (4 * QUANTUM_NS)
 
-uint64_t shim_now(void)
-{
-    return pages_clock(CLOCK_MONOTONIC);
-}
-
 static int64_t load(const int64_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);

@@ -2,7 +2,8 @@
 #ifndef SHIM_METER_H
 #define SHIM_METER_H
 
-#include "shim.h"
+#include "devices.h"
+#include "real.h"
 
 #define METER_KINDS 8
 #define METER_BURSTS 64
@@ -176,5 +177,14 @@ void predict_learn(const struct meter_burst *burst, const struct duration *took)
 /* Kernels that wait for one another across GPUs: NCCL's. */
 void predict_note_collective(const void *kernel);
 int predict_is_collective(const void *kernel);
+
+/* ---- gate.c ---- */
+/* The arbiter gives turns on this GPU: see gate.c. */
+int gate_gives_turns(int slot);
+int gate_has_turn(int slot); /* this claim's is open now */
+/* Other claims may have the GPU in between what this process launches. */
+int gate_is_contended(int slot);
+/* When what this process has in flight should have ended, by prediction. CLOCK_MONOTONIC. */
+uint64_t gate_drained_at(int slot);
 
 #endif

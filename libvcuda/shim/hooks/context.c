@@ -1,5 +1,6 @@
 /* Initialisation and contexts: where a process joins its claim, and where overhead begins and ends. */
-#include "shim.h"
+#include "account.h"
+#include "entries.h"
 
 #include "compat.h"
 #include "meter.h"
@@ -15,7 +16,7 @@ static int primary_counted[MAX_DEVICES];
 static uint64_t primary_cost[MAX_DEVICES];
 static CUcontext primary_context[MAX_DEVICES]; /* NULL: never retained, only made for green contexts */
 
-void account_forget_contexts(void)
+void contexts_forget(void)
 {
     memset(primary_counted, 0, sizeof primary_counted);
     memset(primary_context, 0, sizeof primary_context);

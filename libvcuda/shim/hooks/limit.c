@@ -1,6 +1,6 @@
 /* cuCtxSetLimit: a greater stack, heap or print buffer is device memory that no allocation call shows. A stack of 64 KiB a
  * thread is 17 GiB of an H200. */
-#include "shim.h"
+#include "account.h"
 
 static uint64_t attribute(int which, CUdevice device)
 {

@@ -2,7 +2,7 @@
  *
  * Other tenants' processes are not shown, and a GPU's utilisation is what the claim used of it. Processes of the claim in
  * other pid namespaces have no number that the caller could use, so they are left out of the lists. */
-#include "shim.h"
+#include "account.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,7 +1,8 @@
 /* Virtual memory management: physical memory is charged to the GPU that it is made on, until neither a handle nor a mapping
  * holds it. Releasing a handle that is still mapped frees nothing, so it refunds nothing. */
 #include "kernel.h"
-#include "shim.h"
+#include "account.h"
+#include "entries.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -225,7 +226,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 }
 
 /* In a forked child: another thread of the parent may have held the mutex; what is abandoned here is the parent's. */
-void account_forget_physical(void)
+void vmm_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
     made = NULL;

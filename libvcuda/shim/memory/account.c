@@ -5,8 +5,9 @@
  * good. What a hook had reserved for a context meanwhile is given back when the kernel's calls become the account: they
  * reserve the same memory piece by piece. */
 #include "kernel.h"
+#include "pools.h"
 #include "shares.h"
-#include "shim.h"
+#include "account.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -148,7 +149,7 @@ CUresult account_reserve(int slot, uint64_t bytes)
         /* Before refusing: give back what dead processes left, and what pools have returned since. */
         vcuda_usage_reap_dead(shim.usage);
         ask_importers(slot);
-        account_refresh_pools(slot);
+        pools_refresh(slot);
         if (try_reserve(slot, bytes))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
     }

@@ -6,7 +6,7 @@
 #include "kernel.h"
 
 #include "shares.h"
-#include "shim.h"
+#include "account.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* What NVML knows of this process: the second opinion on memory. */
 #include "compat.h"
-#include "shim.h"
+#include "account.h"
 
 #include <stdio.h>
 #include <stdlib.h>

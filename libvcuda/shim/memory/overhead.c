@@ -5,7 +5,8 @@
  * up. Where the kernel's calls account there is nothing to add, and NVML's figure only tells what they missed.
  */
 #include "kernel.h"
-#include "shim.h"
+#include "pools.h"
+#include "account.h"
 
 #include <time.h>
 
@@ -206,7 +207,7 @@ void account_true_up(void)
         if (accounting != VCUDA_ACCOUNTING_CALLS)
             continue;
         if (__atomic_load_n(&shim.gpu[slot].contexts, __ATOMIC_SEQ_CST) > 0)
-            account_refresh_pools(slot);
+            pools_refresh(slot);
         overhead_true_up(slot, 0, 0);
     }
 }

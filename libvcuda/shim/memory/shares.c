@@ -11,7 +11,7 @@
 #include "shares.h"
 
 #include "descriptors.h"
-#include "shim.h"
+#include "account.h"
 
 #include <stdlib.h>
 #include <unistd.h>
