@@ -71,6 +71,8 @@ enum vcuda_policy {
     VCUDA_POLICY_PREEMPT = 5, /* as burst, but best-effort claims get only what the others leave */
     VCUDA_POLICY_NATIVE = 6,  /* the driver's own time slices, no limit of compute */
 };
+/* Return a policy's name as the control plane writes it; NULL for a number that is no policy's. Numbers have no gaps. */
+const char *vcuda_policy_name(uint32_t policy);
 enum { VCUDA_FLAG_BEST_EFFORT = 1 };
 
 /* One assignment: the claim's share of one GPU. */
