@@ -13,7 +13,8 @@
 #ifndef SHIM_LAYERS_H
 #define SHIM_LAYERS_H
 
-/* What lower layers call in higher ones. attach.c defines it; it is constant, so it is valid before any constructor runs. */
+/* The functions and tables of higher layers that lower ones use. attach.c defines the table; it is constant, so it is
+ * valid before any constructor runs. */
 extern const struct shim_callbacks {
     int (*choose_mode)(void); /* map the claim's pages; return enum shim_mode */
     void (*start_watcher)(void);

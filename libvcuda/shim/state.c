@@ -119,9 +119,9 @@ int shim_attach(void)
         return 1;
     pthread_mutex_lock(&attach_mutex);
     if (!shim.self) {
-        /* What a killed predecessor left counts as used until somebody clears it: the next process does. */
+        /* Clear slots of killed processes, which count as used until then. */
         vcuda_usage_reap_dead(shim.usage);
-        /* So does a program that replaced itself by another (exec): same process, but nothing of the old one is left. */
+        /* Clear the slot of a program that this one replaced (exec) too: the same process, but nothing of it is left. */
         uint64_t pidns = pages_pidns(), begun = pages_start_time((uint32_t)getpid());
         if (pidns && begun && begun != PAGES_NOT_KNOWN)
             vcuda_usage_reap(shim.usage, pidns, (uint32_t)getpid(), begun);

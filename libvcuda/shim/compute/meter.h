@@ -91,7 +91,7 @@ void meter_before_end(CUstream stream);
 int meter_wait_begins(void);
 void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
-/* By the lane's owner: a burst begins on what was admitted. `alone`: it will be one launch. */
+/* Begin a burst on what was admitted. The caller owns the lane. `alone`: it will be one launch. */
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone);
 void meter_close(struct meter_lane *lane);        /* by the lane's owner: its open burst ends here */
 void meter_cover_others(struct meter_lane *lane); /* likewise, before leaving it */

@@ -1,4 +1,4 @@
-/* What programs see of memory: the limit as the GPU's size, and the claim's use as the GPU's use. */
+/* Hooks of the memory queries: programs see the limit as the GPU's size, and the claim's use as the GPU's use. */
 #include "account.h"
 #include "pools.h"
 

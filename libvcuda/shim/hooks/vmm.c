@@ -74,7 +74,7 @@ static void remember(CUhandle handle, uint64_t bytes, int slot)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Where the kernel's calls account, nothing of this is remembered. */
+/* Nothing of this is recorded while the kernel's calls account. */
 static int charged_here(void)
 {
     return shim_mode() == SHIM_ACTIVE && !account_by_kernel();

@@ -55,7 +55,7 @@ static struct sum sum_slots(int slot, uint64_t clearings)
     return sum;
 }
 
-/* What may have lost its payer since its holder looked counts: too much for a moment is safe, too little is not. */
+/* Return the imported bytes whose payer may be gone. They count: too much for a moment is safe, too little is not. */
 static uint64_t unsure_bytes(int slot, uint64_t *bytes)
 {
     uint64_t before = __atomic_load_n(&shim.usage->clearings, __ATOMIC_SEQ_CST);
@@ -75,7 +75,7 @@ uint64_t account_used(int slot)
 static void ask_importers(int slot)
 {
     uint64_t bytes;
-    shares_look();
+    shares_settle();
     for (int i = 0; i < MOST_PAUSES && unsure_bytes(slot, &bytes); i++) {
         struct timespec pause = {0, PAUSE_NS};
         int saved = errno;
@@ -196,7 +196,7 @@ static void now_by(int slot, uint32_t accounting)
         __atomic_store_n(told, accounting, __ATOMIC_RELEASE);
 }
 
-/* What the process's account is from now on, if nothing decided it before. */
+/* Decide which layer accounts, unless it is decided; return 1 if this one does. */
 static int decide(int accounting)
 {
     int seen = __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE);

@@ -12,10 +12,10 @@ int account_over(int slot);      /* the sum passes the limit */
 CUresult account_reserve(int slot, uint64_t bytes);
 /* For the kernel's calls; asks nobody. 0: no room, or a closed slot. */
 int account_take(int slot, uint64_t bytes);
-/* As much as there is room for, `most` at most. */
+/* Take as much as there is room for, `most` at most; return it. */
 uint64_t account_take_room(int slot, uint64_t most);
 void account_refund(int slot, uint64_t bytes);
-/* What an allocation of this size costs the GPU; small ones share granules, so this moves `*total`, their sum. */
+/* Return what an allocation of this size costs the GPU; small ones share granules, so this moves `*total`, their sum. */
 uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign);
 static inline int account_by_kernel(void)
 {
@@ -40,7 +40,7 @@ static inline CUresult account_pass(void)
 CUresult account_context_begin(int slot, uint64_t *reserved);
 /* `*cost`: what the context is charged with, to be given back when it goes. */
 CUresult account_context_end(int slot, uint64_t reserved, CUresult result, uint64_t *cost);
-void account_context_gone(int slot, uint64_t cost);
+void account_context_release(int slot, uint64_t cost);
 void overhead_add(int slot, uint64_t bytes);
 /* Overhead is what the process uses beyond its known allocations. `pending` of these is reserved but not yet real, by
  * `open_calls` allocations in progress; a reading that any other allocation disturbed is thrown away. */

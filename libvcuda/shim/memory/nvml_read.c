@@ -1,4 +1,4 @@
-/* What NVML knows of this process: the second opinion on memory. */
+/* NVML's figures of this process, which check the account of memory. */
 #include "compat.h"
 #include "account.h"
 

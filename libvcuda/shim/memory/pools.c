@@ -53,7 +53,7 @@ int pools_slot(CUmemoryPool pool, int current)
     return current;
 }
 
-static uint64_t ask(CUmemoryPool pool, int attribute)
+static uint64_t read_attribute(CUmemoryPool pool, int attribute)
 {
     uint64_t value = 0;
     return real.cuMemPoolGetAttribute(pool, attribute, &value) ? 0 : value;
@@ -99,7 +99,8 @@ CUresult pools_reserve(struct known_pool *p, uint64_t bytes, uint64_t *reserved)
     CUresult result = account_reserve(p->slot, *reserved);
     if (result != CUDA_ERROR_OUT_OF_MEMORY)
         return result;
-    uint64_t have = ask(p->pool, CU_POOL_RESERVED_CURRENT), used = ask(p->pool, CU_POOL_USED_CURRENT);
+    uint64_t have = read_attribute(p->pool, CU_POOL_RESERVED_CURRENT),
+             used = read_attribute(p->pool, CU_POOL_USED_CURRENT);
     uint64_t need = used + bytes > have ? round_up(used + bytes - have, GRANULE) : 0;
     *reserved = need;
     /* Room in the pool helps only within the limit: over it (it was lowered), nothing more is handed out. */
