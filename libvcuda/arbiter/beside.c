@@ -15,16 +15,16 @@
  */
 #include "round.h"
 
-/* Who uses less of its turns than this is not kept busy by the GPU. */
+/* A claim that uses less of its turns than this is not limited by the GPU. */
 #define DENSE_PERCENT 60
 #define DENSE_OVER_NS (250 * MS)
 #define DENSE_OVER_MOST_NS (1000 * MS) /* with kernels so long that none of them has ended yet */
 #define DENSE_LEAST_NS (20 * (int64_t)MS)
 /* One that pauses for longer than a turn is kept for it has many short turns; that much of them is enough to be let go. */
 #define LIGHT_LEAST_NS (4 * (int64_t)MS)
-/* Who waits for the GPU more often than this, of the times that it is looked at. */
+/* A claim waits often if it waits in more than this part of the samples. */
 #define SYNC_PERCENT 30
-/* How long everyone goes without turns before they are tried again, doubled each time. */
+/* The time without turns before they are tried again, doubled each time. */
 #define NO_TURNS_LEAST_NS (2000 * MS)
 #define NO_TURNS_MOST_NS (16000 * (int64_t)MS)
 /* The same for claims beside others: harm would be noticed. */

@@ -45,7 +45,7 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
 /* Watch the processes that took a slot since the last call; `epoll_fd` then hears of their deaths. How many there are. */
 int processes_watch(struct claim *claims, int epoll_fd);
 void processes_unwatch(struct claim *claim);
-/* What epoll heard: `watched` belongs to a process that ended. */
+/* Handle an epoll event: `watched` belongs to a process that ended. */
 void process_ended(struct watched *watched);
 /* Look which of the claim's processes are stopped by a signal; whether any is. From any thread. */
 int processes_look_for_stopped(struct claim *claim);

@@ -25,7 +25,7 @@ struct place {
     uint32_t index; /* of the GPU in the claim's pages */
 };
 
-/* What a seat's `claim` points to: where to read and write, and what was written last. */
+/* The target of a seat's `claim`: where to read and write, and what was written last. */
 struct desk {
     struct place at;
     struct vcuda_limit limit;

@@ -6,7 +6,7 @@
 
 /* Give every GPU's thread the claims that have an open slot of it, and start threads for GPUs that now have several. */
 void gpus_seat(struct claim *claims, uint64_t round_ns);
-/* Whether every thread has been at work within the last half of a second. */
+/* Return 1 if every thread has worked within the last half second. */
 int gpus_alive(void);
 /* End the threads; no turns are given any more. */
 void gpus_stop(void);

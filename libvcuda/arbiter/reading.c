@@ -1,4 +1,4 @@
-/* What a usage page says. Read with pread: a page that its tenant truncates then reads short, where a mapping would kill us. */
+/* Reading of usage pages with pread: a page that its tenant truncates then reads short, where a mapping would kill us. */
 #include "claims.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* How many slots to look at; 0 where this is no usage page. */
+/* Return how many slots to read; 0 if this is no usage page. */
 uint32_t claim_slots(const struct claim *claim)
 {
     struct {

@@ -5,7 +5,7 @@
 
 /* Work seen so recently counts as a wish to go on: programs pause between steps. */
 #define ACTIVE_NS (50 * MS)
-/* How long the work of claims that had no turns may take to drain before turns begin beside it. */
+/* The longest drain of work of claims without turns before turns begin beside it. */
 #define START_DRAIN_NS (20 * MS)
 #define FREE_POLL_NS (10 * MS)
 #define FREE_IDLE_POLL_NS (50 * MS)
@@ -110,7 +110,7 @@ int64_t seat_main_left(const struct seat *s)
     return s->in_round && s->budget_ns > s->charged_ns ? s->budget_ns - s->charged_ns : 0;
 }
 
-/* How much of this round's time the seat may still have, its own share or not. */
+/* Return how much of this round's time the seat may still have, of its own share or of others'. */
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now)
 {
     int64_t rest = (int64_t)(r->began_ns + r->span_ns) - (int64_t)now;

@@ -20,7 +20,10 @@ void share_terms_of(const struct vcuda_limit *limit, struct share_terms *terms)
     terms->guarantee = (uint32_t)least(limit->core_request * 100ull, most);
     if (limit->core_limit == 0)
         return;
-    switch (limit->policy) {
+    switch ((enum vcuda_policy)limit->policy) {
+    case VCUDA_POLICY_BURST:
+    case VCUDA_POLICY_NATIVE: /* no turns: gpu.c */
+        break;
     case VCUDA_POLICY_FIXED:
         terms->limit = terms->guarantee;
         break;
@@ -39,8 +42,6 @@ void share_terms_of(const struct vcuda_limit *limit, struct share_terms *terms)
             terms->limit = SHARE_WHOLE;
             terms->tier = 1;
         }
-        break;
-    default:
         break;
     }
 }

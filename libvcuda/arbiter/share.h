@@ -1,4 +1,4 @@
-/* Who gets how much of one GPU: water-filling by policy. Pure: no clock, no I/O, integers only.
+/* The claims' shares of one GPU: water-filling by policy. Pure: no clock, no I/O, integers only.
  *
  * Shares are hundredths of a percent of one GPU (10000: all of it). */
 #ifndef ARBITER_SHARE_H
@@ -9,7 +9,7 @@
 #define SHARE_WHOLE 10000u
 #define SHARE_MAX_CLAIMS 256u
 
-/* What a claim's limits mean under its policy. */
+/* A claim's terms: its limits as its policy reads them. */
 struct share_terms {
     uint32_t guarantee;
     uint32_t limit; /* 0: paused */

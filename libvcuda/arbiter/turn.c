@@ -6,7 +6,7 @@
  * burst would idle the GPU for nothing, so its hold is halved each time down to the least. */
 #define HOLD_MOST_NS (1 * MS)
 #define HOLD_LEAST_NS (MS / 4)
-/* Who waits but launches nothing for so long is stopped, or lies. */
+/* A process that waits but launches nothing for so long is stopped, or its page is forged. */
 #define IDLE_WAIT_NS (5 * MS)
 /* On a busy machine an honest one may be late too: only after so many turns without a launch it loses the rest of a round. */
 #define STOPS_MOST 3
@@ -193,13 +193,13 @@ static uint64_t close_turn(struct round *r, uint64_t now)
     r->phase = ROUND_DRAINING;
     r->closed_ns = r->progress_ns = now;
     r->progress_of = s->reading.inflight_ns;
-    /* What runs now began when the work before it ended. */
+    /* The work that runs now began when the work before it ended. */
     uint64_t since = s->reading.last_end_ns > r->turn_began_ns ? s->reading.last_end_ns : r->turn_began_ns;
     r->drained_by_ns = since + s->reading.inflight_ns;
     return now; /* read again at once: a launch may have entered just before */
 }
 
-/* Whether this seat may take the GPU from the holder before the end of its turn. */
+/* Return 1 if this seat may take the GPU from the holder before the end of its turn. */
 static int displaces(const struct round *r, const struct seat *s, const struct seat *holder, uint64_t now)
 {
     int arrived = seat_arrived(s);
@@ -277,7 +277,7 @@ static int extend(struct round *r, uint64_t now, uint64_t *next)
     return 1;
 }
 
-/* Whether the holder makes no use of what is left of its turn. */
+/* Return 1 if the holder does not use the rest of its turn. */
 static int gives_back(struct round *r, uint64_t now)
 {
     struct seat *s = &r->seat[r->holder];

@@ -61,7 +61,7 @@ enum vcuda_slot_state {
     VCUDA_SLOT_CLOSED = 2,
 };
 
-/* How the claims of one GPU share it while several of them want it. */
+/* The rule by which claims share one GPU while several of them want it. */
 enum vcuda_policy {
     VCUDA_POLICY_BURST = 0, /* guaranteed core_request, up to core_limit of what others leave */
     VCUDA_POLICY_FIXED = 1, /* core_request, no more */
@@ -71,6 +71,8 @@ enum vcuda_policy {
     VCUDA_POLICY_PREEMPT = 5, /* as burst, but best-effort claims get only what the others leave */
     VCUDA_POLICY_NATIVE = 6,  /* the driver's own time slices, no limit of compute */
 };
+/* Return a policy's name as the control plane writes it; NULL for a number that is no policy's. Numbers have no gaps. */
+const char *vcuda_policy_name(uint32_t policy);
 enum { VCUDA_FLAG_BEST_EFFORT = 1 };
 
 /* One assignment: the claim's share of one GPU. */
@@ -105,7 +107,7 @@ struct vcuda_limits {
     uint8_t reserved2[1792];
 };
 
-/* What one claim may do on one GPU now. Written by the arbiter. */
+/* One claim's turn on one GPU. Written by the arbiter. */
 struct vcuda_turn {
     uint64_t ends_ns;   /* CLOCK_MONOTONIC: launches that would still run then must wait; 0: closed; VCUDA_TURN_FREE */
     uint64_t starts_ns; /* while closed: when the next turn is expected; 0: not known */
@@ -129,14 +131,14 @@ struct vcuda_turns {
     uint8_t reserved2[2816];
 };
 
-/* How a process's memory is accounted. */
+/* The layer that accounts a process's memory. */
 enum vcuda_accounting {
     VCUDA_ACCOUNTING_UNKNOWN = 0,
     VCUDA_ACCOUNTING_KERNEL = 1, /* what the driver takes from the kernel: everything, to the byte */
     VCUDA_ACCOUNTING_CALLS = 2,  /* what the program asks the driver for, trued up from NVML */
 };
 
-/* What one process did on one GPU of the claim. The counters only grow; the three *_bytes move both ways. */
+/* One process's use of one GPU of the claim. The counters only grow; the three *_bytes move both ways. */
 struct vcuda_gpu_usage {
     uint64_t memory_bytes;  /* allocations, as the driver rounds them */
     uint64_t context_bytes; /* overhead: contexts, modules, stacks; trued up from NVML */

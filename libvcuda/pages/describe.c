@@ -154,6 +154,9 @@ const char *vcuda_abi_describe(void)
             at = append(text, sizeof text, at, layout[i - 1].name ? ",\"%s\":[%zu,%zu]" : "\"%s\":[%zu,%zu]", f->name,
                         f->offset, f->size);
     }
-    append(text, sizeof text, at, "%s", "}}}}", 0, 0);
+    at = append(text, sizeof text, at, "%s", "}}},\"policies\":{", 0, 0);
+    for (uint32_t i = 0; vcuda_policy_name(i); i++)
+        at = append(text, sizeof text, at, i ? ",\"%s\":%zu" : "\"%s\":%zu", vcuda_policy_name(i), i, 0);
+    append(text, sizeof text, at, "%s", "}}", 0, 0);
     return text;
 }

@@ -101,7 +101,7 @@ static int find_unused(const struct vcuda_limits *page)
 int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit)
 {
     if (limit->core_limit > 100 || limit->core_request > limit->core_limit || limit->ceiling > 100 ||
-        limit->policy > VCUDA_POLICY_NATIVE)
+        !vcuda_policy_name(limit->policy))
         return -EINVAL;
     int index = find_gpu(page, limit->gpu_uuid);
     if (index < 0)
@@ -136,7 +136,9 @@ uint32_t vcuda_limit_alone(const struct vcuda_limit *limit)
     uint32_t ceiling = limit->ceiling ? limit->ceiling : 100;
     if (limit->core_limit == 0)
         return 0;
-    switch (limit->policy) {
+    switch ((enum vcuda_policy)limit->policy) {
+    case VCUDA_POLICY_BURST:
+        break;
     case VCUDA_POLICY_FIXED:
         return least(ceiling, limit->core_request);
     case VCUDA_POLICY_FAIR:
@@ -148,9 +150,29 @@ uint32_t vcuda_limit_alone(const struct vcuda_limit *limit)
         return limit->flags & VCUDA_FLAG_BEST_EFFORT ? ceiling : least(ceiling, limit->core_limit);
     case VCUDA_POLICY_NATIVE:
         return 100;
-    default:
-        return least(ceiling, limit->core_limit);
     }
+    return least(ceiling, limit->core_limit); /* a damaged page's number, too */
+}
+
+const char *vcuda_policy_name(uint32_t policy)
+{
+    switch ((enum vcuda_policy)policy) {
+    case VCUDA_POLICY_BURST:
+        return "burst";
+    case VCUDA_POLICY_FIXED:
+        return "fixed";
+    case VCUDA_POLICY_FAIR:
+        return "fair";
+    case VCUDA_POLICY_WEIGHTED:
+        return "weighted";
+    case VCUDA_POLICY_AVERAGE:
+        return "average";
+    case VCUDA_POLICY_PREEMPT:
+        return "preempt";
+    case VCUDA_POLICY_NATIVE:
+        return "native";
+    }
+    return NULL;
 }
 
 int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16], uint64_t generation)

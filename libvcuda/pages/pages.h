@@ -1,4 +1,4 @@
-/* What the pages library shares with libvcuda beyond the public ABI. */
+/* Functions that the pages library shares with libvcuda beyond the public ABI. */
 #ifndef VCUDA_PAGES_INTERNAL_H
 #define VCUDA_PAGES_INTERNAL_H
 

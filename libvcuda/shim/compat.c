@@ -4,7 +4,8 @@
  */
 #include "compat.h"
 
-#include "shim.h"
+#include "devices.h"
+#include "real.h"
 #include "settings.h"
 
 #include <errno.h>

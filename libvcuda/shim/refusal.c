@@ -13,7 +13,7 @@
 
 static char reason[PATH_MAX + 300];
 
-/* What cures it, for whoever started the program. */
+/* The remedy, as shown to the user who started the program. */
 static const char *cure_of(int error)
 {
     switch (error) {

@@ -1,20 +1,9 @@
-/* What the parts of libvcuda share inside one process.
- *
- * attach.c   pages, slot, cached limits        watcher.c  the thread that hears changes
- * refusal.c  why CUDA is refused
- * compat.c   limits by environment variables, read by settings.c
- *
- * lookup/    real.c: lookup, with symbols.c
- * hooks/     the entries that programs call
- * memory/    account.c: reserve, sum, refund; which layer accounts    kernel.c: memory as the kernel gives it
- *            overhead.c: contexts, and what NVML sees beyond the account    table.c: pointer -> charge
- * compute/   meter.c: measures GPU time with events    gate.c: decides when a launch may go: credit, turns
- */
+/* The state of libvcuda in one process; see state.c. layers.h lists the layers of the library. */
 #ifndef SHIM_H
 #define SHIM_H
 
 #include "pages.h"
-#include "real.h"
+#include "driver.h"
 
 enum shim_mode {
     SHIM_UNKNOWN,
@@ -62,9 +51,11 @@ extern struct shim {
     int gpus_open;           /* how many are open */
     uint64_t managed_blocks; /* live ones */
     struct shim_gpu gpu[VCUDA_MAX_GPUS];
+    uint64_t watcher_pokes; /* how often work was launched that the watcher must look for */
+    int watcher_sleeps;     /* the watcher sleeps for long: wake it */
 } shim;
 
-/* Decides the mode and maps the pages, once. */
+/* Decide the mode and map the pages, once. */
 int shim_mode_slow(void);
 static inline int shim_mode(void)
 {
@@ -73,6 +64,8 @@ static inline int shim_mode(void)
 }
 /* Take a slot and start the watcher, once per process; 0 where all slots are taken. */
 int shim_attach(void);
+/* Use these pages from now on; the turns page may not exist yet. */
+void shim_set_pages(struct vcuda_limits *limits, struct vcuda_usage *usage, const char *turns);
 /* Map the turns page if there is one by now. */
 void shim_find_turns(void);
 static inline void shim_cool(void)
@@ -86,82 +79,13 @@ static inline void shim_refresh(void)
     if (__atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) != __atomic_load_n(&shim.seen_gen, __ATOMIC_RELAXED))
         shim_refresh_slow();
 }
-/* The slot of a CUDA device, or of the current context's device; -1: no slot, -2: no context. */
-int shim_slot_of_device(CUdevice device);
-int shim_uuid_of_device(CUdevice device, uint8_t uuid[16]); /* of a MIG instance its own; 0: the driver does not say */
-int shim_slot_of_current(CUcontext *context);
-/* The arbiter gives turns on this GPU: see gate.c. */
-int gate_gives_turns(int slot);
-int gate_has_turn(int slot); /* this claim's is open now */
-/* Other claims may have the GPU in between what this process launches. */
-int gate_is_contended(int slot);
-/* When what this process has in flight should have ended, by prediction. CLOCK_MONOTONIC. */
-uint64_t gate_drained_at(int slot);
 static inline struct vcuda_gpu_usage *shim_usage(int slot)
 {
     return &shim.self->gpu[slot];
 }
 
-/* ---- watcher.c ---- */
-void watcher_start(void);
-void watcher_poke(void);   /* work was launched: look more often */
-void watcher_forget(void); /* in a forked child: there is no thread here */
-
-/* ---- account.c ---- */
-uint64_t account_used(int slot); /* the claim's memory and overhead on this GPU: the truth, in either accounting */
-int account_over(int slot);      /* the sum passes the limit */
-/* For the hooks; may ask the driver and NVML. OUT_OF_MEMORY, NOT_PERMITTED. */
-CUresult account_reserve(int slot, uint64_t bytes);
-/* For the kernel's calls; asks nobody. 0: no room, or a closed slot. */
-int account_take(int slot, uint64_t bytes);
-/* As much as there is room for, `most` at most. */
-uint64_t account_take_room(int slot, uint64_t most);
-void account_refund(int slot, uint64_t bytes);
-/* What an allocation of this size costs the GPU; small ones share granules, so this moves `*total`, their sum. */
-uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign);
-static inline int account_by_kernel(void)
-{
-    return __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE) == VCUDA_ACCOUNTING_KERNEL;
-}
-static inline int account_by_calls(void)
-{
-    return __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE) == VCUDA_ACCOUNTING_CALLS;
-}
-/* The account is the kernel's calls, or the hooks, from now on; 0: it is the other's already. */
-int account_enter_kernel(int slot);
-int account_enter_calls(int slot);
-/* All that a hook does where the kernel's calls account: a closed slot's error is not out-of-memory. */
-CUresult account_closed(void);
-static inline CUresult account_pass(void)
-{
-    shim_refresh();
-    return __builtin_expect(__atomic_load_n(&shim.closed, __ATOMIC_RELAXED), 0) ? account_closed() : CUDA_SUCCESS;
-}
-void account_refresh_pools(int slot);
-void account_forget_pools(void);
-void account_forget_physical(void);
-void account_forget_contexts(void);
-
-/* ---- overhead.c ---- */
-CUresult account_context_begin(int slot, uint64_t *reserved);
-/* `*cost`: what the context is charged with, to be given back when it goes. */
-CUresult account_context_end(int slot, uint64_t reserved, CUresult result, uint64_t *cost);
-void account_context_gone(int slot, uint64_t cost);
-void overhead_add(int slot, uint64_t bytes);
-/* Overhead is what the process uses beyond its known allocations. `pending` of these is reserved but not yet real, by
- * `open_calls` allocations in progress; a reading that any other allocation disturbed is thrown away. */
-void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls);
-void account_true_up(void);
-
-/* ---- table.c ---- */
-struct charge {
-    uint64_t key, bytes, charged;
-    int slot, managed;
-};
-extern struct table table_blocks, table_contexts;
-int table_put(struct table *table, const struct charge *charge); /* 0: no memory */
-int table_take(struct table *table, uint64_t key, struct charge *out);
-void table_forget(struct table *table);
+/* Make the watcher look more often for a while, since work was launched. */
+void watcher_poke(void);
 
 uint64_t shim_now(void); /* CLOCK_MONOTONIC */
 /* Nanoseconds since whenever, cheap: for distances on the hot path. Calibrated when the process attaches. */
@@ -173,10 +97,5 @@ static inline uint64_t shim_ticks(void)
     return shim_now();
 #endif
 }
-
-/* ---- nvml_read.c ---- */
-int64_t nvml_process_bytes(int slot); /* -1: NVML does not know this process */
-int64_t nvml_device_bytes(int slot);
-int nvml_slot_of(nvmlDevice_t device); /* -1: no limit applies to this GPU or part of one */
 
 #endif

@@ -4,6 +4,9 @@
  * It sleeps in a futex wait on the limits page's gen, so a change wakes it at once: it re-reads, and echoes the generation
  * without waiting for a launch. Launches that wait for credit sleep on the same word and wake by themselves.
  */
+#include "watcher.h"
+
+#include "account.h"
 #include "meter.h"
 #include "shares.h"
 
@@ -31,16 +34,6 @@
 #define SWEEP_TURN_NS 200000ull
 
 static int started;
-static int sleeping;
-static uint64_t poked;
-
-void watcher_poke(void)
-{
-    __atomic_fetch_add(&poked, 1, __ATOMIC_RELAXED);
-    /* Waking on the shared word also wakes others of the claim, who look and sleep again: rare enough. */
-    if (__atomic_load_n(&sleeping, __ATOMIC_RELAXED) && __atomic_exchange_n(&sleeping, 0, __ATOMIC_ACQ_REL))
-        syscall(SYS_futex, &shim.limits->gen, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
 
 struct rounds {
     uint64_t looked, trued, active, seen_pokes, seen_memory;
@@ -69,7 +62,7 @@ static int turns_given(void)
 
 static void look_around(struct rounds *r, uint64_t now)
 {
-    uint64_t pokes = __atomic_load_n(&poked, __ATOMIC_RELAXED);
+    uint64_t pokes = __atomic_load_n(&shim.watcher_pokes, __ATOMIC_RELAXED);
     uint64_t memory = __atomic_load_n(&shim.memory_ended, __ATOMIC_RELAXED);
     if (meter_retire() > 0 || pokes != r->seen_pokes)
         r->active = now;
@@ -119,7 +112,7 @@ static void *watch(void *nothing)
         look_around(&r, now);
         int idle = now - r.active > LINGER_NS;
         struct timespec ts = {0, (long)pause_ns(idle)};
-        __atomic_store_n(&sleeping, idle, __ATOMIC_RELEASE);
+        __atomic_store_n(&shim.watcher_sleeps, idle, __ATOMIC_RELEASE);
         now = shim_now();
         syscall(SYS_futex, &shim.limits->gen, FUTEX_WAIT, gen, &ts, NULL, 0);
         if (shim_now() - now > STOOD_STILL_NS)
@@ -150,5 +143,4 @@ void watcher_start(void)
 void watcher_forget(void)
 {
     started = 0;
-    sleeping = 0;
 }

@@ -1,4 +1,4 @@
-/* How GPU time passes: see node.h. */
+/* GPU time: see node.h. */
 #include "node.h"
 
 #include "costs.h"

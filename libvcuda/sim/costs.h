@@ -1,4 +1,4 @@
-/* What launches, events and waits cost on a real GPU. All of it is free here, unless GPUCLOUD_SIM_COSTS names prices in
+/* The costs of launches, events and waits on a real GPU. All of it is free here, unless GPUCLOUD_SIM_COSTS names prices in
  * nanoseconds, e.g. for an H200
  *
  *     GPUCLOUD_SIM_COSTS=launch=3000,gap=950,event=1280,spin=100000

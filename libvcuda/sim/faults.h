@@ -28,7 +28,7 @@ struct sim_symbol {
 extern const struct sim_symbol sim_symbols[];
 extern const size_t sim_symbol_count;
 
-/* What a call through this door is to answer without being carried out; 0: nothing is wrong. */
+/* Return the error that this call must return without being carried out; 0: none. */
 CUresult sim_door_open(struct sim_door *door);
 /* The simulated driver is too old for this entry. */
 int sim_is_hidden(const char *name);

@@ -37,7 +37,7 @@ static uint32_t inner_pid(const char *number)
     return inner;
 }
 
-/* Whether it lives in another namespace than that; 0 where nobody may know: number and start are the same then. */
+/* Return 1 if it lives in another namespace; 0 if that is not permitted to know: number and start are the same then. */
 static int is_elsewhere(const char *number, uint64_t pidns)
 {
     char path[300];

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* What the driver has taken for a process, in the granules in which it takes it. */
+/* Return a size rounded up to whole granules, in which the driver takes memory for a process. */
 static uint64_t granules(uint64_t bytes)
 {
     return (bytes + SIM_GRANULE - 1) / SIM_GRANULE * SIM_GRANULE;

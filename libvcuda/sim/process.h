@@ -1,4 +1,4 @@
-/* What the simulated driver keeps inside one process. One mutex guards it all; it is never held while waiting. */
+/* The state of the simulated driver in one process. One mutex guards it all; it is never held while waiting. */
 #ifndef SIM_PROCESS_H
 #define SIM_PROCESS_H
 

@@ -1,4 +1,4 @@
-/* How busy the GPU is, as NVML tells it.
+/* The GPU's utilisation, as NVML reports it.
  *
  * Of the whole GPU: over the last half second. Of a process: once in 200 ms, and right only while it is alone: between
  * processes that share the GPU a real H200 tells two that have equal parts apart as 60 and 40, and so does this.

@@ -33,7 +33,7 @@ void expect_shares(const char *what, double a, double b, double c, double tolera
 uint64_t ends_of(int i);
 int all_free(void); /* nobody is given turns */
 int contended(void);
-/* Whether this becomes so within some seconds. */
+/* Return 1 if this becomes true within some seconds. */
 int becomes(int (*so)(void), double seconds);
 
 #endif

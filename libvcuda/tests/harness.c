@@ -192,7 +192,7 @@ static int read_more(struct player *player)
     return n > 0;
 }
 
-double said(const struct player *player, const char *name)
+double figure_of(const struct player *player, const char *name)
 {
     size_t length = strlen(name);
     double value = -1e9;
@@ -208,7 +208,7 @@ double said(const struct player *player, const char *name)
 
 int wait_for(struct player *player, const char *name)
 {
-    while (said(player, name) < -1e8)
+    while (figure_of(player, name) < -1e8)
         if (!read_more(player))
             return 0;
     return 1;
@@ -270,9 +270,9 @@ int harness_begin(void)
     char name[16];
     for (int i = 0; i < 16; i++) {
         snprintf(name, sizeof name, "uuid%d", i);
-        gpu_uuid[i] = (uint8_t)said(&player, name);
+        gpu_uuid[i] = (uint8_t)figure_of(&player, name);
     }
-    context_cost = (uint64_t)said(&player, "context");
+    context_cost = (uint64_t)figure_of(&player, "context");
     return player.status == 0;
 }
 

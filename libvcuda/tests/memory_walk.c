@@ -20,7 +20,7 @@ static void print_step(const struct player *player, const struct account *accoun
     const char *name = strstr(player->text, "at ");
     int length = name ? (int)strcspn(name + 3, "\n") : 0;
     printf("%-34.*s error %-4.0f account %10.3f MiB  managed %8.3f  nvml %10.3f  %s\n", length, name ? name + 3 : "",
-           said(player, "error"), (double)account->bytes / MIB, (double)account->managed / MIB,
+           figure_of(player, "error"), (double)account->bytes / MIB, (double)account->managed / MIB,
            (double)account->nvml / MIB, account_differs(account) ? "DIFFERENT" : "equal");
     fflush(stdout);
 }

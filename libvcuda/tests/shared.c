@@ -86,7 +86,7 @@ int circle_do(struct circle *circle, const char *line)
     } else if (dprintf(p->orders, "%s\n", what) < 0 || !strcmp(what, "exit")) {
         end_party(p, 0);
     } else if (steps_next(&p->steps)) {
-        error = (int)said(&p->steps.player, "error");
+        error = (int)figure_of(&p->steps.player, "error");
     } else {
         p->is_running = 0;
     }

@@ -1,4 +1,4 @@
-/* What once broke, so that it does not again. */
+/* Regression tests. */
 #include "harness.h"
 
 #include <stdio.h>
@@ -12,14 +12,15 @@ static void test_pools(void)
     claim_make(&claim, 2 * GIB, 100);
     play(&p, &claim, PRELOADED, "pools", NULL);
     finish(&p);
-    expect(p.status == 0 && said(&p, "bad") == 0, "four hundred pools made and destroyed: status %d, %.0f failures",
-           p.status, said(&p, "bad"));
-    expect(said(&p, "free") >= (double)(2 * GIB - context_cost - 64 * MIB), "and nothing of them stays counted");
-    expect(said(&p, "big") == 2, "a pool after them ends at the limit: error %.0f", said(&p, "big"));
-    expect(said(&p, "elsewhere") == 800, "a pool on a GPU outside the claim gives nothing: error %.0f",
-           said(&p, "elsewhere"));
+    expect(p.status == 0 && figure_of(&p, "bad") == 0,
+           "four hundred pools made and destroyed: status %d, %.0f failures", p.status, figure_of(&p, "bad"));
+    expect(figure_of(&p, "free") >= (double)(2 * GIB - context_cost - 64 * MIB), "and nothing of them stays counted");
+    expect(figure_of(&p, "big") == 2, "a pool after them ends at the limit: error %.0f", figure_of(&p, "big"));
+    expect(figure_of(&p, "elsewhere") == 800, "a pool on a GPU outside the claim gives nothing: error %.0f",
+           figure_of(&p, "elsewhere"));
     /* Where the kernel's calls account, none need be watched: they are made, and give nothing. */
-    expect(said(&p, "crowd") == (was_by_kernel(&claim) ? 0 : 2), "more pools at once than can be watched are refused");
+    expect(figure_of(&p, "crowd") == (was_by_kernel(&claim) ? 0 : 2),
+           "more pools at once than can be watched are refused");
     claim_end(&claim);
 }
 
@@ -44,8 +45,8 @@ static void test_exec(void)
     claim_make(&claim, limit, 100);
     play(&p, &claim, PRELOADED, "execs", "1073741824", NULL);
     finish(&p);
-    expect(said(&p, "got") >= (double)(limit - context_cost - 64 * MIB),
-           "a program that replaced itself pays for itself alone: %.0f MiB", said(&p, "got") / MIB);
+    expect(figure_of(&p, "got") >= (double)(limit - context_cost - 64 * MIB),
+           "a program that replaced itself pays for itself alone: %.0f MiB", figure_of(&p, "got") / MIB);
     claim_end(&claim);
 }
 
@@ -61,8 +62,8 @@ static void test_pitch(void)
     play(&p, &claim, PRELOADED, "fill", "pitch", "67108864", "8589934592", NULL);
     unsetenv("GPUCLOUD_SIM_PITCH");
     finish(&p);
-    double really = 2 * said(&p, "got"), most = (double)(limit - context_cost);
-    expect(said(&p, "error") == 2 && really <= most && really >= most - 256.0 * MIB,
+    double really = 2 * figure_of(&p, "got"), most = (double)(limit - context_cost);
+    expect(figure_of(&p, "error") == 2 && really <= most && really >= most - 256.0 * MIB,
            "rows padded beyond what is expected count in full: %.0f of %.0f MiB", really / MIB, most / MIB);
     claim_end(&claim);
 }
@@ -74,12 +75,13 @@ static void test_maps(void)
     claim_make(&claim, 2 * GIB, 100);
     play(&p, &claim, PRELOADED, "maps", NULL);
     finish(&p);
-    expect(p.status == 0 && said(&p, "mapped") == 64 && said(&p, "bad_unmap") > 0 && said(&p, "still") == 64,
+    expect(p.status == 0 && figure_of(&p, "mapped") == 64 && figure_of(&p, "bad_unmap") > 0 &&
+               figure_of(&p, "still") == 64,
            "a mapping keeps its memory counted when the handle is gone, and when an unmapping fails");
-    expect(said(&p, "freed_async") == 0 && said(&p, "freed_plainly") == 0,
+    expect(figure_of(&p, "freed_async") == 0 && figure_of(&p, "freed_plainly") == 0,
            "a plain block freed in a stream's order is refunded, and one of a pool freed at once: %.0f, %.0f MiB",
-           said(&p, "freed_async"), said(&p, "freed_plainly"));
-    expect(said(&p, "unmapped") == 0, "and no longer once it is unmapped: %.0f MiB", said(&p, "unmapped"));
+           figure_of(&p, "freed_async"), figure_of(&p, "freed_plainly"));
+    expect(figure_of(&p, "unmapped") == 0, "and no longer once it is unmapped: %.0f MiB", figure_of(&p, "unmapped"));
     claim_end(&claim);
 }
 
@@ -92,9 +94,9 @@ static void test_per_thread(void)
     play(&p, &claim, PRELOADED, "per_thread", NULL);
     wait_for(&p, "worked");
     vcuda_usage_totals(claim.usage, 0, &t);
-    expect((double)t.gpu_time_ns >= 0.85 * said(&p, "worked"),
+    expect((double)t.gpu_time_ns >= 0.85 * figure_of(&p, "worked"),
            "work on a thread's own stream is charged though another thread waits: %.0f of %.0f ms",
-           (double)t.gpu_time_ns / 1e6, said(&p, "worked") / 1e6);
+           (double)t.gpu_time_ns / 1e6, figure_of(&p, "worked") / 1e6);
     finish(&p);
     claim_end(&claim);
 }
@@ -108,7 +110,7 @@ static void test_beside_capture(void)
     play(&p, &claim, PRELOADED, "beside_capture", NULL);
     wait_for(&p, "launched");
     vcuda_usage_totals(claim.usage, 0, &t);
-    expect(said(&p, "launched") == 1 && t.inflight_ns == 0 && t.gpu_time_ns >= 9 * 800000,
+    expect(figure_of(&p, "launched") == 1 && t.inflight_ns == 0 && t.gpu_time_ns >= 9 * 800000,
            "work beside a capture without an end does not stay in flight: %.3f ms, of %.1f ms",
            (double)t.inflight_ns / 1e6, (double)t.gpu_time_ns / 1e6);
     finish(&p);
@@ -125,8 +127,8 @@ static void test_pause(void)
     play(&p, &claim, PRELOADED, "waits", NULL);
     wait_for(&p, "worked");
     vcuda_usage_totals(claim.usage, 0, &t);
-    double part = (double)t.gpu_time_ns / said(&p, "worked");
-    expect(t.inflight_ns == 0 && t.launches == said(&p, "launches") && (on_real_gpu || (part > 0.8 && part < 1.2)),
+    double part = (double)t.gpu_time_ns / figure_of(&p, "worked");
+    expect(t.inflight_ns == 0 && t.launches == figure_of(&p, "launches") && (on_real_gpu || (part > 0.8 && part < 1.2)),
            "a program that waited for each kernel and pauses has nothing in flight: %.3f ms, %.2f of its work charged",
            (double)t.inflight_ns / 1e6, part);
     finish(&p);
@@ -142,8 +144,8 @@ static void test_debt(void)
     wait_for(&p, "worked");
     claim_set(&claim, 2 * GIB, 2);
     finish(&p);
-    expect(said(&p, "waited") >= 0 && said(&p, "waited") < 0.5,
-           "what was used without a limit is no debt under one: %.2f s of waiting", said(&p, "waited"));
+    expect(figure_of(&p, "waited") >= 0 && figure_of(&p, "waited") < 0.5,
+           "what was used without a limit is no debt under one: %.2f s of waiting", figure_of(&p, "waited"));
     claim_end(&claim);
 }
 
@@ -158,7 +160,7 @@ static void test_contexts(void)
     play(&p, &claim, PRELOADED, "contexts", NULL);
     wait_for(&p, "worked");
     vcuda_usage_totals(claim.usage, 0, &t);
-    expect(said(&p, "worked") == 1 && t.gpu_time_ns >= 12000000 && t.gpu_time_ns < 25000000,
+    expect(figure_of(&p, "worked") == 1 && t.gpu_time_ns >= 12000000 && t.gpu_time_ns < 25000000,
            "work in a process's hundredth context is still measured: %.1f of 14.9 ms", (double)t.gpu_time_ns / 1e6);
     finish(&p);
     claim_end(&claim);
@@ -175,7 +177,7 @@ static void test_second_context(void)
     play(&p, &claim, PRELOADED, "second_context", NULL);
     wait_for(&p, "worked");
     vcuda_usage_totals(claim.usage, 0, &t);
-    expect(said(&p, "worked") == 1 && t.gpu_time_ns > 190000000,
+    expect(figure_of(&p, "worked") == 1 && t.gpu_time_ns > 190000000,
            "work of a second context is charged though the primary one ended: %.1f of 200 ms",
            (double)t.gpu_time_ns / 1e6);
     finish(&p);

@@ -37,11 +37,11 @@ static void test_forms(void)
     play(&p, &claim, PRELOADED, "calls", NULL);
     finish(&p);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        expect(said(&p, rows[i].name) == rows[i].mib, "the kernel's calls: %s: %.0f MiB", rows[i].sentence,
-               said(&p, rows[i].name));
-    expect(said(&p, "over") == 0x51 && said(&p, "errno") == 77,
+        expect(figure_of(&p, rows[i].name) == rows[i].mib, "the kernel's calls: %s: %.0f MiB", rows[i].sentence,
+               figure_of(&p, rows[i].name));
+    expect(figure_of(&p, "over") == 0x51 && figure_of(&p, "errno") == 77,
            "over the limit the kernel's own status, and errno as it was");
-    expect(said(&p, "other_ioctl") == 1, "other ioctls reach the kernel");
+    expect(figure_of(&p, "other_ioctl") == 1, "other ioctls reach the kernel");
     expect(p.status == 0, "and the program ends well");
     claim_end(&claim);
 }
@@ -59,10 +59,10 @@ static void test_one(const char *name, const char *value, const char *mib, doubl
     unsetenv(name);
     if (steps_next(&s))
         really = account_of(&claim, 0, s.player.pid).nvml;
-    expect(said(&s.player, "status") == status && said(&s.player, "charged") == charged &&
+    expect(figure_of(&s.player, "status") == status && figure_of(&s.player, "charged") == charged &&
                (double)really == charged * MIB,
-           "%s: status %.0f, %.0f MiB charged, %.0f taken", sentence, said(&s.player, "status"),
-           said(&s.player, "charged"), (double)really / MIB);
+           "%s: status %.0f, %.0f MiB charged, %.0f taken", sentence, figure_of(&s.player, "status"),
+           figure_of(&s.player, "charged"), (double)really / MIB);
     while (steps_next(&s))
         ;
     claim_end(&claim);
@@ -78,8 +78,8 @@ static void test_unknown(const char *value, int by_kernel, const char *sentence)
     play(&p, &claim, PRELOADED, "fill", "plain", "67108864", "8589934592", NULL);
     unsetenv("GPUCLOUD_SIM_KERNEL_GID");
     finish(&p);
-    double got = said(&p, "got");
-    expect(was_by_kernel(&claim) == by_kernel && said(&p, "error") == 2 && got <= (double)(GIB - context_cost) &&
+    double got = figure_of(&p, "got");
+    expect(was_by_kernel(&claim) == by_kernel && figure_of(&p, "error") == 2 && got <= (double)(GIB - context_cost) &&
                got > (double)(GIB - context_cost - 64 * MIB),
            "%s: accounted by %s, %.0f MiB had", sentence, was_by_kernel(&claim) ? "the kernel's calls" : "the hooks",
            got / MIB);
@@ -96,10 +96,10 @@ static void test_half_context(void)
     unsetenv("GPUCLOUD_SIM_KERNEL_FAIL");
     steps_next(&s);
     struct account half = account_of(&claim, 0, s.player.pid);
-    double error = said(&s.player, "error");
+    double error = figure_of(&s.player, "error");
     steps_next(&s);
     struct account whole = account_of(&claim, 0, s.player.pid);
-    expect(error == 2 && half.bytes == 0 && half.nvml == 0 && said(&s.player, "error") == 0 &&
+    expect(error == 2 && half.bytes == 0 && half.nvml == 0 && figure_of(&s.player, "error") == 0 &&
                whole.bytes == whole.nvml && whole.bytes > 0,
            "a context that fails half-way leaves nothing; the next one is charged once: %.0f, %.0f MiB",
            (double)half.bytes / MIB, (double)whole.bytes / MIB);
@@ -117,7 +117,7 @@ static void second_uuid(uint8_t uuid[16])
     finish(&p);
     for (int i = 0; i < 16; i++) {
         snprintf(name, sizeof name, "uuid%d", i);
-        uuid[i] = (uint8_t)said(&p, name);
+        uuid[i] = (uint8_t)figure_of(&p, name);
     }
 }
 
@@ -130,8 +130,9 @@ static void test_two(void)
     claim_make(&claim, limit[0], 100);
     steps_begin(&s, &claim, "two", NULL, NULL);
     steps_next(&s);
-    expect(said(&s.player, "error0") == 2 && said(&s.player, "error1") == 800 && said(&s.player, "got1") == 0,
-           "of two GPUs the claim has one: the other gives nothing, error %.0f", said(&s.player, "error1"));
+    expect(figure_of(&s.player, "error0") == 2 && figure_of(&s.player, "error1") == 800 &&
+               figure_of(&s.player, "got1") == 0,
+           "of two GPUs the claim has one: the other gives nothing, error %.0f", figure_of(&s.player, "error1"));
     while (steps_next(&s))
         ;
     second_uuid(second.gpu_uuid);
@@ -144,8 +145,8 @@ static void test_two(void)
         struct account now = account_of(&claim, gpu, s.player.pid);
         right &= !account_differs(&now) && now.bytes <= limit[gpu] && now.bytes + 32 * MIB > limit[gpu];
     }
-    expect(right, "two GPUs in one process, each to its own limit: %.0f and %.0f MiB", said(&s.player, "got0") / MIB,
-           said(&s.player, "got1") / MIB);
+    expect(right, "two GPUs in one process, each to its own limit: %.0f and %.0f MiB",
+           figure_of(&s.player, "got0") / MIB, figure_of(&s.player, "got1") / MIB);
     while (steps_next(&s))
         ;
     claim_end(&claim);

@@ -33,11 +33,12 @@ static void expect_memory(const char *name, const char *value, const char *other
 {
     struct player p;
     play_with(&p, NULL, name, value, other, other_value, "fill");
-    double got = said(&p, "got"), most = (double)(limit - context_cost);
-    expect(said(&p, "error") == 2 && got <= most && got >= most - 64.0 * MIB && said(&p, "total") == (double)limit,
+    double got = figure_of(&p, "got"), most = (double)(limit - context_cost);
+    expect(figure_of(&p, "error") == 2 && got <= most && got >= most - 64.0 * MIB &&
+               figure_of(&p, "total") == (double)limit,
            "%s=%s%s%s%s%s: memory ends at %.0f MiB, and %.0f are shown", name, value, other ? " " : "",
            other ? other : "", other ? "=" : "", other ? other_value : "", (double)limit / MIB,
-           said(&p, "total") / MIB);
+           figure_of(&p, "total") / MIB);
 }
 
 static void expect_share(const char *name, const char *other, const char *other_value)
@@ -46,7 +47,7 @@ static void expect_share(const char *name, const char *other, const char *other_
     double share = -1;
     for (int attempt = 0; attempt < 3 && share < 24; attempt++) {
         play_with(&p, NULL, name, "30", other, other_value, "busy");
-        share = said(&p, "later");
+        share = figure_of(&p, "later");
     }
     expect(share >= 24 && share <= 36, "%s=30: %.0f %%", name, share);
 }
@@ -70,7 +71,7 @@ static void test_beyond_the_card(void)
 {
     struct player p;
     play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT", "900g", "CUDA_OVERSUBSCRIBE", "true", "nvml_only");
-    double shown = said(&p, "total");
+    double shown = figure_of(&p, "total");
     expect(shown > 5.0 * GIB && shown < 900.0 * GIB, "a limit above the card shows the card: %.0f MiB", shown / MIB);
 }
 
@@ -79,10 +80,10 @@ static void test_without_cuda(void)
 {
     struct player p;
     play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT", "5g", NULL, NULL, "nvml_only");
-    expect(said(&p, "total") == 5.0 * GIB && said(&p, "used") == 0,
-           "a program that asks NVML alone sees the limit: %.0f", said(&p, "total") / MIB);
+    expect(figure_of(&p, "total") == 5.0 * GIB && figure_of(&p, "used") == 0,
+           "a program that asks NVML alone sees the limit: %.0f", figure_of(&p, "total") / MIB);
     play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT_1", "5g", NULL, NULL, "nvml_only");
-    expect(said(&p, "total") > 5.0 * GIB, "unless it depends on how CUDA would number the GPUs");
+    expect(figure_of(&p, "total") > 5.0 * GIB, "unless it depends on how CUDA would number the GPUs");
     expect_memory("CUDA_DEVICE_MEMORY_LIMIT", "5g", NULL, NULL, 5 * GIB);
 }
 
@@ -96,12 +97,13 @@ static void test_shared(void)
     wait_for(&holder, "filled");
     play(&next, NULL, PRELOADED, "fill", "plain", "67108864", "8589934592", NULL);
     finish(&next);
-    expect(said(&holder, "got") > 0 && said(&next, "got") <= 0, "two processes with the same settings share them");
+    expect(figure_of(&holder, "got") > 0 && figure_of(&next, "got") <= 0,
+           "two processes with the same settings share them");
     setenv("CUDA_DEVICE_MEMORY_LIMIT", "1g", 1);
     play(&next, NULL, PRELOADED, "fill", "plain", "67108864", "8589934592", NULL);
     finish(&next);
     unsetenv("CUDA_DEVICE_MEMORY_LIMIT");
-    expect(said(&next, "got") > 0, "one with other settings has its own");
+    expect(figure_of(&next, "got") > 0, "one with other settings has its own");
     kill(holder.pid, SIGKILL);
     finish(&holder);
 }
@@ -112,10 +114,11 @@ static void test_page_wins(void)
     struct player p;
     claim_make(&claim, 2 * GIB, 100);
     play_with(&p, &claim, "CUDA_DEVICE_MEMORY_LIMIT", "8g", "CUDA_CORE_LIMIT", "rubbish", "fill");
-    expect(said(&p, "error") == 2 && said(&p, "got") <= (double)(2 * GIB - context_cost) && said(&p, "got") > 0,
-           "a claim's page wins over variables, whatever they say: %.0f MiB", said(&p, "got") / MIB);
+    expect(figure_of(&p, "error") == 2 && figure_of(&p, "got") <= (double)(2 * GIB - context_cost) &&
+               figure_of(&p, "got") > 0,
+           "a claim's page wins over variables, whatever they say: %.0f MiB", figure_of(&p, "got") / MIB);
     play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT", "0", "CUDA_DEVICE_SM_LIMIT", "0", "init");
-    expect(said(&p, "init") == 0, "a limit of 0 is none");
+    expect(figure_of(&p, "init") == 0, "a limit of 0 is none");
     claim_end(&claim);
 }
 
@@ -139,7 +142,7 @@ static void test_unreadable(void)
         play_with(&p, NULL, values[i][0], values[i][1], NULL, NULL, "init");
         snprintf(text, sizeof text, "libvcuda: %s=%s is not ", values[i][0], values[i][1]);
         const char *line = strstr(p.text, text);
-        expect(said(&p, "init") == 1 && said(&p, "again") == 1 && line && !strstr(line + 1, "libvcuda:"),
+        expect(figure_of(&p, "init") == 1 && figure_of(&p, "again") == 1 && line && !strstr(line + 1, "libvcuda:"),
                "%s=%s refuses cuInit, and says so once", values[i][0], values[i][1]);
     }
 }
@@ -155,17 +158,17 @@ static void test_required(void)
     preload_library = "tests/required/libvcuda.so";
     play(&p, NULL, PRELOADED, "init", NULL);
     finish(&p);
-    expect(said(&p, "init") == 0, "where no limits are required, a program without a claim runs");
+    expect(figure_of(&p, "init") == 0, "where no limits are required, a program without a claim runs");
     close(open("require-limits", O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
     play(&p, NULL, PRELOADED, "init", NULL);
     finish(&p);
-    expect(said(&p, "init") == 800, "where limits are required, cuInit is refused without a claim: %.0f",
-           said(&p, "init"));
+    expect(figure_of(&p, "init") == 800, "where limits are required, cuInit is refused without a claim: %.0f",
+           figure_of(&p, "init"));
     play_with(&p, NULL, "CUDA_DEVICE_MEMORY_LIMIT", "64g", NULL, NULL, "init");
-    expect(said(&p, "init") == 800, "limits by variables are none of these");
+    expect(figure_of(&p, "init") == 800, "limits by variables are none of these");
     play(&p, &claim, PRELOADED, "init", NULL);
     finish(&p);
-    expect(said(&p, "init") == 0, "with a claim the program runs");
+    expect(figure_of(&p, "init") == 0, "with a claim the program runs");
     preload_library = "libvcuda.so";
     if (fchdir(here) != 0)
         perror("fchdir");

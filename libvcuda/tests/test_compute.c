@@ -20,7 +20,7 @@ static double measured_share(const char *ns, const char *sync, uint32_t core, do
     play(&p, &claim, PRELOADED, "load", ns, sync, duration, "100", NULL);
     finish(&p);
     claim_end(&claim);
-    return said(&p, "overall");
+    return figure_of(&p, "overall");
 }
 
 /* A machine that is busy with something else may hold a launch up, so a share that falls short is measured again, four times
@@ -46,8 +46,8 @@ static void test_shares(void)
     struct player p;
     play(&p, NULL, BARE, "load", "2000000", "0", "1", "100", NULL);
     finish(&p);
-    expect(said(&p, "overall") > 95, "control: without the library the load takes the GPU: %.1f %%",
-           said(&p, "overall"));
+    expect(figure_of(&p, "overall") > 95, "control: without the library the load takes the GPU: %.1f %%",
+           figure_of(&p, "overall"));
 }
 
 static void test_together(void)
@@ -61,18 +61,19 @@ static void test_together(void)
     play(&b, &claim, PRELOADED, "load", "1000000", "1", "2", "100", NULL);
     finish(&a);
     finish(&b);
-    double sum = said(&a, "overall") + said(&b, "overall");
+    double sum = figure_of(&a, "overall") + figure_of(&b, "overall");
     vcuda_usage_totals(claim.usage, 0, &t);
     double page = (double)t.gpu_time_ns / 1e7 / (now_s() - begin);
     expect(fabs(sum - 50) <= 3, "two processes of a claim share its 50 %%: %.1f + %.1f (the page says %.1f)",
-           said(&a, "overall"), said(&b, "overall"), page);
+           figure_of(&a, "overall"), figure_of(&b, "overall"), page);
     claim_end(&claim);
     claim_make(&claim, 4 * GIB, 90);
     play(&a, &claim, PRELOADED, "two_streams", "2000000", "2", NULL);
     finish(&a);
     /* Counted twice, it would get 45. */
-    expect(said(&a, "rounds_share") > 55,
-           "work that overlaps on two streams counts once: %.1f %% of rounds under 90 %%", said(&a, "rounds_share"));
+    expect(figure_of(&a, "rounds_share") > 55,
+           "work that overlaps on two streams counts once: %.1f %% of rounds under 90 %%",
+           figure_of(&a, "rounds_share"));
     claim_end(&claim);
 }
 
@@ -87,7 +88,7 @@ static void test_nobody_starves(void)
         play(&p[i], &claim, PRELOADED, "load", "5000000", "0", "3", "100", NULL);
     for (int i = 0; i < 3; i++) {
         finish(&p[i]);
-        double share = said(&p[i], "overall");
+        double share = figure_of(&p[i], "overall");
         sum += share;
         least = share < least ? share : least;
     }
@@ -103,8 +104,8 @@ static double share_reaches(struct player *p, double want, double since)
         p->text[0] = 0;
         if (!wait_for(p, "share"))
             return 1e9;
-        if (said(p, "at") - 0.04 > since && fabs(said(p, "share") - want) < 15)
-            return said(p, "at") - since;
+        if (figure_of(p, "at") - 0.04 > since && fabs(figure_of(p, "share") - want) < 15)
+            return figure_of(p, "at") - since;
     }
     return 1e9;
 }
@@ -147,7 +148,7 @@ static void test_moved(void)
     since = now_s();
     vcuda_limits_close_gpu(claim.limits, gpu_uuid, ++claim.generation);
     finish(&p);
-    expect(said(&p, "error") == 800 && now_s() - since < 1,
+    expect(figure_of(&p, "error") == 800 && now_s() - since < 1,
            "the slot is closed: launches fail at once instead of hanging");
     claim_end(&claim);
 }
@@ -188,11 +189,11 @@ static void test_collective(int gpus)
     pause_s(0.1);
     vcuda_usage_totals(claim.usage, 0, &t);
     if (gpus > 1)
-        expect(said(&p, "synchronized") == 0 && t.gpu_time_ns > 90000000,
+        expect(figure_of(&p, "synchronized") == 0 && t.gpu_time_ns > 90000000,
                "with several GPUs, kernels of a collective never wait, but are charged: %.1f of 100 ms",
                (double)t.gpu_time_ns / 1e6);
     else
-        expect(said(&p, "synchronized") == 0 && took > 0.17,
+        expect(figure_of(&p, "synchronized") == 0 && took > 0.17,
                "with one GPU they wait as any other: 100 ms of them at 50 %% took %.0f ms", took * 1e3);
     finish(&p);
     claim_end(&claim);
@@ -205,9 +206,9 @@ static void test_one_stream(void)
     claim_make(&claim, 4 * GIB, 90);
     play(&p, &claim, PRELOADED, "one_stream", "100", NULL);
     finish(&p);
-    expect(p.status == 0 && said(&p, "left") == 0,
+    expect(p.status == 0 && figure_of(&p, "left") == 0,
            "two threads launch into one stream at once a hundred times: work stays in flight after %.0f of them",
-           said(&p, "left"));
+           figure_of(&p, "left"));
     claim_end(&claim);
 }
 
@@ -218,9 +219,10 @@ static void test_capture(void)
     claim_make(&claim, 4 * GIB, 50);
     play(&p, &claim, PRELOADED, "capture", NULL);
     finish(&p);
-    expect(said(&p, "bad") == 0 && said(&p, "made") == 20,
-           "twenty captures beside a limited thread: none was broken (%.0f)", said(&p, "bad"));
-    expect(fabs(said(&p, "graph_share") - 50) <= 3, "graph launches are limited: %.1f %%", said(&p, "graph_share"));
+    expect(figure_of(&p, "bad") == 0 && figure_of(&p, "made") == 20,
+           "twenty captures beside a limited thread: none was broken (%.0f)", figure_of(&p, "bad"));
+    expect(fabs(figure_of(&p, "graph_share") - 50) <= 3, "graph launches are limited: %.1f %%",
+           figure_of(&p, "graph_share"));
     claim_end(&claim);
 }
 

@@ -36,7 +36,7 @@ static int rightly_charged(const struct player *p, char wrong[400], int *entries
         if (strncmp(hooked[i], "cuMemcpy", 8) != 0 || strstr(hooked[i], "toH_") || strstr(hooked[i], "HtoD_"))
             continue;
         snprintf(line, sizeof line, "within_%s", hooked[i]);
-        double ratio = said(p, line);
+        double ratio = figure_of(p, line);
         ++*entries;
         rights += is_right(ratio);
         if (!is_right(ratio))
@@ -66,13 +66,14 @@ static void test_entries(void)
            "of %d entries that copy within the GPU's memory %d are charged what they take%s", entries, rights, wrong);
     for (size_t i = 0; i < sizeof across / sizeof *across; i++) {
         snprintf(line, sizeof line, "across_%s", across[i]);
-        double ratio = said(&p, line);
+        double ratio = figure_of(&p, line);
         expect(fabs(ratio) < 0.05 || (on_real_gpu && ratio == -1), "%s to or from the host is not: %.2f", across[i],
                ratio);
     }
     play(&p, &claim, PRELOADED, "copies_captured", NULL);
     finish(&p);
-    expect(said(&p, "bad") == 0, "copies in a stream that is captured do not break it (%.0f)", said(&p, "bad"));
+    expect(figure_of(&p, "bad") == 0, "copies in a stream that is captured do not break it (%.0f)",
+           figure_of(&p, "bad"));
     claim_end(&claim);
 }
 
@@ -86,7 +87,7 @@ static double rate_of(const char *entry, int preloaded, uint32_t core, double le
         claim_make(&claim, 2 * GIB, core);
         play(&p, &claim, preloaded, "copies_flood", entry, preloaded ? "2" : "0.5", "100", NULL);
         finish(&p);
-        rate = said(&p, "error") == 0 ? said(&p, "overall") : -1;
+        rate = figure_of(&p, "error") == 0 ? figure_of(&p, "overall") : -1;
         claim_end(&claim);
     }
     return rate;
@@ -124,7 +125,7 @@ static double next(struct player *p, const char *name)
         if (!wait_for(p, name))
             return 0;
     }
-    return said(p, name);
+    return figure_of(p, name);
 }
 
 /* Shares by what the tenants themselves get done: a page would not show what nobody charges. */

@@ -114,7 +114,7 @@ static double init_under(struct player *p, const struct claim *claim)
 {
     play(p, claim, PRELOADED, "init", "plainly", NULL);
     int ended = finish_within(p, HUNG_S);
-    return ended ? said(p, "init") : -1e9;
+    return ended ? figure_of(p, "init") : -1e9;
 }
 
 static void try_damage(const struct damage *d, const char *page)
@@ -128,7 +128,7 @@ static void try_damage(const struct damage *d, const char *page)
         perror(path);
     double init = init_under(&p, &claim);
     const char *line = strstr(p.text, "libvcuda: ");
-    expect(init == REFUSED && said(&p, "again") == REFUSED, "%s %s page: no CUDA (%.0f)", d->name, page, init);
+    expect(init == REFUSED && figure_of(&p, "again") == REFUSED, "%s %s page: no CUDA (%.0f)", d->name, page, init);
     expect(line && strstr(line, path) && strstr(line, d->words) && !strstr(line + 1, "libvcuda: "),
            "and one line says which page and why: %.200s", line ? line : "none");
     claim_end(&claim);

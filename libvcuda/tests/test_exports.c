@@ -134,7 +134,7 @@ static void test_churn(void)
     claim_make(&claim, context_cost + 512 * MIB, 100);
     circle_begin(&circle, &claim);
     int error = circle_do(&circle, "A churn 256 100");
-    double done = said(&circle.party[0].steps.player, "done");
+    double done = figure_of(&circle.party[0].steps.player, "done");
     expect(error == 0 && done == 100, "made, exported, closed and released a hundred times in half a gigabyte: %.0f",
            done);
     circle_end(&circle);
@@ -155,7 +155,7 @@ static void test_limit(const char *end)
     claim_set(&claim, 2 * context_cost + 900 * MIB, 100);
     circle_do(&circle, end);
     int error = circle_do(&circle, "C fill");
-    double got = said(&circle.party[2].steps.player, "got"), real = circle_real(&circle);
+    double got = figure_of(&circle.party[2].steps.player, "got"), real = circle_real(&circle);
     expect(error == 2 && got >= 320 && (real <= 900 || circle_is(real, 900)) && got <= 384,
            "after '%s' its importer's 512 MiB count: another gets %.0f of 384, %.0f of 900 used", end, got, real);
     circle_end(&circle);

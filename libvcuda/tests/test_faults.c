@@ -65,8 +65,9 @@ static const char *play_trouble(struct player *p, const struct claim *claim, con
         return "it hung";
     if (p->status != 0)
         return "it ended badly";
-    double given = said(p, "given") > 0 ? said(p, "given") : 0;
-    double counted = said(p, "counted_memory") < 0 ? 0 : said(p, "counted_memory") + said(p, "counted_context");
+    double given = figure_of(p, "given") > 0 ? figure_of(p, "given") : 0;
+    double counted =
+        figure_of(p, "counted_memory") < 0 ? 0 : figure_of(p, "counted_memory") + figure_of(p, "counted_context");
     if (counted < given)
         return "less is counted than the GPU gave";
     /* Contexts whose ending could not be learned of, and what a pool gave back without saying so, may stay counted. */
@@ -76,7 +77,8 @@ static const char *play_trouble(struct player *p, const struct claim *claim, con
 static void report(const struct player *p, const char *faults, const char *wrong)
 {
     expect(!wrong, "%s: %s (status %d; counted %.1f + %.1f MiB, given %.1f)", faults, wrong ? wrong : "all is well",
-           p->status, said(p, "counted_memory") / MIB, said(p, "counted_context") / MIB, said(p, "given") / MIB);
+           p->status, figure_of(p, "counted_memory") / MIB, figure_of(p, "counted_context") / MIB,
+           figure_of(p, "given") / MIB);
 }
 
 static void test_functions(void)
@@ -87,16 +89,16 @@ static void test_functions(void)
     int wrong_in_all = 0, tried = 0;
     claim_make(&claim, LIMIT, 60);
     const char *trouble = play_trouble(&p, &claim, "");
-    expect(!trouble && said(&p, "refused") == 0 &&
-               said(&p, "counted_memory") + said(&p, "counted_context") == said(&p, "given"),
+    expect(!trouble && figure_of(&p, "refused") == 0 &&
+               figure_of(&p, "counted_memory") + figure_of(&p, "counted_context") == figure_of(&p, "given"),
            "control: where nothing fails, the count is the GPU's: %.0f + %.0f of %.0f MiB",
-           said(&p, "counted_memory") / MIB, said(&p, "counted_context") / MIB, said(&p, "given") / MIB);
+           figure_of(&p, "counted_memory") / MIB, figure_of(&p, "counted_context") / MIB, figure_of(&p, "given") / MIB);
     for (size_t i = 0; i < FUNCTIONS; i++)
         for (size_t w = 0; w < sizeof when / sizeof *when; w++) {
             char faults[100];
             snprintf(faults, sizeof faults, "%s:%s=998", functions[i].name, when[w]);
             const char *wrong = play_trouble(&p, &claim, faults);
-            if (!wrong && functions[i].seen && w % 2 == 0 && said(&p, "met") < 1)
+            if (!wrong && functions[i].seen && w % 2 == 0 && figure_of(&p, "met") < 1)
                 wrong = "the program was not told";
             if (wrong)
                 report(&p, faults, wrong);
@@ -122,8 +124,8 @@ static void test_launches_go(void)
     claim_make(&claim, LIMIT, 60);
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         const char *wrong = play_trouble(&p, &claim, broken[i]);
-        expect(!wrong && said(&p, "launched") == 24, "%s: every launch goes: %.0f of 24%s%s", broken[i],
-               said(&p, "launched"), wrong ? ", but " : "", wrong ? wrong : "");
+        expect(!wrong && figure_of(&p, "launched") == 24, "%s: every launch goes: %.0f of 24%s%s", broken[i],
+               figure_of(&p, "launched"), wrong ? ", but " : "", wrong ? wrong : "");
     }
     claim_end(&claim);
 }
@@ -171,9 +173,9 @@ static void test_without_nvml(void)
     play(&p, &claim, PRELOADED, "fill", "plain", "67108864", "8589934592", NULL);
     int ended = finish_within(&p, PATIENCE_S);
     setenv("LD_LIBRARY_PATH", old, 1);
-    expect(made && ended && p.status == 0 && said(&p, "error") == 2 && said(&p, "got") <= (double)LIMIT &&
-               said(&p, "got") > (double)(LIMIT - context_cost - 64 * MIB),
-           "without NVML the limit holds: %.0f MiB, error %.0f", said(&p, "got") / MIB, said(&p, "error"));
+    expect(made && ended && p.status == 0 && figure_of(&p, "error") == 2 && figure_of(&p, "got") <= (double)LIMIT &&
+               figure_of(&p, "got") > (double)(LIMIT - context_cost - 64 * MIB),
+           "without NVML the limit holds: %.0f MiB, error %.0f", figure_of(&p, "got") / MIB, figure_of(&p, "error"));
     claim_end(&claim);
 }
 

@@ -38,7 +38,7 @@ static int without_the_library(size_t i)
     play(&p, &claim, BARE, "makes_child", children[i].when, children[i].how, children[i].what, NULL);
     int ended = finish_within(&p, 20);
     claim_end(&claim);
-    return ended ? (int)said(&p, "child") : 22;
+    return ended ? (int)figure_of(&p, "child") : 22;
 }
 
 static void test_children(void)
@@ -51,10 +51,10 @@ static void test_children(void)
         int ended = finish_within(&p, 20), found = children[i].found;
         if (found == 22)
             found = without_the_library(i);
-        expect(ended && said(&p, "child") == found && said(&p, "kept") == 1 && said(&p, "works") == 1,
+        expect(ended && figure_of(&p, "child") == found && figure_of(&p, "kept") == 1 && figure_of(&p, "works") == 1,
                "%s (%s) %s its parent began: %s (%.0f); the parent's account stays (%.0f) and works on (%.0f)",
-               children[i].how, children[i].what, children[i].when, meaning(children[i].found), said(&p, "child"),
-               said(&p, "kept"), said(&p, "works"));
+               children[i].how, children[i].what, children[i].when, meaning(children[i].found), figure_of(&p, "child"),
+               figure_of(&p, "kept"), figure_of(&p, "works"));
     }
     claim_end(&claim);
 }
@@ -71,9 +71,9 @@ static void test_beside_thread(void)
     claim_make(&claim, 2 * GIB, 50);
     play(&p, &claim, PRELOADED, "forks_beside_thread", text, NULL);
     int ended = finish_within(&p, 30 + 0.2 * (double)count);
-    expect(ended && said(&p, "good") == (double)count && said(&p, "left") == 0,
+    expect(ended && figure_of(&p, "good") == (double)count && figure_of(&p, "left") == 0,
            "%lu forks beside a thread that launches and allocates: %.0f children ended well, %.0f bytes left", count,
-           said(&p, "good"), said(&p, "left"));
+           figure_of(&p, "good"), figure_of(&p, "left"));
     claim_end(&claim);
 }
 
@@ -84,9 +84,9 @@ static void test_data_loader(void)
     claim_make(&claim, 2 * GIB, 50);
     play(&p, &claim, PRELOADED, "data_loader", NULL);
     int ended = finish_within(&p, 20);
-    expect(ended && said(&p, "good") == 4 && said(&p, "bad") == 0 && said(&p, "left") == 32.0 * MIB,
+    expect(ended && figure_of(&p, "good") == 4 && figure_of(&p, "bad") == 0 && figure_of(&p, "left") == 32.0 * MIB,
            "four forked workers compute beside their parent's launches: %.0f ended well, the account is the parent's",
-           said(&p, "good"));
+           figure_of(&p, "good"));
     claim_end(&claim);
 }
 

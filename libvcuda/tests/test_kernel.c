@@ -50,10 +50,10 @@ static void test_edge(const struct edge *edge, int exact)
         most = now.bytes > most ? now.bytes : most;
         real = now.nvml > real ? now.nvml : real;
         last = now.bytes;
-        right += said(&s.player, "error") == 2;
-        if (said(&s.player, "wrong") < 0)
+        right += figure_of(&s.player, "error") == 2;
+        if (figure_of(&s.player, "wrong") < 0)
             continue;
-        right += said(&s.player, "wrong") == 0;
+        right += figure_of(&s.player, "wrong") == 0;
         last = comes_back(&claim, s.player.pid, first, exact ? 0 : 2) ? first : last;
     }
     expect(right == 2 && most <= limit && real <= limit && limit - most < greatest && count > 3,
@@ -95,7 +95,7 @@ static void test_walk(void)
         struct account now = account_of(&claim, 0, s.player.pid);
         steps++;
         differs += account_differs(&now);
-        errors += said(&s.player, "error") != 0;
+        errors += figure_of(&s.player, "error") != 0;
         left = now.bytes;
     }
     expect(steps > 35 && !errors && !differs && left == 0,
@@ -120,15 +120,15 @@ static void test_dice(void)
     unsetenv("LOOKS");
     while (steps_next(&s)) {
         struct account now = account_of(&claim, 0, s.player.pid);
-        double turned_away = said(&s.player, "refused_bytes");
+        double turned_away = figure_of(&s.player, "refused_bytes");
         wrong += account_differs(&now);
         if (!begun++) {
             first = now.bytes;
             limit = first + 300 * MIB;
             claim_set(&claim, limit, 100);
         } else if (turned_away >= 0) {
-            wrong += (double)(now.bytes - first) != said(&s.player, "model") || now.bytes > limit;
-            wrong += (double)now.managed != said(&s.player, "model_managed");
+            wrong += (double)(now.bytes - first) != figure_of(&s.player, "model") || now.bytes > limit;
+            wrong += (double)now.managed != figure_of(&s.player, "model_managed");
             wrong += turned_away > 0 && (double)now.bytes + turned_away <= (double)limit;
             refused += turned_away > 0;
         }
@@ -175,13 +175,13 @@ static void test_racing_dice(void)
     uint64_t worst = watch_race(before);
     for (int i = 0; i < RACERS; i++) {
         wrong += !wait_for(&racers[i].player, "wrong") || !wait_for(&racers[i].player, "model_managed");
-        refused += said(&racers[i].player, "refused");
-        wrong += said(&racers[i].player, "wrong") != 0;
+        refused += figure_of(&racers[i].player, "refused");
+        wrong += figure_of(&racers[i].player, "wrong") != 0;
     }
     pause_s(0.1);
     for (int i = 0; i < RACERS; i++) {
         struct account now = account_of(&claim, 0, racers[i].player.pid);
-        wrong += account_differs(&now) || (double)now.managed != said(&racers[i].player, "model_managed");
+        wrong += account_differs(&now) || (double)now.managed != figure_of(&racers[i].player, "model_managed");
         sum += now.bytes;
     }
     expect(worst <= limit && sum <= limit && refused > 100,
@@ -202,14 +202,14 @@ static void test_first_context(void)
     steps_begin(&s, &claim, "retain", "2", NULL);
     steps_next(&s);
     struct account none = account_of(&claim, 0, s.player.pid);
-    double refused = said(&s.player, "error");
+    double refused = figure_of(&s.player, "error");
     claim_set(&claim, 2 * context_cost, 100);
     steps_next(&s);
     struct account one = account_of(&claim, 0, s.player.pid);
     expect(refused == 2 && none.bytes == 0 && none.nvml == 0,
            "a first context that does not fit is refused, memory %s, and leaves nothing: %.0f MiB", accounting(),
            (double)none.bytes / MIB);
-    expect(said(&s.player, "error") == 0 && one.bytes == one.nvml && one.bytes > 0,
+    expect(figure_of(&s.player, "error") == 0 && one.bytes == one.nvml && one.bytes > 0,
            "and is had once the limit is raised, charged once: %.0f MiB", (double)one.bytes / MIB);
     while (steps_next(&s))
         ;
@@ -231,7 +231,7 @@ static void test_racing_contexts(void)
     }
     for (int i = 0; i < RACERS; i++) {
         wait_for(&racers[i].player, "step");
-        double error = said(&racers[i].player, "error");
+        double error = figure_of(&racers[i].player, "error");
         made += error == 0;
         wrong += error != 0 && error != 2;
         sum += account_of(&claim, 0, racers[i].player.pid).bytes;
@@ -254,10 +254,11 @@ static void test_lowered(void)
     steps_next(&s);
     claim_set(&claim, context_cost + 256 * MIB, 100);
     steps_next(&s);
-    expect(said(&s.player, "more") == 2 && said(&s.player, "free") == 0,
+    expect(figure_of(&s.player, "more") == 2 && figure_of(&s.player, "free") == 0,
            "the limit lowered below the use, memory %s: nothing more is had, and %.0f bytes are free", accounting(),
-           said(&s.player, "free"));
-    expect(said(&s.player, "given") == 0 && said(&s.player, "again") == 0, "what is given back makes room again");
+           figure_of(&s.player, "free"));
+    expect(figure_of(&s.player, "given") == 0 && figure_of(&s.player, "again") == 0,
+           "what is given back makes room again");
     while (steps_next(&s))
         ;
     claim_end(&claim);

@@ -82,8 +82,8 @@ static void test_everything_again(const struct claim *claim)
     double room = (double)(LIMIT - KILL_SURVIVORS * (KILL_HOLD + context_cost) - context_cost);
     play(&p, claim, PRELOADED, "fill", "plain", "16777216", "8589934592", NULL);
     int ended = finish_within(&p, PATIENCE_S);
-    expect(ended && said(&p, "got") <= room && said(&p, "got") > room - 16.0 * MIB,
-           "a new process gets all the rest: %.0f of %.0f MiB", said(&p, "got") / MIB, room / MIB);
+    expect(ended && figure_of(&p, "got") <= room && figure_of(&p, "got") > room - 16.0 * MIB,
+           "a new process gets all the rest: %.0f of %.0f MiB", figure_of(&p, "got") / MIB, room / MIB);
 }
 
 static void kill_batch(const struct claim *claim, struct kill_stage *stage, unsigned seed, unsigned count)
@@ -97,8 +97,8 @@ static void kill_batch(const struct claim *claim, struct kill_stage *stage, unsi
     snprintf(count_text, sizeof count_text, "%u", count);
     play(&p, claim, PRELOADED, "nursery", seed_text, count_text, NULL);
     int ended = finish_within(&p, PATIENCE_S + count * 0.2);
-    expect(ended && said(&p, "killed") == count && said(&p, "ended_otherwise") == 0,
-           "%.0f processes killed at random moments (seed %u), none ended otherwise", said(&p, "killed"), seed);
+    expect(ended && figure_of(&p, "killed") == count && figure_of(&p, "ended_otherwise") == 0,
+           "%.0f processes killed at random moments (seed %u), none ended otherwise", figure_of(&p, "killed"), seed);
     int rested = rest(stage);
     expect(rested && stage->beats[0] > beats[0] && stage->beats[1] > beats[1] && !stage->errors[0] && !stage->errors[1],
            "two survivors went on beside it: %llu and %llu rounds, the longest %.0f ms",

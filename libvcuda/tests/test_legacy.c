@@ -14,12 +14,12 @@ static void test_first_versions(struct claim *claim)
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         play(&p, claim, PRELOADED, "legacy_memory", ways[i], NULL);
         finish(&p);
-        double got = said(&p, "got"), most = (double)(LIMIT - context_cost);
-        expect(said(&p, "error") == 2 && got <= most && got >= most - 192.0 * MIB,
+        double got = figure_of(&p, "got"), most = (double)(LIMIT - context_cost);
+        expect(figure_of(&p, "error") == 2 && got <= most && got >= most - 192.0 * MIB,
                "%s memory by the first version of its entry ends at the limit: %.0f of %.0f MiB", ways[i], got / MIB,
                most / MIB);
         if (i == 0)
-            expect(said(&p, "again") == 0, "what was freed by the first version can be had again");
+            expect(figure_of(&p, "again") == 0, "what was freed by the first version can be had again");
     }
 }
 
@@ -30,12 +30,12 @@ static void test_contexts(struct claim *claim)
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         play(&p, claim, PRELOADED, "legacy_contexts", ways[i], NULL);
         finish(&p);
-        expect(said(&p, "error") == 2 && said(&p, "made") == (double)(LIMIT / context_cost),
-               "contexts made by %s end at the limit: %.0f", ways[i], said(&p, "made"));
+        expect(figure_of(&p, "error") == 2 && figure_of(&p, "made") == (double)(LIMIT / context_cost),
+               "contexts made by %s end at the limit: %.0f", ways[i], figure_of(&p, "made"));
     }
     play(&p, claim, BARE, "legacy_contexts", "gl", NULL);
     finish(&p);
-    expect(said(&p, "made") == 12, "control: without the library they do not");
+    expect(figure_of(&p, "made") == 12, "control: without the library they do not");
 }
 
 static void test_green(struct claim *claim)
@@ -49,8 +49,8 @@ static void test_green(struct claim *claim)
     finish(&p);
     vcuda_usage_reap_dead(claim->usage);
     vcuda_usage_totals(claim->usage, 0, &before);
-    expect(said(&p, "used") == (double)context_cost, "two green contexts of a GPU cost one context: %.0f MiB",
-           said(&p, "used") / MIB);
+    expect(figure_of(&p, "used") == (double)context_cost, "two green contexts of a GPU cost one context: %.0f MiB",
+           figure_of(&p, "used") / MIB);
     expect(after.context_bytes + after.memory_bytes == 0 && before.context_bytes == 0,
            "and nothing when they are gone: %.0f MiB", (double)(after.context_bytes + after.memory_bytes) / MIB);
 }
@@ -60,13 +60,13 @@ static void test_stack(struct claim *claim)
     struct player p;
     play(&p, claim, PRELOADED, "stack", NULL);
     finish(&p);
-    expect(said(&p, "huge") == 2 && said(&p, "after_huge") == 0, "a stack beyond the limit is refused: %.0f",
-           said(&p, "huge"));
-    expect(said(&p, "fits") == 0 && said(&p, "after_fits") == 384.0 * MIB, "one that fits is counted: %.0f MiB",
-           said(&p, "after_fits") / MIB);
+    expect(figure_of(&p, "huge") == 2 && figure_of(&p, "after_huge") == 0, "a stack beyond the limit is refused: %.0f",
+           figure_of(&p, "huge"));
+    expect(figure_of(&p, "fits") == 0 && figure_of(&p, "after_fits") == 384.0 * MIB,
+           "one that fits is counted: %.0f MiB", figure_of(&p, "after_fits") / MIB);
     play(&p, claim, BARE, "stack", NULL);
     finish(&p);
-    expect(said(&p, "huge") == 0, "control: without the library it is granted");
+    expect(figure_of(&p, "huge") == 0, "control: without the library it is granted");
 }
 
 static void test_launches(void)
@@ -80,15 +80,15 @@ static void test_launches(void)
         for (int attempt = 0; attempt < 3 && share < 24; attempt++) {
             play(&p, &claim, PRELOADED, "legacy_launches", ways[i], NULL);
             finish(&p);
-            share = said(&p, "share");
+            share = figure_of(&p, "share");
         }
-        expect(said(&p, "error") == 0 && share >= 24 && share <= 36, "launches by '%s' are limited: %.0f of 30 %%",
+        expect(figure_of(&p, "error") == 0 && share >= 24 && share <= 36, "launches by '%s' are limited: %.0f of 30 %%",
                ways[i], share);
     }
     play(&p, &claim, PRELOADED, "legacy_captures", NULL);
     finish(&p);
-    expect(said(&p, "bad") == 0, "captures by other entries are not broken: %.0f", said(&p, "bad"));
-    expect(said(&p, "cig") == 801, "an error of the driver stays what it is");
+    expect(figure_of(&p, "bad") == 0, "captures by other entries are not broken: %.0f", figure_of(&p, "bad"));
+    expect(figure_of(&p, "cig") == 801, "an error of the driver stays what it is");
     claim_end(&claim);
 }
 

@@ -14,8 +14,8 @@ static void test_fork(void)
     expect(both && t.processes == 2 && used == 48 * MIB, "a forked child has a slot of its own: %u slots, %.0f MiB",
            t.processes, (double)used / MIB);
     finish(&p);
-    expect(said(&p, "child_big") == 2 && said(&p, "child_small") == 0, "and the claim's limit");
-    expect(said(&p, "late_child") == 0 && said(&p, "child_status") == 0,
+    expect(figure_of(&p, "child_big") == 2 && figure_of(&p, "child_small") == 0, "and the claim's limit");
+    expect(figure_of(&p, "late_child") == 0 && figure_of(&p, "child_status") == 0,
            "a child forked too late gets the driver's error only");
     claim_end(&claim);
 }

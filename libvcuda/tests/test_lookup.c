@@ -14,12 +14,12 @@ static void expect_ours(const struct player *p, int absent)
         snprintf(ours, sizeof ours, "%s_ours", ways[i]);
         snprintf(theirs, sizeof theirs, "%s_theirs", ways[i]);
         snprintf(gone, sizeof gone, "%s_absent", ways[i]);
-        int complete = absent < 0 || i >= 4 || said(p, gone) == absent;
+        int complete = absent < 0 || i >= 4 || figure_of(p, gone) == absent;
         /* An older driver may lack the second cuGetProcAddress altogether. */
-        int some = said(p, ours) > 0 || (absent > 0 && i == 5);
-        expect(said(p, theirs) == 0 && some && complete,
-               "every entry found by %s is ours: %.0f, absent %.0f, not ours %.0f", ways[i], said(p, ours),
-               said(p, gone), said(p, theirs));
+        int some = figure_of(p, ours) > 0 || (absent > 0 && i == 5);
+        expect(figure_of(p, theirs) == 0 && some && complete,
+               "every entry found by %s is ours: %.0f, absent %.0f, not ours %.0f", ways[i], figure_of(p, ours),
+               figure_of(p, gone), figure_of(p, theirs));
     }
 }
 
@@ -31,7 +31,8 @@ static void test_every_entry(struct claim *claim)
     expect_ours(&p, on_real_gpu ? -1 : 0);
     play(&p, claim, BARE, "names", NULL);
     finish(&p);
-    expect(said(&p, "handle_ours") == 0 && said(&p, "handle_theirs") > 0, "control: without the library none is");
+    expect(figure_of(&p, "handle_ours") == 0 && figure_of(&p, "handle_theirs") > 0,
+           "control: without the library none is");
     if (on_real_gpu)
         return;
     static const char *const older[] = {"11040", "12020"};
@@ -39,7 +40,7 @@ static void test_every_entry(struct claim *claim)
         setenv("GPUCLOUD_SIM_CUDA_VERSION", older[i], 1);
         play(&p, claim, BARE, "names", NULL);
         finish(&p);
-        double absent = said(&p, "handle_absent");
+        double absent = figure_of(&p, "handle_absent");
         play(&p, claim, PRELOADED, "names", NULL);
         finish(&p);
         unsetenv("GPUCLOUD_SIM_CUDA_VERSION");
@@ -55,14 +56,14 @@ static void test_tracers(struct claim *claim)
     play(&p, claim, PRELOADED, "lookup", NULL);
     finish(&p);
     preload_behind = NULL;
-    expect(said(&p, "tracer") == 1 && said(&p, "tracer_next") == 2,
+    expect(figure_of(&p, "tracer") == 1 && figure_of(&p, "tracer_next") == 2,
            "a tracer preloaded behind us finds what comes after it, not itself: and it is limited (%.0f)",
-           said(&p, "tracer_next"));
+           figure_of(&p, "tracer_next"));
     preload_before = "tracer.so";
     play(&p, claim, PRELOADED, "linked", NULL);
     finish(&p);
     preload_before = NULL;
-    expect(said(&p, "linked") == 2, "a program whose calls a tracer in front of us passes on is limited");
+    expect(figure_of(&p, "linked") == 2, "a program whose calls a tracer in front of us passes on is limited");
 }
 
 static void test_no_driver(struct claim *claim)
@@ -70,7 +71,8 @@ static void test_no_driver(struct claim *claim)
     struct player p;
     play(&p, claim, PRELOADED, "without_driver", NULL);
     finish(&p);
-    expect(said(&p, "cu_init") == 0 && said(&p, "nvml_memory") == 0, "where no driver is loaded, none is found");
+    expect(figure_of(&p, "cu_init") == 0 && figure_of(&p, "nvml_memory") == 0,
+           "where no driver is loaded, none is found");
 }
 
 void test_lookup(void)
@@ -84,19 +86,20 @@ void test_lookup(void)
     play(&p, &claim, PRELOADED, "lookup", NULL);
     finish(&p);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-        expect(said(&p, ways[i]) == 2, "6 GiB are refused under a limit of 2 GiB, found by %s", ways[i]);
-    expect(said(&p, "next_works") == 1, "RTLD_NEXT still counts from the program");
-    expect(said(&p, "unknown_name") == 1 && said(&p, "unhooked_untouched") == 1,
+        expect(figure_of(&p, ways[i]) == 2, "6 GiB are refused under a limit of 2 GiB, found by %s", ways[i]);
+    expect(figure_of(&p, "next_works") == 1, "RTLD_NEXT still counts from the program");
+    expect(figure_of(&p, "unknown_name") == 1 && figure_of(&p, "unhooked_untouched") == 1,
            "names that we do not stand before pass");
     play(&p, &claim, PRELOADED, "linked", NULL);
     finish(&p);
-    expect(said(&p, "linked") == 2, "a program linked to libcuda is limited too");
+    expect(figure_of(&p, "linked") == 2, "a program linked to libcuda is limited too");
     play(&p, &claim, BARE, "lookup", NULL);
     finish(&p);
-    expect(said(&p, "dlsym_handle") == 0, "control: without the library the same allocation is granted");
+    expect(figure_of(&p, "dlsym_handle") == 0, "control: without the library the same allocation is granted");
     play(&p, NULL, PRELOADED, "lookup", NULL);
     finish(&p);
-    expect(said(&p, "dlsym_handle") == 0 && said(&p, "proc_address") == 0, "without a claim the library is inert");
+    expect(figure_of(&p, "dlsym_handle") == 0 && figure_of(&p, "proc_address") == 0,
+           "without a claim the library is inert");
     test_every_entry(&claim);
     test_tracers(&claim);
     test_no_driver(&claim);

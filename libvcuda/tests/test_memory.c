@@ -15,11 +15,12 @@ static void test_way(struct claim *claim, const char *way)
     struct player p;
     play(&p, claim, PRELOADED, "fill", way, "67108864", "8589934592", NULL);
     finish(&p);
-    double got = said(&p, "got"), most = (double)(LIMIT - context_cost);
+    double got = figure_of(&p, "got"), most = (double)(LIMIT - context_cost);
     /* Of what the context leaves, all but less than one block (pools: two of theirs). */
     double least = most - 64.0 * MIB * (strcmp(way, "pitch") ? 2 : 3);
-    expect(said(&p, "error") == 2 && got <= most && got >= least,
-           "%s memory ends at the limit: %.0f of %.0f MiB, error %.0f", way, got / MIB, most / MIB, said(&p, "error"));
+    expect(figure_of(&p, "error") == 2 && got <= most && got >= least,
+           "%s memory ends at the limit: %.0f of %.0f MiB, error %.0f", way, got / MIB, most / MIB,
+           figure_of(&p, "error"));
 }
 
 static void test_ways(void)
@@ -32,15 +33,15 @@ static void test_ways(void)
         test_way(&claim, ways[i]);
     play(&p, &claim, PRELOADED, "fill", "plain", "67108864", "8589934592", NULL);
     finish(&p);
-    expect(said(&p, "again") == 0, "what was freed can be had again");
+    expect(figure_of(&p, "again") == 0, "what was freed can be had again");
     play(&p, &claim, PRELOADED, "fill", "plain", "1000", "1000000", NULL);
     finish(&p);
-    double taken = said(&p, "free_before") - said(&p, "free_after");
-    expect(said(&p, "error") == 0 && taken <= 2.0 * MIB, "a thousand small blocks share granules: %.1f MiB",
+    double taken = figure_of(&p, "free_before") - figure_of(&p, "free_after");
+    expect(figure_of(&p, "error") == 0 && taken <= 2.0 * MIB, "a thousand small blocks share granules: %.1f MiB",
            taken / MIB);
     play(&p, &claim, BARE, "fill", "plain", "67108864", "4294967296", NULL);
     finish(&p);
-    expect(said(&p, "got") == 4.0 * GIB, "control: without the library 4 GiB are granted");
+    expect(figure_of(&p, "got") == 4.0 * GIB, "control: without the library 4 GiB are granted");
     claim_end(&claim);
 }
 
@@ -92,8 +93,8 @@ static void test_race(void)
     double refused = 0, granted = 0;
     for (int i = 0; i < RACERS; i++) {
         finish(&racers[i]);
-        refused += said(&racers[i], "refused");
-        granted += said(&racers[i], "granted");
+        refused += figure_of(&racers[i], "refused");
+        granted += figure_of(&racers[i], "granted");
     }
     expect(worst <= limit && worst > limit - 300 * MIB, "eight racing processes stay within %.0f MiB: at most %.0f",
            (double)limit / MIB, (double)worst / MIB);
@@ -114,12 +115,13 @@ static void test_killed_holder(void)
     wait_for(&holder, "filled");
     play(&next, &claim, PRELOADED, "fill", "plain", "67108864", "8589934592", NULL);
     finish(&next);
-    expect(said(&next, "got") <= 0, "while one process holds all, another of the claim gets nothing");
+    expect(figure_of(&next, "got") <= 0, "while one process holds all, another of the claim gets nothing");
     kill(holder.pid, SIGKILL);
     finish(&holder);
     play(&next, &claim, PRELOADED, "fill", "plain", "67108864", "8589934592", NULL);
     finish(&next);
-    expect(said(&next, "got") >= (double)(LIMIT - context_cost - 64 * MIB), "a killed holder's memory is free again");
+    expect(figure_of(&next, "got") >= (double)(LIMIT - context_cost - 64 * MIB),
+           "a killed holder's memory is free again");
     claim_end(&claim);
 }
 
@@ -130,7 +132,7 @@ static int last_result_becomes(struct player *p, int want, double within)
         p->text[0] = 0;
         if (!wait_for(p, "result"))
             return 0;
-        if ((int)said(p, "result") == want)
+        if ((int)figure_of(p, "result") == want)
             return 1;
     }
     return 0;

@@ -113,9 +113,9 @@ static void learn_durations(const struct player *player, const struct cell *cell
     for (unsigned i = 0; i < cell->kinds; i++) {
         char name[24];
         snprintf(name, sizeof name, "alone%u", i);
-        a += (size_t)snprintf(alone + a, sizeof alone - a, "%c%.0f", i ? ',' : '=', said(player, name));
+        a += (size_t)snprintf(alone + a, sizeof alone - a, "%c%.0f", i ? ',' : '=', figure_of(player, name));
         snprintf(name, sizeof name, "queued%u", i);
-        q += (size_t)snprintf(queued + q, sizeof queued - q, "%c%.0f", i ? ',' : '=', said(player, name));
+        q += (size_t)snprintf(queued + q, sizeof queued - q, "%c%.0f", i ? ',' : '=', figure_of(player, name));
     }
 }
 
@@ -191,7 +191,7 @@ static double begins_at(const struct player *player, const struct cell *cell, do
 static void add_process(struct figures *all, const struct player *player, const struct cell *cell, double begin,
                         double end)
 {
-    double launch = said(player, "longest_launch_us"), ns = (end - begin) * 1e9;
+    double launch = figure_of(player, "longest_launch_us"), ns = (end - begin) * 1e9;
     struct row first = row_at(player, begin), last = row_at(player, end);
     double busy = last.busy_ns - first.busy_ns, least = last.least_ns - first.least_ns;
     all->longest_launch_us = launch > all->longest_launch_us ? launch : all->longest_launch_us;
@@ -213,7 +213,7 @@ static struct figures run_cell(const struct cell *cell, const struct claim *clai
     for (unsigned i = 0; i < cell->processes; i++)
         begin_process(&p[i], claim, cell, seconds);
     for (unsigned i = 0; i < cell->processes; i++) {
-        all.error |= !finish_within(&p[i], seconds + 30) || said(&p[i], "error") != 0;
+        all.error |= !finish_within(&p[i], seconds + 30) || figure_of(&p[i], "error") != 0;
         double from = begins_at(&p[i], cell, warm), to = last_row(&p[i]).at;
         begin = from > begin ? from : begin;
         end = to < end ? to : end;
@@ -311,9 +311,9 @@ static void test_costs(void)
         play(&p, NULL, BARE, "mix", "0.01", "--kinds=1", "--durations-us=50", "--calibrate", NULL);
         finish(&p);
         double least = 50000 + priced * GAP_NS - 100;
-        expect(said(&p, "queued0") >= least && said(&p, "queued0") <= least + 200,
+        expect(figure_of(&p, "queued0") >= least && figure_of(&p, "queued0") <= least + 200,
                "simulated, %s: a kernel of 50 us behind another takes %.2f us",
-               priced ? "with a price of gaps" : "free", said(&p, "queued0") / 1e3);
+               priced ? "with a price of gaps" : "free", figure_of(&p, "queued0") / 1e3);
     }
 }
 

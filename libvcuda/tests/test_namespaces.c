@@ -13,19 +13,20 @@ static void test_ways(const struct claim *claim)
     play(&p, claim, PRELOADED, "namespaces", NULL);
     finish(&p);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-        expect(said(&p, ways[i]) == 2, "6 GiB are refused by a second copy of the driver: %s (%.0f)", ways[i],
-               said(&p, ways[i]));
-    expect(said(&p, "driver_elsewhere") == 1 && said(&p, "same_context") == 1,
+        expect(figure_of(&p, ways[i]) == 2, "6 GiB are refused by a second copy of the driver: %s (%.0f)", ways[i],
+               figure_of(&p, ways[i]));
+    expect(figure_of(&p, "driver_elsewhere") == 1 && figure_of(&p, "same_context") == 1,
            "it stays in its namespace, and answers as the program's own one does");
-    expect(said(&p, "nvml_ours") == 1, "so does NVML");
-    expect(said(&p, "untouched") == 1 && said(&p, "no_driver") == 1 && said(&p, "missing") == 1,
+    expect(figure_of(&p, "nvml_ours") == 1, "so does NVML");
+    expect(figure_of(&p, "untouched") == 1 && figure_of(&p, "no_driver") == 1 && figure_of(&p, "missing") == 1,
            "other libraries are what they were: a copy of their own, their own entries, their own errors");
     play(&p, claim, PRELOADED, "namespace_first", NULL);
     finish(&p);
-    expect(said(&p, "first") == 2, "a program without another driver is limited too (%.0f)", said(&p, "first"));
+    expect(figure_of(&p, "first") == 2, "a program without another driver is limited too (%.0f)",
+           figure_of(&p, "first"));
     play(&p, claim, BARE, "namespaces", NULL);
     finish(&p);
-    expect(said(&p, "soname") == 0 && said(&p, "link") == 0 && said(&p, "existing") == 0,
+    expect(figure_of(&p, "soname") == 0 && figure_of(&p, "link") == 0 && figure_of(&p, "existing") == 0,
            "control: without the library the same allocation is granted");
 }
 
@@ -44,7 +45,7 @@ static void test_inside(const struct claim *claim)
     kill(p.pid, SIGKILL);
     finish(&p);
     expect(
-        said(&p, "inside") == 0 && !slots && bytes >= 64 * MIB,
+        figure_of(&p, "inside") == 0 && !slots && bytes >= 64 * MIB,
         "a library that opens the driver in its own namespace is not held, but shows: NVML has it, the page has not");
 }
 

@@ -118,7 +118,8 @@ void test_pages(void)
     claim_make(&claim, GIB, 100);
     snprintf(path, sizeof path, "%s/limits", claim.directory);
     expect(strstr(vcuda_abi_describe(), "\"vcuda_limits\":{\"size\":4096") &&
-               strstr(vcuda_abi_describe(), "\"vcuda_usage\":{\"size\":561152") && strstr(vcuda_abi_describe(), "}}}}"),
+               strstr(vcuda_abi_describe(), "\"vcuda_usage\":{\"size\":561152") &&
+               strstr(vcuda_abi_describe(), "\"native\":6}}"),
            "the layout describes itself");
     test_usage(&claim);
     test_alive(&claim);

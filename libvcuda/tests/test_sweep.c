@@ -34,7 +34,7 @@ static double share_of(const struct claim *claim, size_t style, unsigned long us
     double sum = 0;
     for (int i = 0; i < players; i++) {
         ended &= finish_within(&p[i], seconds + 20);
-        sum += said(&p[i], style == GRAPH ? "graph_share" : style == TWO_STREAMS ? "rounds_share" : "overall");
+        sum += figure_of(&p[i], style == GRAPH ? "graph_share" : style == TWO_STREAMS ? "rounds_share" : "overall");
     }
     return ended ? sum : -1;
 }
@@ -99,9 +99,9 @@ static double in_force(struct player *p, double want, double since)
         p->text[0] = 0;
         if (!wait_for(p, "share"))
             return 1e9;
-        double off = said(p, "share") - want;
-        if (said(p, "at") - 0.03 > since && off > -15 && off < 15)
-            return said(p, "at") - since;
+        double off = figure_of(p, "share") - want;
+        if (figure_of(p, "at") - 0.03 > since && off > -15 && off < 15)
+            return figure_of(p, "at") - since;
     }
     return 1e9;
 }
@@ -158,7 +158,7 @@ static void test_pause(void)
         took = launches_of(&claim) > paused ? now_s() - since : took;
     expect(took < 0.5, "and a limit of 50 resumes: after %.0f ms", took * 1e3);
     finish(&p);
-    expect(said(&p, "error") == 0, "the program saw nothing of it: error %.0f", said(&p, "error"));
+    expect(figure_of(&p, "error") == 0, "the program saw nothing of it: error %.0f", figure_of(&p, "error"));
     claim_end(&claim);
 }
 

@@ -11,8 +11,8 @@ static double syscalls_of_launches(const struct claim *claim, int preloaded, con
     struct player p;
     play(&p, claim, preloaded, "counts_syscalls", LAUNCHES, pause_us, NULL);
     int ended = finish_within(&p, 60);
-    *last = said(&p, "last");
-    return ended ? said(&p, "calls") : -1e9;
+    *last = figure_of(&p, "last");
+    return ended ? figure_of(&p, "calls") : -1e9;
 }
 
 void test_syscalls(void)

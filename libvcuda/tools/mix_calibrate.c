@@ -1,4 +1,4 @@
-/* How long the kernels of a mixed load really take: see mix.h.
+/* The real durations of the kernels of a mixed load: see mix.h.
  *
  * Everything is queued behind a kernel that keeps the GPU busy until the host is done, so that the host's own time does not
  * count. The difference between a long row and a single kernel is what one takes behind another, with the gap between them.

@@ -77,9 +77,8 @@ static void show(void)
 
 static int parse_policy(const char *name)
 {
-    static const char *const names[] = {"burst", "fixed", "fair", "weighted", "average", "preempt", "native"};
-    for (int i = 0; i <= VCUDA_POLICY_NATIVE; i++)
-        if (!strcmp(name, names[i]))
+    for (int i = 0; vcuda_policy_name((uint32_t)i); i++)
+        if (!strcmp(name, vcuda_policy_name((uint32_t)i)))
             return i;
     return -1;
 }

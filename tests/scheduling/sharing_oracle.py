@@ -19,8 +19,8 @@ from fractions import Fraction
 WHOLE = 10_000
 
 
+class Policy(IntEnum):
     """Sharing policies; the numbers are those of the limits page."""
-    """How the claims of one GPU share it; the numbers are those of the limits page."""
 
     BURST = 0
     FIXED = 1
@@ -32,8 +32,8 @@ WHOLE = 10_000
 
 
 @dataclass(frozen=True)
+class Terms:
     """A claim's limits under its policy, in hundredths of a percent."""
-    """What a claim's limits mean under its policy, in hundredths of a percent."""
 
     guarantee: int
     limit: int
@@ -47,8 +47,8 @@ WHOLE = 10_000
         return min(self.limit, self.demand)
 
     @property
+    def low(self) -> int:
         """Return the least that it gets before anyone gets more."""
-        """What it must get before anyone gets more."""
         return min(self.guarantee, self.high)
 
 
@@ -86,8 +86,8 @@ def terms(
             return Terms(guarantee, limit, weight)
 
 
+def share(claims: Sequence[Terms], ceiling: int = WHOLE) -> list[int]:
     """Return the share of each claim, in the claims' order; the order changes nothing."""
-    """What each claim gets, in the claims' order; the order changes nothing."""
     shares = [0] * len(claims)
     left = min(ceiling, WHOLE)
     for tier in (0, 1):

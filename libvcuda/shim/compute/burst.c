@@ -22,7 +22,7 @@ static int is_unlimited(int slot)
     return __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED) >= 100;
 }
 
-/* What was launched without events since the last burst is charged with the one that opens. */
+/* Charge launches without events since the last burst together with the one that opens. */
 static void take_skipped(struct meter_lane *lane)
 {
     /* Two threads that skip at once may leave more than was given. */
@@ -55,7 +55,7 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     lane->now =
         (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone, .contended = gate_is_contended(lane->slot)};
     take_skipped(lane);
-    /* What was skipped runs between the last end event and this burst. */
+    /* Skipped launches run between the last end event and this burst. */
     int dry = alone || lane->now.skipped || ticks + DRY_TICKS > lane->free_at;
     const uint64_t *turn_word =
         __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;

@@ -14,11 +14,6 @@
 /* Four quanta: a wake-up that comes late (a busy machine: 10 ms and more) must not lose the credit of the meantime. */
 #define CREDIT_MAX_NS (4 * QUANTUM_NS)
 
-uint64_t shim_now(void)
-{
-    return pages_clock(CLOCK_MONOTONIC);
-}
-
 static int64_t load(const int64_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
@@ -38,7 +33,7 @@ static void refill(struct vcuda_bucket *bucket, uint32_t limit, int64_t inflight
     int64_t old = load(&bucket->credit_ns), new;
     do {
         new = old + given;
-        /* What is in flight will be charged yet: the credit that pays for it must not be cut off meanwhile. */
+        /* Work in flight is charged later: the credit that pays for it must not be cut off meanwhile. */
         if (new > CREDIT_MAX_NS + inflight)
             new = old > CREDIT_MAX_NS + inflight ? old : CREDIT_MAX_NS + inflight;
     } while (!__atomic_compare_exchange_n(&bucket->credit_ns, &old, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));

@@ -6,7 +6,7 @@
 
 /* Predicted work of every live process of the claim that is not measured yet, ns. */
 uint64_t credit_inflight(int slot);
-/* Whether another live process of the claim has work in flight. */
+/* Return 1 if another live process of the claim has work in flight. */
 int credit_others_inflight(int slot);
 /* Nanoseconds that may be launched now under a limit of so many percent; 0: none, and `*missing` until there is a quantum.
  * `beside_ns` of what is in flight is on other streams than the launch's, and so takes no time from it. */

@@ -1,4 +1,4 @@
-/* How long did kernels of a finished burst run on the GPU?
+/* The GPU time of the kernels of a finished burst.
  *
  * Its events are further apart than that, for three reasons.
  *
@@ -61,7 +61,7 @@ double duration_event_gap(const struct origin *origin)
     return EMPTY_BEHIND * empty_of(origin);
 }
 
-/* What the events around a burst add, given when the start event was passed after it was handed over. */
+/* Return the time that the events around a burst add, given when the start event was passed after it was handed over. */
 static double events_take(const struct origin *origin, const struct meter_burst *burst, double waited, int *vague)
 {
     double lag = (double)burst->lag_ns, idle = empty_of(origin) * (burst->zero ? EMPTY_AFTER_ZERO : EMPTY_IDLE);

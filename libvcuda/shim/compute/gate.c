@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What one burst is admitted for, where its first kernel does not need more. */
+/* The GPU time that one burst is admitted for, unless its first kernel needs more. */
 #define CHUNK_NS 1000000
 /* In flight within a turn: enough to keep the GPU busy while the host looks away, little enough to drain soon. */
 #define TURN_DEPTH_NS 2500000
@@ -35,7 +35,7 @@
 #define DRAIN_POLL_NS 12000
 #define DRAIN_AHEAD_NS 50000ll
 #define DRAIN_MAX_NS 1000000ll
-/* What a claim may owe for collectives that did not wait; then they wait as anything else does. */
+/* The most that a claim may owe for collectives that did not wait; beyond it they wait like other kernels. */
 #define COLLECTIVE_DEBT_NS 2000000000ll
 
 void inflight_add(int slot, uint64_t ns)
@@ -61,7 +61,7 @@ static uint64_t turn_word(int slot)
     return turns ? __atomic_load_n(&turns->turn[slot].ends_ns, __ATOMIC_SEQ_CST) : VCUDA_TURN_FREE;
 }
 
-/* By what it last said of this GPU; one of an older version says it of the page alone, and less often. */
+/* Return 1 if its heartbeat for this GPU is fresh; an older arbiter has one heartbeat per page, written less often. */
 static int arbiter_lives(int slot)
 {
     const struct vcuda_turns *turns = turns_page();
@@ -121,7 +121,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* By the turn: how much may be launched; 0: not now. */
+/* Return how much may be launched in this turn; 0: nothing now. */
 static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
 {
     const struct vcuda_turn *turn = &turns_page()->turn[slot];
@@ -281,7 +281,7 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
         if (turns) {
             wait_for_turn(slot, turns_gen);
         } else {
-            /* What was just charged changes what is missing. */
+            /* The charge of a moment ago changes what is missing. */
             meter_retire();
             if (!limit_allows(lane, predicted, &w->missing))
                 sleep_on(&shim.limits->gen, gen, w->missing);

@@ -2,7 +2,8 @@
 #ifndef SHIM_METER_H
 #define SHIM_METER_H
 
-#include "shim.h"
+#include "devices.h"
+#include "real.h"
 
 #define METER_KINDS 8
 #define METER_BURSTS 64
@@ -90,7 +91,7 @@ void meter_before_end(CUstream stream);
 int meter_wait_begins(void);
 void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
-/* By the lane's owner: a burst begins on what was admitted. `alone`: it will be one launch. */
+/* Begin a burst on what was admitted. The caller owns the lane. `alone`: it will be one launch. */
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone);
 void meter_close(struct meter_lane *lane);        /* by the lane's owner: its open burst ends here */
 void meter_cover_others(struct meter_lane *lane); /* likewise, before leaving it */
@@ -176,5 +177,14 @@ void predict_learn(const struct meter_burst *burst, const struct duration *took)
 /* Kernels that wait for one another across GPUs: NCCL's. */
 void predict_note_collective(const void *kernel);
 int predict_is_collective(const void *kernel);
+
+/* ---- gate.c ---- */
+/* The arbiter gives turns on this GPU: see gate.c. */
+int gate_gives_turns(int slot);
+int gate_has_turn(int slot); /* this claim's is open now */
+/* Other claims may have the GPU in between what this process launches. */
+int gate_is_contended(int slot);
+/* When what this process has in flight should have ended, by prediction. CLOCK_MONOTONIC. */
+uint64_t gate_drained_at(int slot);
 
 #endif

@@ -1,4 +1,4 @@
-/* How long will a launch take? As long as the same kernel with about as many blocks took before.
+/* Prediction of a launch: as long as the same kernel with about as many blocks took before.
  *
  * Two kinds of evidence. A launch measured by itself is exact, but rare. A burst of several launches during which the GPU
  * never ran dry is exact in sum: what it was off is shared among its kernels, *from their predictions at the time of the launch*,
@@ -164,7 +164,7 @@ static void learn_alone(struct entry *e, double seen, int contended)
     set(&e->nanoseconds, old + weight * (clamp(seen, 0, most > MOST_UP * old ? most : MOST_UP * old) - old));
 }
 
-/* How far a launch of it is from its prediction, squared. */
+/* Return the squared distance of its launches from the prediction. */
 static double variance(const struct entry *e)
 {
     double apart = load(&e->spread_ns) + UNSURE * load(&e->alone_ns);

@@ -12,7 +12,7 @@
 /* No moment of the GPU is charged twice (credit.c), and that wants intervals in the order of their ends: of two streams that
  * take turns, a long kernel found after a short one that followed it would be lost. */
 #define FINISHED 256
-/* By how much the watchers of other processes may be behind. */
+/* The most that the watchers of other processes may be behind. */
 #define OTHERS_LATE_NS 2000000ull
 
 static int lock;

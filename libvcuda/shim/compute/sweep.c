@@ -11,7 +11,7 @@
 /* Far more than the launches without events between two bursts take. */
 #define SKIPS_STALE_NS 5000000ull
 
-/* What was under way counts as predicted: its events may lie on both sides of the pause. */
+/* Count work in flight as predicted: its events may lie on both sides of the pause. */
 void meter_restart(void)
 {
     struct meter_lane *lane;

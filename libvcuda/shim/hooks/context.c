@@ -1,5 +1,6 @@
 /* Initialisation and contexts: where a process joins its claim, and where overhead begins and ends. */
-#include "shim.h"
+#include "account.h"
+#include "entries.h"
 
 #include "compat.h"
 #include "meter.h"
@@ -15,7 +16,7 @@ static int primary_counted[MAX_DEVICES];
 static uint64_t primary_cost[MAX_DEVICES];
 static CUcontext primary_context[MAX_DEVICES]; /* NULL: never retained, only made for green contexts */
 
-void account_forget_contexts(void)
+void contexts_forget(void)
 {
     memset(primary_counted, 0, sizeof primary_counted);
     memset(primary_context, 0, sizeof primary_context);
@@ -113,7 +114,7 @@ static CUresult primary_end(const struct primary_use *use, CUresult result)
 
 static void primary_refused(const struct primary_use *use)
 {
-    account_context_gone(use->slot, primary_cost[use->device]);
+    account_context_release(use->slot, primary_cost[use->device]);
     __atomic_store_n(&primary_counted[use->device], 0, __ATOMIC_RELEASE);
 }
 
@@ -166,7 +167,7 @@ static CUresult primary_ended(CUdevice device, int alone, int locked, CUresult r
         else
             meter_forget_slot(slot);
         if (slot >= 0 && __atomic_exchange_n(&primary_counted[device], 0, __ATOMIC_ACQ_REL))
-            account_context_gone(slot, primary_cost[device]);
+            account_context_release(slot, primary_cost[device]);
     }
     if (locked)
         meter_unlock();
@@ -229,7 +230,7 @@ static CUresult create_end(CUcontext *context, int slot, uint64_t reserved, CUre
         return result;
     if (counted) {
         real.cuCtxDestroy_v2(*context);
-        account_context_gone(slot, made.charged);
+        account_context_release(slot, made.charged);
     } else if (account_by_calls()) {
         made.key = (uint64_t)(uintptr_t)*context;
         table_put(&table_contexts, &made);
@@ -278,7 +279,7 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
             shim_cool();                                                                                               \
             meter_forget_context(context);                                                                             \
             if (counted)                                                                                               \
-                account_context_gone(made.slot, made.charged);                                                         \
+                account_context_release(made.slot, made.charged);                                                      \
         } else if (counted) {                                                                                          \
             table_put(&table_contexts, &made);                                                                         \
         }                                                                                                              \

@@ -48,7 +48,7 @@ COPY(cuMemcpyAtoD, 0, bytes, (CUdeviceptr_v1 to, CUarray from, unsigned from_off
 COPY(cuMemcpyAtoA, 0, bytes, (CUarray to, unsigned to_offset, CUarray from, unsigned from_offset, unsigned bytes),
      (ARRAYS))
 
-/* Where to and from, only the pointers say. */
+/* Only the pointers tell source and destination. */
 #define BETWEEN copy_between(to, from, bytes)
 COPIES(cuMemcpy, BETWEEN, LIST(COPY_1D), ROW)
 COPIES_ASYNC(cuMemcpyAsync, BETWEEN, LIST(COPY_1D), ROW)

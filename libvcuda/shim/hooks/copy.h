@@ -42,7 +42,7 @@
 int copy_is_on_gpu(CUdeviceptr pointer);
 /* `bytes` of a copy from pointer to pointer that is to be counted, else 0. */
 uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
-/* What has been launched is waited for; what is returned goes to meter_wait_ends. */
+/* Begin a wait for all launched work; pass the result to meter_wait_ends. */
 int copy_wait_begins(void);
 
 #endif

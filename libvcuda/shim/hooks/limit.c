@@ -1,6 +1,6 @@
 /* cuCtxSetLimit: a greater stack, heap or print buffer is device memory that no allocation call shows. A stack of 64 KiB a
  * thread is 17 GiB of an H200. */
-#include "shim.h"
+#include "account.h"
 
 static uint64_t attribute(int which, CUdevice device)
 {
@@ -10,7 +10,7 @@ static uint64_t attribute(int which, CUdevice device)
                : (uint64_t)value;
 }
 
-/* What the context may grow by: the stack is there once for every thread that the GPU can hold at a time. */
+/* Return the most that the context may grow by: the stack is there once for every thread that the GPU can hold at a time. */
 static uint64_t growth(int limit, size_t value)
 {
     size_t before = 0;

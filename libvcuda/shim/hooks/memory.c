@@ -1,6 +1,6 @@
 /* Plain, pitched and managed memory, and arrays: reserve, call the driver, remember what the block cost. Where the kernel's
  * calls account (kernel.c), all of this but managed memory passes. */
-#include "shim.h"
+#include "account.h"
 
 struct taking {
     int slot; /* < 0: not accounted */

@@ -1,8 +1,8 @@
-/* What programs see of processes and their work: the claim's own, with the figures that its limits go by.
+/* Hooks of the process queries: programs see the claim's own processes, with the figures that its limits go by.
  *
  * Other tenants' processes are not shown, and a GPU's utilisation is what the claim used of it. Processes of the claim in
  * other pid namespaces have no number that the caller could use, so they are left out of the lists. */
-#include "shim.h"
+#include "account.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -65,7 +65,7 @@ static nvmlReturn_t list_own(int slot, unsigned *count, void *infos, size_t size
     return answer(found, room, count);
 }
 
-/* Of the driver's own list, what is the claim's. */
+/* Keep the claim's processes of the driver's list. */
 static nvmlReturn_t keep_own(int slot, const char *all, unsigned listed, unsigned *count, void *infos, size_t size)
 {
     struct own own[VCUDA_MAX_PROCESSES];

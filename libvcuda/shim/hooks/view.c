@@ -1,5 +1,6 @@
-/* What programs see of memory: the limit as the GPU's size, and the claim's use as the GPU's use. */
-#include "shim.h"
+/* Hooks of the memory queries: programs see the limit as the GPU's size, and the claim's use as the GPU's use. */
+#include "account.h"
+#include "pools.h"
 
 /* Limit and use of a slot, clipped to what the GPU really has. 0 where no limit applies. */
 static int view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
@@ -8,7 +9,7 @@ static int view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
     if (slot < 0 || vcuda_limits_get(shim.limits, (uint32_t)slot, &limit) != 0 || limit.memory_bytes >= real_total)
         return 0;
     if (shim.self)
-        account_refresh_pools(slot);
+        pools_refresh(slot);
     *total = limit.memory_bytes;
     *used = account_used(slot);
     return 1;

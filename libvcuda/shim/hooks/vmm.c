@@ -1,7 +1,8 @@
 /* Virtual memory management: physical memory is charged to the GPU that it is made on, until neither a handle nor a mapping
  * holds it. Releasing a handle that is still mapped frees nothing, so it refunds nothing. */
 #include "kernel.h"
-#include "shim.h"
+#include "account.h"
+#include "entries.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -73,7 +74,7 @@ static void remember(CUhandle handle, uint64_t bytes, int slot)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Where the kernel's calls account, nothing of this is remembered. */
+/* Nothing of this is recorded while the kernel's calls account. */
 static int charged_here(void)
 {
     return shim_mode() == SHIM_ACTIVE && !account_by_kernel();
@@ -225,7 +226,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 }
 
 /* In a forked child: another thread of the parent may have held the mutex; what is abandoned here is the parent's. */
-void account_forget_physical(void)
+void vmm_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
     made = NULL;

@@ -16,6 +16,7 @@
  */
 #include "real.h"
 
+#include "layers.h"
 #include "shim.h"
 #include "symbols.h"
 
@@ -28,17 +29,16 @@ struct real_nvml real_nvml;
 struct pair {
     const char *name;
     void **found;
-    void *hook;
 };
 
-#define HOOK(name) {#name, (void **)&real.name, (void *)name},
-#define CALL(name) {#name, (void **)&real.name, NULL},
-static const struct pair cuda_pairs[] = {HOOKED_CUDA(HOOK) CALLED_CUDA(CALL)};
-#undef HOOK
-#undef CALL
-#define HOOK(name) {#name, (void **)&real_nvml.name, (void *)name},
-#define CALL(name) {#name, (void **)&real_nvml.name, NULL},
-static const struct pair nvml_pairs[] = {HOOKED_NVML(HOOK) CALLED_NVML(CALL)};
+/* The hooked entries come first, in the order of the callbacks' tables of ours. */
+#define PAIR(name) {#name, (void **)&real.name},
+static const struct pair cuda_pairs[] = {HOOKED_CUDA(PAIR) CALLED_CUDA(PAIR)};
+#undef PAIR
+#define PAIR(name) {#name, (void **)&real_nvml.name},
+static const struct pair nvml_pairs[] = {HOOKED_NVML(PAIR) CALLED_NVML(PAIR)};
+#define ONE(name) +1
+enum { CUDA_HOOKS = HOOKED_CUDA(ONE), NVML_HOOKS = HOOKED_NVML(ONE) };
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -89,11 +89,11 @@ int real_nvml_ready(int load)
     return find_all(nvml_pairs, COUNT(nvml_pairs), "libnvidia-ml.so.1", load, &ready);
 }
 
-static void *hook_in(const struct pair *pairs, size_t count, void *found)
+static void *hook_in(const struct pair *pairs, void *const *entries, size_t count, void *found)
 {
     for (size_t i = 0; i < count; i++)
-        if (*pairs[i].found == found && pairs[i].hook)
-            return pairs[i].hook;
+        if (*pairs[i].found == found)
+            return entries[i];
     return found;
 }
 
@@ -102,17 +102,17 @@ void *real_hook_of(void *found)
     if (!found || shim_mode() == SHIM_INERT)
         return found;
     if (real_cuda_ready(0)) {
-        void *hook = hook_in(cuda_pairs, COUNT(cuda_pairs), found);
+        void *hook = hook_in(cuda_pairs, shim_callbacks.cuda_entries, CUDA_HOOKS, found);
         if (hook != found)
             return hook;
     }
-    return real_nvml_ready(0) ? hook_in(nvml_pairs, COUNT(nvml_pairs), found) : found;
+    return real_nvml_ready(0) ? hook_in(nvml_pairs, shim_callbacks.nvml_entries, NVML_HOOKS, found) : found;
 }
 
-static int is_hook_in(const struct pair *pairs, size_t count, const void *entry)
+static int is_entry_in(void *const *entries, size_t count, const void *entry)
 {
     for (size_t i = 0; i < count; i++)
-        if (entry && pairs[i].hook == entry)
+        if (entries[i] == entry)
             return 1;
     return 0;
 }
@@ -179,8 +179,9 @@ static void *answer(void *found, void *handle, const char *name, const void *cal
         return answer_by_name(found, name);
     if (found && handle == RTLD_NEXT && symbols_behind(&real_dlsym, caller))
         found = symbols_next(caller, name);
-    /* Our own symbol stood first in the program's scope: without us it would have been whose? */
-    if (is_hook_in(cuda_pairs, COUNT(cuda_pairs), found) || is_hook_in(nvml_pairs, COUNT(nvml_pairs), found))
+    /* Our own symbol came first in the program's scope: find the one that the program would get without us. */
+    if (is_entry_in(shim_callbacks.cuda_entries, CUDA_HOOKS, found) ||
+        is_entry_in(shim_callbacks.nvml_entries, NVML_HOOKS, found))
         found = real_dlsym(RTLD_NEXT, name);
     if (found == (void *)real_dlsym)
         return shim_mode() == SHIM_INERT ? found : (void *)dlsym;

@@ -11,7 +11,7 @@ void *symbols_next(const void *address, const char *name);
 int symbols_behind(const void *address, const void *other);
 /* 1: the library of `handle`, a real one, was loaded into another link namespace than the program's (dlmopen). */
 int symbols_elsewhere(void *handle);
-/* What a library calls itself (its soname), "" where it does not; by a real handle, or by an address in it. */
+/* Return the soname of a library, "" if it has none; by a real handle, or by an address in it. */
 const char *symbols_soname(void *handle);
 const char *symbols_soname_at(const void *address, const char **path); /* `*path`: the file it was loaded from */
 

@@ -5,8 +5,9 @@
  * good. What a hook had reserved for a context meanwhile is given back when the kernel's calls become the account: they
  * reserve the same memory piece by piece. */
 #include "kernel.h"
+#include "pools.h"
 #include "shares.h"
-#include "shim.h"
+#include "account.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -54,7 +55,7 @@ static struct sum sum_slots(int slot, uint64_t clearings)
     return sum;
 }
 
-/* What may have lost its payer since its holder looked counts: too much for a moment is safe, too little is not. */
+/* Return the imported bytes whose payer may be gone. They count: too much for a moment is safe, too little is not. */
 static uint64_t unsure_bytes(int slot, uint64_t *bytes)
 {
     uint64_t before = __atomic_load_n(&shim.usage->clearings, __ATOMIC_SEQ_CST);
@@ -74,7 +75,7 @@ uint64_t account_used(int slot)
 static void ask_importers(int slot)
 {
     uint64_t bytes;
-    shares_look();
+    shares_settle();
     for (int i = 0; i < MOST_PAUSES && unsure_bytes(slot, &bytes); i++) {
         struct timespec pause = {0, PAUSE_NS};
         int saved = errno;
@@ -148,7 +149,7 @@ CUresult account_reserve(int slot, uint64_t bytes)
         /* Before refusing: give back what dead processes left, and what pools have returned since. */
         vcuda_usage_reap_dead(shim.usage);
         ask_importers(slot);
-        account_refresh_pools(slot);
+        pools_refresh(slot);
         if (try_reserve(slot, bytes))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
     }
@@ -195,7 +196,7 @@ static void now_by(int slot, uint32_t accounting)
         __atomic_store_n(told, accounting, __ATOMIC_RELEASE);
 }
 
-/* What the process's account is from now on, if nothing decided it before. */
+/* Decide which layer accounts, unless it is decided; return 1 if this one does. */
 static int decide(int accounting)
 {
     int seen = __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE);

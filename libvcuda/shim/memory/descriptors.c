@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #define WITNESS 0x766375646177ull
-/* Where kept descriptors may lie: not among the lowest, which programs expect to get, and not the last quarter. */
+/* The range of kept descriptors: not among the lowest, which programs expect to get, and not the last quarter. */
 #define LOW 1000
 #define MOST_KEPT 65536
 #define NAMESAKES 64
@@ -163,7 +163,7 @@ static void pass_on(const struct line *line, void *context)
         (*alive)(line->key);
 }
 
-int descriptors_look(void (*alive)(uint64_t key))
+int descriptors_scan(void (*alive)(uint64_t key))
 {
     int saved = errno, known = read_list(pass_on, &alive);
     errno = saved;

@@ -9,7 +9,7 @@
  * number; 0: it cannot be watched. The file is not held. */
 uint64_t descriptors_watch(int fd);
 /* Call `alive` for each watched file that is still open somewhere. 0: that cannot be known. */
-int descriptors_look(void (*alive)(uint64_t key));
+int descriptors_scan(void (*alive)(uint64_t key));
 /* Keys of before the program closed what they were watched by: whether their files are open will never be known. */
 int descriptors_is_lost(uint64_t key);
 

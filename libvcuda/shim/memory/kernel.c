@@ -15,7 +15,7 @@
 #include "kernel.h"
 
 #include "nvidia_rm.h"
-#include "shim.h"
+#include "account.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -8,7 +8,7 @@
 int kernel_watches(int slot);
 /* In a forked child: the parent's objects are the parent's. */
 void kernel_forget(void);
-/* Which slot pays for memory below `parent`: OBJECTS_UNKNOWN: nobody, it passes. */
+/* Return the slot that pays for memory below `parent`; OBJECTS_UNKNOWN: none, it passes. */
 int kernel_slot_of(uint32_t client, uint32_t parent);
 
 /* ---- kernel_exports.c: what commands do beyond themselves that export to descriptors or import from them ---- */

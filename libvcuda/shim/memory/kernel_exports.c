@@ -3,7 +3,7 @@
 #include "kernel.h"
 
 #include "nvidia_rm.h"
-#include "shim.h"
+#include "account.h"
 
 #include <errno.h>
 #include <sys/ioctl.h>

@@ -6,7 +6,7 @@
 #include "kernel.h"
 
 #include "shares.h"
-#include "shim.h"
+#include "account.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -282,7 +282,7 @@ void objects_refund(struct object *taken)
     }
     pthread_mutex_unlock(&objects_mutex);
     if (may_linger)
-        shares_look();
+        shares_settle();
 }
 
 /* In a forked child: another thread of the parent may have held the mutex, and the table may be half-changed: abandoned. */

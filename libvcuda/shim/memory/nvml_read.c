@@ -1,6 +1,6 @@
-/* What NVML knows of this process: the second opinion on memory. */
+/* NVML's figures of this process, which check the account of memory. */
 #include "compat.h"
-#include "shim.h"
+#include "account.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,13 +5,14 @@
  * up. Where the kernel's calls account there is nothing to add, and NVML's figure only tells what they missed.
  */
 #include "kernel.h"
-#include "shim.h"
+#include "pools.h"
+#include "account.h"
 
 #include <time.h>
 
 /* No context of any driver so far costs more; a greater difference is another tenant's. */
 #define CONTEXT_MAX (2048ll << 20)
-/* How long the second context of a claim waits to learn what the first one cost. */
+/* The longest wait of a second context for the cost of the first one. */
 #define FIRST_CONTEXT_NS 3000000000ull
 /* NVML takes the driver's locks, and the kernel's account is exact by itself. */
 #define CROSS_CHECK_NS 10000000000ull
@@ -21,7 +22,7 @@ static uint64_t load(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
-/* What NVML should show of this process without its overhead: managed memory is not in its figure. */
+/* Return what NVML should show of this process without its overhead: managed memory is not in its figure. */
 static uint64_t known_bytes(int slot, uint64_t pending)
 {
     const struct vcuda_gpu_usage *mine = shim_usage(slot);
@@ -89,7 +90,7 @@ CUresult account_context_begin(int slot, uint64_t *reserved)
     return result;
 }
 
-/* What is left of the reservation: nothing where the kernel's calls became the account meanwhile. */
+/* Return what is left of the reservation: nothing if the kernel's calls became the account meanwhile. */
 static uint64_t still_reserved(int slot, uint64_t reserved)
 {
     uint64_t *pending = &shim.gpu[slot].context_reserved, seen = load(pending);
@@ -127,7 +128,7 @@ CUresult account_context_end(int slot, uint64_t reserved, CUresult result, uint6
     return CUDA_SUCCESS;
 }
 
-void account_context_gone(int slot, uint64_t cost)
+void account_context_release(int slot, uint64_t cost)
 {
     struct shim_gpu *gpu = &shim.gpu[slot];
     if (!shim.self || __atomic_load_n(&gpu->contexts, __ATOMIC_SEQ_CST) <= 0)
@@ -206,7 +207,7 @@ void account_true_up(void)
         if (accounting != VCUDA_ACCOUNTING_CALLS)
             continue;
         if (__atomic_load_n(&shim.gpu[slot].contexts, __ATOMIC_SEQ_CST) > 0)
-            account_refresh_pools(slot);
+            pools_refresh(slot);
         overhead_true_up(slot, 0, 0);
     }
 }

@@ -11,7 +11,7 @@
 #include "shares.h"
 
 #include "descriptors.h"
-#include "shim.h"
+#include "account.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -270,7 +270,7 @@ static void look_at_descriptors(void)
     for (struct memory *m = listed; m; m = m->next)
         for (struct watch *w = m->watches; w; w = w->next)
             w->seen = 0;
-    if (!descriptors_look(see))
+    if (!descriptors_scan(see))
         return;
     for (struct memory *m = listed, *next; m; m = next) {
         next = m->next;
@@ -283,7 +283,7 @@ static void look_at_descriptors(void)
     }
 }
 
-void shares_look(void)
+void shares_settle(void)
 {
     bury();
     if (!__atomic_load_n(&count, __ATOMIC_RELAXED) || !shim.self)
@@ -309,7 +309,7 @@ void shares_tick(uint64_t now)
     int is_new = load(&shim.usage->clearings) != load(&shim.self->imports_seen);
     uint64_t looked = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
     if (is_new || (__atomic_load_n(&unsettled, __ATOMIC_RELAXED) && now - looked > LOOK_NS))
-        shares_look();
+        shares_settle();
 }
 
 /* ---- Exports and imports ---- */

@@ -29,7 +29,7 @@ extern pthread_mutex_t objects_mutex;
 
 /* ---- Locked ---- */
 void shares_export(struct memory *memory, int fd, uint32_t index);
-/* What an export held at this index of the file before is held by it no more. */
+/* Remove the memory that the export holds at this index of the file. */
 void shares_unexport(int fd, uint32_t index);
 /* A handle is gone. 1: nothing but descriptors may hold it, so a look tells. */
 int shares_drop(struct memory *memory);
@@ -38,7 +38,7 @@ int shares_drop(struct memory *memory);
 /* Memory of so many bytes from a descriptor, charged to whoever pays for it. NULL: it does not fit. */
 struct memory *shares_import(uint64_t bytes, int slot, int fd);
 /* Give back what nothing holds any more, and find who pays for what was imported. */
-void shares_look(void);
+void shares_settle(void);
 /* The same, where something may have changed; for the watcher. */
 void shares_tick(uint64_t now);
 void shares_forget(void); /* in a forked child */

@@ -1,6 +1,6 @@
 /* Pointer -> what it was charged: sharded open addressing, so that threads rarely meet and ten thousand live blocks cost
  * what one does. A shard's mutex is never held across a driver call. */
-#include "shim.h"
+#include "account.h"
 
 #include <pthread.h>
 #include <stdlib.h>

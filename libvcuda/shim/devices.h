@@ -1,0 +1,15 @@
+/* The claim's slots of the driver's devices and contexts; see devices.c. */
+#ifndef SHIM_DEVICES_H
+#define SHIM_DEVICES_H
+
+#include "shim.h"
+
+/* Return the slot of a CUDA device, or of the current context's device; -1: no slot, -2: no context. */
+int shim_slot_of_device(CUdevice device);
+int shim_slot_of_current(CUcontext *context);
+/* Read a device's UUID, a MIG instance's own for one; return 0 where the driver does not give it. */
+int shim_uuid_of_device(CUdevice device, uint8_t uuid[16]);
+/* Forget all devices, in a forked child. */
+void devices_forget(void);
+
+#endif

@@ -1,0 +1,190 @@
+/* The state of this process: its mode, its slot in the usage page, and the limits as it last read them. */
+#include "shim.h"
+
+#include "layers.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct shim shim = {.hot_epoch = 1, .ns_per_tick = 1ull << 31};
+
+/* Both clocks are read to some ten nanoseconds, so the rate is right to one part in ten thousand. */
+#define CALIBRATE_NS 200000
+static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t refresh_mutex = PTHREAD_MUTEX_INITIALIZER;
+static char turns_path[PATH_MAX];
+
+uint64_t shim_now(void)
+{
+    return pages_clock(CLOCK_MONOTONIC);
+}
+
+void shim_set_pages(struct vcuda_limits *limits, struct vcuda_usage *usage, const char *turns)
+{
+    shim.limits = limits;
+    shim.usage = usage;
+    snprintf(turns_path, sizeof turns_path, "%s", turns);
+    shim_find_turns();
+}
+
+void shim_find_turns(void)
+{
+    struct vcuda_turns *turns;
+    if (shim.turns || !*turns_path || vcuda_turns_open(turns_path, 0, &turns) != 0)
+        return;
+    __atomic_store_n(&shim.turns, turns, __ATOMIC_RELEASE);
+    shim_cool();
+}
+
+void watcher_poke(void)
+{
+    __atomic_fetch_add(&shim.watcher_pokes, 1, __ATOMIC_RELAXED);
+    /* Waking on the shared word also wakes other processes of the claim, which find nothing to do: rare enough. */
+    if (__atomic_load_n(&shim.watcher_sleeps, __ATOMIC_RELAXED) &&
+        __atomic_exchange_n(&shim.watcher_sleeps, 0, __ATOMIC_ACQ_REL))
+        syscall(SYS_futex, &shim.limits->gen, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+#ifdef __x86_64__
+struct moment {
+    uint64_t tick, ns;
+};
+
+/* Read both clocks next to each other, several times; return the reading that was interrupted least. */
+static struct moment both_clocks(void)
+{
+    struct moment best = {0};
+    for (uint64_t i = 0, least = UINT64_MAX; i < 8; i++) {
+        uint64_t before = __builtin_ia32_rdtsc(), now = shim_now(), after = __builtin_ia32_rdtsc();
+        if (after - before < least) {
+            least = after - before;
+            best = (struct moment){before + least / 2, now};
+        }
+    }
+    return best;
+}
+#endif
+
+/* Measure the tick rate once, before anything else is measured: correcting it later would make all lanes' times jump. */
+static void calibrate(void)
+{
+#ifdef __x86_64__
+    struct moment begin = both_clocks(), end;
+    do
+        end = both_clocks();
+    while (end.ns - begin.ns < CALIBRATE_NS || end.tick <= begin.tick);
+    shim.ns_per_tick = ((end.ns - begin.ns) << 32) / (end.tick - begin.tick);
+#endif
+}
+
+/* A forked child is a process of its own: it needs its own slot and watcher, and holds none of the parent's memory. */
+static void forget_parent(void)
+{
+    pthread_mutex_init(&attach_mutex, NULL);
+    pthread_mutex_init(&refresh_mutex, NULL);
+    shim.self = NULL;
+    shim.seen_gen = 0;
+    shim.captures = 0;
+    shim.contexts_made = 0;
+    memset(shim.gpu, 0, sizeof shim.gpu);
+    shim.accounting = VCUDA_ACCOUNTING_UNKNOWN;
+    shim.managed_blocks = 0;
+    shim.memory_begun = shim.memory_ended = 0;
+    shim.watcher_sleeps = 0;
+    shim_callbacks.forget_parent();
+}
+
+int shim_mode_slow(void)
+{
+    pthread_mutex_lock(&attach_mutex);
+    if (shim.mode == SHIM_UNKNOWN) {
+        int mode = shim_callbacks.choose_mode();
+        if (mode == SHIM_ACTIVE)
+            pthread_atfork(NULL, NULL, forget_parent);
+        __atomic_store_n(&shim.mode, mode, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&attach_mutex);
+    return shim.mode;
+}
+
+int shim_attach(void)
+{
+    if (__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE))
+        return 1;
+    pthread_mutex_lock(&attach_mutex);
+    if (!shim.self) {
+        /* Clear slots of killed processes, which count as used until then. */
+        vcuda_usage_reap_dead(shim.usage);
+        /* Clear the slot of a program that this one replaced (exec) too: the same process, but nothing of it is left. */
+        uint64_t pidns = pages_pidns(), begun = pages_start_time((uint32_t)getpid());
+        if (pidns && begun && begun != PAGES_NOT_KNOWN)
+            vcuda_usage_reap(shim.usage, pidns, (uint32_t)getpid(), begun);
+        int slot = pages_slot_take(shim.usage);
+        if (slot >= 0) {
+            calibrate();
+            shim.seen_gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) - 1;
+            __atomic_store_n(&shim.self, &shim.usage->process[slot], __ATOMIC_RELEASE);
+        }
+    }
+    pthread_mutex_unlock(&attach_mutex);
+    if (!__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE))
+        return 0;
+    shim_refresh();
+    shim_callbacks.start_watcher();
+    return 1;
+}
+
+static void refresh(void)
+{
+    uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
+    int whole = 1, closed = 0, open = 0;
+    for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
+        struct vcuda_limit limit;
+        struct shim_gpu *gpu = &shim.gpu[i];
+        if (vcuda_limits_get(shim.limits, i, &limit) != 0) {
+            closed |= __atomic_load_n(&gpu->state, __ATOMIC_RELAXED) == VCUDA_SLOT_CLOSED;
+            open += __atomic_load_n(&gpu->state, __ATOMIC_RELAXED) == VCUDA_SLOT_OPEN;
+            whole = 0; /* half-written by a killed agent: the last limits stay */
+            continue;
+        }
+        uint32_t alone = vcuda_limit_alone(&limit), before = __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED);
+        if (before != alone)
+            __atomic_store_n(&gpu->dry, 0, __ATOMIC_RELAXED);
+        if (alone < 100 && before >= 100)
+            __atomic_store_n(&gpu->limited_since_ns, shim_now(), __ATOMIC_RELAXED);
+        __atomic_store_n(&gpu->core_limit, alone, __ATOMIC_RELAXED);
+        __atomic_store_n(&gpu->generation, limit.generation, __ATOMIC_RELAXED);
+        __atomic_store_n(&gpu->state, limit.state, __ATOMIC_RELEASE);
+        closed |= limit.state == VCUDA_SLOT_CLOSED;
+        open += limit.state == VCUDA_SLOT_OPEN;
+    }
+    __atomic_store_n(&shim.closed, closed, __ATOMIC_RELAXED);
+    __atomic_store_n(&shim.gpus_open, open, __ATOMIC_RELAXED);
+    shim_cool();
+    if (whole)
+        __atomic_store_n(&shim.seen_gen, gen, __ATOMIC_RELAXED);
+    struct vcuda_process *self = __atomic_load_n(&shim.self, __ATOMIC_ACQUIRE);
+    if (!self || !whole)
+        return;
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++)
+        __atomic_store_n(&self->gpu[i].observed_generation, __atomic_load_n(&shim.gpu[i].generation, __ATOMIC_RELAXED),
+                         __ATOMIC_RELEASE);
+    __atomic_store_n(&self->observed_gen, gen, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&shim.usage->echo, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &shim.usage->echo, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* One thread at a time: of two, the one that read older limits could write them last, and nobody would look again. */
+void shim_refresh_slow(void)
+{
+    pthread_mutex_lock(&refresh_mutex);
+    if (__atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) != __atomic_load_n(&shim.seen_gen, __ATOMIC_RELAXED))
+        refresh();
+    pthread_mutex_unlock(&refresh_mutex);
+}
