@@ -1,4 +1,4 @@
-"""All that happens to a pool, at random, beside a scheduler's picture of it."""
+"""All that happens to a pool, at random, beside a scheduler's cache of it."""
 
 import random
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.cycles.notices import Session
-from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.reclaiming.forgetting import NodeOnline, forget_node
 from tests.cast import Cast, Machine, ask, hello, lose
 
 
 class Kept:
-    """A pool's picture, kept as the scheduler keeps it."""
+    """A pool's cache, kept as the scheduler keeps it."""
 
     def __init__(self, pool: Pool) -> None:
         self.session = Session()
-        self.picture = Picture(pool)
+        self.cache = PoolCache(pool)
 
     def hear(self) -> None:
-        self.picture.apply(self.session.heard())
+        self.cache.apply(self.session.receive())
 
     def rounds(self) -> None:
-        for _ in rounds(self.picture, fence=self.session.fence):
+        for _ in rounds(self.cache, fence=self.session.fence):
             pass
 
 

@@ -74,7 +74,7 @@ def test_who_is_asked_is_furthest_behind_of_those_who_wait_at_the_highest_priori
         assert asked.since == min(one.since for one in top if one.tenant == asked.tenant)
         left.remove(asked)
         if asked.since % 3:  # every third is refused
-            line.placed(ask)
+            line.record_placement(ask)
     assert not left
 
 
@@ -101,7 +101,7 @@ def first_until_full(claims: list[Waiting], capacity: Amounts) -> dict[str, Amou
         if after.core_percent > capacity.core_percent or after.memory_mib > capacity.memory_mib:
             break
         total, held[ask.tenant] = after, held[ask.tenant] + ask.amounts
-        line.placed(ask)
+        line.record_placement(ask)
     return held
 
 
@@ -149,11 +149,11 @@ def test_what_could_not_be_committed_gives_the_tenant_its_turn_back() -> None:
     line = queue([claim(1), claim(2), claim(3, "globex"), claim(4, "globex")], held={"acme": Amounts(core_percent=1)})
     first = line.next()
     assert first is not None
-    line.placed(first)  # globex is ahead now
+    line.record_placement(first)  # globex is ahead now
     second = line.next()
     assert second is not None
-    line.placed(second)
-    line.returned(first)
+    line.record_placement(second)
+    line.undo_placement(first)
     third = line.next()
     assert third is not None
     assert (first.tenant, second.tenant, third.tenant) == ("globex", "acme", "globex")

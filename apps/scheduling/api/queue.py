@@ -74,7 +74,7 @@ class ClaimDocumentSerializer(ClaimSerializer):
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
         """The place is worked out here, for this one claim."""
-        instance.place = queue.place_of(instance)
+        instance.place = queue.find_place(instance)
         return super().to_representation(instance)
 
 
@@ -127,9 +127,9 @@ class PoolQueue(ListMixin, ApiView):
         """What waits in the pool, next first, with its place among all and when it will start."""
         pool = get_object_or_404(Pool, name=name)
         rows = self.filter_queryset(self.get_queryset().filter(pool=pool))
-        seen = queue.line(pool)
+        seen = queue.get_snapshot(pool)
         narrowed = set(request.query_params) - {"cursor", "limit"}
-        uids = queue.in_line(seen, self.principal, rows.values_list("uid", flat=True) if narrowed else None)
+        uids = queue.list_visible(seen, self.principal, rows.values_list("uid", flat=True) if narrowed else None)
         page: Sequence[str] = self.paginate_queryset(uids)  # type: ignore[assignment]
-        shown = queue.placed_in(seen, page)
+        shown = queue.attach_places(seen, page)
         return self.get_paginated_response(self.get_serializer(shown, many=True).data)

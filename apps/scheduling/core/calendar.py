@@ -84,7 +84,7 @@ def _sum(holds: Sequence[Hold], moment: int, *, booking: bool) -> Room:
     return sum(hold.core for hold in counted), sum(hold.memory_mib for hold in counted)
 
 
-def picture(gpus: Iterable[GpuState], holds: Iterable[Hold], begin: int, end: int) -> list[GpuState]:
+def free_throughout(gpus: Iterable[GpuState], holds: Iterable[Hold], begin: int, end: int) -> list[GpuState]:
     """The GPUs with what of them is free through the whole window, for a booking."""
     taken = by_gpu(holds)
 
@@ -99,7 +99,7 @@ def picture(gpus: Iterable[GpuState], holds: Iterable[Hold], begin: int, end: in
 
 def book(gpus: Iterable[GpuState], holds: Iterable[Hold], request: Request, begin: int, end: int) -> Placed | Refused:
     """The GPUs that would carry the request through the window, by the core that places claims."""
-    return place(picture(gpus, holds, begin, end), request)
+    return place(free_throughout(gpus, holds, begin, end), request)
 
 
 def obstacles(
@@ -107,7 +107,7 @@ def obstacles(
 ) -> list[Obstacle]:
     """Who takes room in the window on GPUs that lack it then and would do if they were free; the first to go first."""
     taken, until, count = by_gpu(holds), dict[tuple[str, str, str], int](), defaultdict[tuple[str, str, str], int](int)
-    for gpu in picture(gpus, holds, begin, end):
+    for gpu in free_throughout(gpus, holds, begin, end):
         lacks = gpu.core_free < request.core_request or gpu.memory_free_mib < request.memory_mib
         if not lacks or not _would_do(gpu, request):
             continue
@@ -156,7 +156,7 @@ def _of_node(
             yield Window(begin, begin + length, answer.gpus)
 
 
-def held(holds: Iterable[Hold], now: int, until: int) -> dict[str, Room]:
+def withheld(holds: Iterable[Hold], now: int, until: int) -> dict[str, Room]:
     """What a claim that would run in [now, until) may not count on, of what is free now; GPUs without it left out.
 
     `holds` are all holds of the GPUs that are reserved at some time: what a claim that runs now will have given back

@@ -161,11 +161,11 @@ class Queue:
                 self._asked = tenant
                 return self._lines[tenant].popleft()
 
-    def placed(self, ask: Ask) -> None:
+    def record_placement(self, ask: Ask) -> None:
         """Its tenant holds so much more."""
         self._held[ask.tenant] = self._held.get(ask.tenant, Amounts()) + ask.amounts
 
-    def returned(self, ask: Ask) -> None:
+    def undo_placement(self, ask: Ask) -> None:
         """What was said to be placed is not: it could not be committed."""
         self._held[ask.tenant] -= ask.amounts
         if ask.tenant != self._asked and self._lines.get(ask.tenant):
@@ -199,6 +199,6 @@ def in_order(queue: Queue) -> list[Ask]:
     """Everything that waits, in the order in which it is asked if all of it is placed: the places in the queue."""
     order = []
     while (ask := queue.next()) is not None:
-        queue.placed(ask)
+        queue.record_placement(ask)
         order.append(ask)
     return order

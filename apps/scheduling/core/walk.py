@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from apps.scheduling.core import gangs
-from apps.scheduling.core.backfill import Running, Shadow, cast_shadow
+from apps.scheduling.core.backfill import HeadPlan, Running, explain_withheld, plan_head
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING, Held
-from apps.scheduling.core.moments import utc
 from apps.scheduling.core.queue import Ask, Queue, Waiting
-from apps.scheduling.core.values import Placed, Reason, Refused, Request
+from apps.scheduling.core.values import Placed, Refused, Request
 
 Answer = tuple[Placed, ...] | Refused
 
@@ -31,10 +30,10 @@ def _nothing_reserved(claim: Waiting) -> Held:
 
 
 class Walk:
-    """Asks of the queue, decided one by one; `shadow` is the head's, once there is a head.
+    """Asks of the queue, decided one by one; `head_plan` is the head's, once there is a head.
 
     `running` are the placed claims that end by themselves. `reserved` says what a claim may not count on for reasons of
-    its own; a mapping that it gave stays as it is. Where only newcomers walk, `shadow` is what an earlier walk of the
+    its own; a mapping that it gave stays as it is. Where only newcomers walk, `head_plan` is what an earlier walk of the
     whole queue left.
     """
 
@@ -46,12 +45,12 @@ class Walk:
         running: Iterable[Running],
         now: float,
         reserved: Callable[[Waiting], Held] = _nothing_reserved,
-        shadow: Shadow | None = None,
+        head_plan: HeadPlan | None = None,
     ) -> None:
         self._fleet, self._queue, self._running, self._now = fleet, queue, running, now
         self._reserved = reserved
-        self.shadow = shadow
-        self._headed = shadow is not None
+        self.head_plan = head_plan
+        self._headed = head_plan is not None
         # The fleet only gets fuller along the walk: what was refused once is refused again. Beside each answer stands
         # what was reserved then, which keeps its id from becoming another's.
         self._refused: dict[tuple[tuple[Request, ...], bool, int], tuple[Refused, Held]] = {}
@@ -67,13 +66,13 @@ class Walk:
             if not self._headed:
                 self._headed = True
                 reserved = gangs.most(self._reserved(claim) for claim in ask.members)
-                self.shadow = cast_shadow(self._fleet, ask, self._running, now=self._now, held=reserved)
+                self.head_plan = plan_head(self._fleet, ask, self._running, now=self._now, held=reserved)
             return Decision(ask, answer)
         gangs.take(self._fleet, ask, answer)
-        self._queue.placed(ask)
+        self._queue.record_placement(ask)
         for claim, placed in zip(ask.members, answer, strict=True):
-            if self.shadow is not None:
-                self.shadow = self.shadow.after(placed.gpus, claim, now=self._now)
+            if self.head_plan is not None:
+                self.head_plan = self.head_plan.after_placement(placed.gpus, claim, now=self._now)
         return Decision(ask, answer)
 
     def undo(self, decision: Decision) -> None:
@@ -81,7 +80,7 @@ class Walk:
         assert not isinstance(decision.answer, Refused)
         found = {claim.id: placed for claim, placed in zip(decision.ask.members, decision.answer, strict=True)}
         gangs.give_back(self._fleet, decision.ask, found)
-        self._queue.returned(decision.ask)
+        self._queue.undo_placement(decision.ask)
         self._refused.clear()
 
     def _answer(self, ask: Ask) -> Answer:
@@ -101,26 +100,15 @@ class Walk:
 
     def _guard(self, ask: Ask) -> Held:
         """What the head needs, as far as any claim of the ask would be in its way."""
-        if self.shadow is None or self.shadow.ask == ask:
+        if self.head_plan is None or self.head_plan.ask == ask:
             return NOTHING
-        helds = (self.shadow.held_from(claim, now=self._now) for claim in ask.members)
+        helds = (self.head_plan.withheld_from(claim, now=self._now) for claim in ask.members)
         return max(helds, key=lambda held: sum(map(sum, held.values())), default=NOTHING)
 
     def _explained(self, ask: Ask, answer: Refused, reserved: Held) -> Refused:
         """Say so where it is only the guard that keeps it waiting."""
-        assert self.shadow is not None
-        return kept_for_earlier(self._fleet, ask, self.shadow, held=reserved) or answer
-
-
-def kept_for_earlier(fleet: Fleet, ask: Ask, shadow: Shadow, *, held: Held = NOTHING) -> Refused | None:
-    """Why the ask waits, where it would fit but for the guard; `held` is kept from it for other reasons."""
-    without = gangs.place_all(fleet, ask, held=held)
-    if isinstance(without, Refused):
-        return None
-    gpus = shadow.gpus & {gpu for placed in without for gpu in placed.gpus}
-    at = utc(shadow.start)
-    detail = f"Its room is kept for a claim ahead in the queue, which fits there at {at}; what ends before may pass"
-    return Refused((Reason("kept-for-earlier", len(gpus), detail),))
+        assert self.head_plan is not None
+        return explain_withheld(self._fleet, ask, self.head_plan, held=reserved) or answer
 
 
 def _shape(request: Request) -> Request:

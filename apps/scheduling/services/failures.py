@@ -47,7 +47,7 @@ def each(rows: Iterable[Row], act: Callable[[Row], int]) -> int:
     return done
 
 
-class Aside:
+class Backoff:
     """What has failed, by key, and until when it is left alone: each time twice as long. Times are of one clock."""
 
     # What has gone well for so many times its last pause begins anew.
@@ -57,7 +57,7 @@ class Aside:
         self._first, self._most = first_seconds, most_seconds
         self._pauses: dict[Hashable, tuple[float, float]] = {}
 
-    def add(self, key: Hashable, *, now: float) -> float:
+    def record_failure(self, key: Hashable, *, now: float) -> float:
         """It has failed; until when it is left alone."""
         until, pause = self._pauses.get(key, (0.0, 0.0))
         forgiven = now > until + self.FORGIVEN * pause
@@ -69,12 +69,12 @@ class Aside:
             del self._pauses[one]
         return now + pause
 
-    def holds(self, key: Hashable, *, now: float) -> bool:
+    def is_paused(self, key: Hashable, *, now: float) -> bool:
         """Whether it is still left alone."""
         return key in self._pauses and now < self._pauses[key][0]
 
 
-def set_aside(until: float) -> Refused:
+def set_aside_refusal(until: float) -> Refused:
     """As its owner is told."""
     detail = f"The scheduler failed over this request: it tries again at {utc(until)}, or when the claim changes"
     return Refused((Reason(SET_ASIDE, 0, f"{detail}. What went wrong is in the scheduler's log"),))

@@ -23,9 +23,9 @@ from apps.scheduling.core.placement import native
 from apps.scheduling.core.placement.backends import chosen
 from apps.scheduling.models import Round
 from apps.scheduling.services.cycles.notices import Session
-from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
-from apps.scheduling.services.failures import SESSION_LOST, Aside
+from apps.scheduling.services.failures import SESSION_LOST, Backoff
 from gpucloud import counters
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Every:
     def __init__(self, seconds: float, *, first: float = 0.0) -> None:
         self._seconds, self._next = seconds, time.monotonic() + first
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether it is time again."""
         now = time.monotonic()
         if now < self._next:
@@ -81,7 +81,7 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         logger.info("scheduler started; placement by %s", BACK_ENDS[chosen("auto")])
-        self.aside = Aside(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
+        self.backoff = Backoff(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         while not self.stopping:
             try:
                 self._serve()
@@ -90,7 +90,7 @@ class Command(BaseCommand):
                 time.sleep(1)
             except Exception:
                 # Of no pool alone: all is read anew on another session.
-                until = self.aside.add(None, now=time.monotonic())
+                until = self.backoff.record_failure(None, now=time.monotonic())
                 logger.exception("the scheduler failed and begins anew in %.0f s", until - time.monotonic())
                 while time.monotonic() < until and not self.stopping:
                     time.sleep(NOTICE_SECONDS)
@@ -101,90 +101,90 @@ class Command(BaseCommand):
         self.stopping = True
 
     def _serve(self) -> None:
-        self.session, self.pictures, self.unfinished = Session(), dict[int, Picture](), False
+        self.session, self.caches, self.unfinished = Session(), dict[int, PoolCache](), False
         lead, silence, compare = (
             Every(LEAD_SECONDS),
             Every(SILENCE_SECONDS),
             Every(COMPARE_SECONDS, first=COMPARE_SECONDS),
         )
         while not self.stopping:
-            if lead.due():
+            if lead.is_due():
                 self._lead()
-            if silence.due():
-                for key, picture in list(self.pictures.items()):
-                    with self._alone(key):
-                        picture.listen_for_silence()
-            if compare.due():
+            if silence.is_due():
+                for key, cache in list(self.caches.items()):
+                    with self._isolated(key):
+                        cache.refresh_silent_nodes()
+            if compare.is_due():
                 self._compare()
             behind, self.unfinished = self.unfinished, False
-            heard, now = self._hear(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
-            if behind or heard or any(picture.somebody_is_due(now=now) for picture in self.pictures.values()):
-                self._rounds(list(self.pictures), in_full=False)
+            received, now = self._receive(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
+            if behind or received or any(cache.has_due_claims(now=now) for cache in self.caches.values()):
+                self._rounds(list(self.caches), in_full=False)
 
-    def _hear(self, *, seconds: float = 0) -> bool:
-        notices = self.session.heard(seconds=seconds)
+    def _receive(self, *, seconds: float = 0) -> bool:
+        notices = self.session.receive(seconds=seconds)
         if notices:
-            for key, picture in list(self.pictures.items()):
-                with self._alone(key):
-                    picture.apply(notices)
+            for key, cache in list(self.caches.items()):
+                with self._isolated(key):
+                    cache.apply(notices)
         return bool(notices)
 
     def _lead(self) -> None:
-        """Lead what nobody leads; start with a picture of it, and with what has waited there."""
+        """Lead what nobody leads; start with a cache of it, and with what has waited there."""
         pools = {pool.pk: pool for pool in Pool.objects.order_by("pk")}
-        for key in self.pictures.keys() - pools.keys():
-            del self.pictures[key]
+        for key in self.caches.keys() - pools.keys():
+            del self.caches[key]
         led = []
         for key, pool in pools.items():
-            if key in self.pictures or self.aside.holds(key, now=time.monotonic()) or not self.session.leads(pool):
+            if key in self.caches or self.backoff.is_paused(key, now=time.monotonic()) or not self.session.leads(pool):
                 continue
-            with self._alone(key, pool):
-                self.pictures[key] = Picture(pool)
+            with self._isolated(key, pool):
+                self.caches[key] = PoolCache(pool)
                 logger.info("leading pool %s", pool.name)
                 led.append(key)
         self._rounds(led, in_full=True)
 
     @contextmanager
-    def _alone(self, key: int, pool: Pool | None = None) -> Iterator[None]:
+    def _isolated(self, key: int, pool: Pool | None = None) -> Iterator[None]:
         """What raises within, but for a lost session, sets this pool aside; another scheduler may lead it meanwhile."""
         try:
             yield
         except SESSION_LOST:
             raise
         except Exception:
-            picture = self.pictures.pop(key, None)
+            cache = self.caches.pop(key, None)
             now = time.monotonic()
-            until = self.aside.add(key, now=now)
-            pool = picture.pool if picture is not None else pool
+            until = self.backoff.record_failure(key, now=now)
+            pool = cache.pool if cache is not None else pool
             logger.exception("pool %s failed: it is set aside for %.0f s", pool, until - now)
             if pool is not None:
                 counters.POOLS_SET_ASIDE.add(pool.name)
                 self.session.leave(pool)
 
     def _compare(self) -> None:
-        for key, picture in list(self.pictures.items()):
-            self._hear()
-            with self._alone(key):
+        for key, cache in list(self.caches.items()):
+            self._receive()
+            with self._isolated(key):
                 # Only silence sends no notice: on a busy machine a node falls silent between two looks for it.
-                picture.listen_for_silence()
-                differed = picture.compare()
+                cache.refresh_silent_nodes()
+                differed = cache.compare()
                 # Where notices come now, they may be what the comparison has found: a change can be read before the
                 # listening session has been told of it, on a busy machine long before.
-                if differed and not self._hear(seconds=LATE_NOTICE_SECONDS):
-                    logger.warning("pool %s: %s rows were not as they were kept", picture.pool.name, differed)
-                picture.forget_refusals()
-        self._rounds(list(self.pictures), in_full=True)
+                if differed and not self._receive(seconds=LATE_NOTICE_SECONDS):
+                    logger.warning("pool %s: %s rows were not as they were kept", cache.pool.name, differed)
+                cache.forget_refusals()
+        self._rounds(list(self.caches), in_full=True)
 
-    def _rounds(self, pictures: Iterable[int], *, in_full: bool) -> None:
+    def _rounds(self, caches: Iterable[int], *, in_full: bool) -> None:
         """Each pool in turn, a round at a time, until nothing more is to be done.
 
         Where notices never cease that is never: then `unfinished` says so after a while, and the rest has its turn.
         """
-        there = [key for key in pictures if key in self.pictures]
+        there = [key for key in caches if key in self.caches]
         going, since = {key: self._begin(key, in_full=in_full) for key in there}, time.monotonic()
         while going and not self.stopping:
             for key, steps in list(going.items()):
-                with self._alone(key):
+                with self._isolated(key):
                     record = next(steps, OVER)
                     if record is not OVER:
                         _log(record)
@@ -192,14 +192,14 @@ class Command(BaseCommand):
                 del going[key]
             # What happened meanwhile counts for the rest of the queue, and may be another pool's. Begun anew, as rounds
             # that were about to end would not look again.
-            if self._hear():
+            if self._receive():
                 if time.monotonic() - since >= LEAD_SECONDS:
                     self.unfinished = True
                     return
-                going = {key: self._begin(key, in_full=False) for key in self.pictures}
+                going = {key: self._begin(key, in_full=False) for key in self.caches}
 
     def _begin(self, key: int, *, in_full: bool) -> Iterator[Round | None]:
-        return rounds(self.pictures[key], fence=self.session.fence, in_full=in_full)
+        return rounds(self.caches[key], fence=self.session.fence, in_full=in_full)
 
 
 def _log(done: Round | None) -> None:

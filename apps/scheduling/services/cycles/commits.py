@@ -31,7 +31,7 @@ from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.charging.reservation_charges import ReservationFull
 from apps.scheduling.services.claims.lifecycle import limits, raise_frames
-from apps.scheduling.services.cycles.records import told
+from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.failures import SESSION_LOST
 from apps.scheduling.services.fleet.reserved import Guard
 
@@ -64,7 +64,7 @@ class Outcome:
     failed: list[tuple[tuple[Pick, ...], Exception]] = field(default_factory=list)
 
 
-class _Again(Exception):
+class _Retry(Exception):
     """Something was charged for what then found no room: all of it is taken back, and the rest tried without it."""
 
 
@@ -100,7 +100,7 @@ def _batches(picks: Iterable[Pick]) -> Iterable[list[Pick]]:
 def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) -> None:
     """Write what holds. Where that raises, find by halves over which claims it does: the others are written."""
     try:
-        batch = _written(picks, fence)
+        batch = _write(picks, fence)
     except SESSION_LOST:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it is these claims' own and must not hold up the others
@@ -116,10 +116,10 @@ def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) 
     outcome.lost += batch.lost
 
 
-def _written(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Batch":
+def _write(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Transaction":
     dropped: list[Pick] = []
     while True:
-        batch = _Batch(picks)
+        batch = _Transaction(picks)
         try:
             with transaction.atomic():
                 fence()
@@ -128,7 +128,7 @@ def _written(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Batch":
             # Of a group, for which it is all or nothing.
             batch.placed, batch.lost = [], []
             batch.refused = [(pick, refusal(error)) for pick in picks]
-        except _Again:
+        except _Retry:
             dropped += batch.lost
             picks = [pick for pick in picks if pick not in batch.lost]
             continue
@@ -141,7 +141,7 @@ def refusal(error: QuotaExceeded | BudgetExceeded | ReservationFull) -> Refused:
     return Refused((Reason(error.code, 0, error.detail),))
 
 
-class _Batch:
+class _Transaction:
     """One transaction's picks. Locks in the order of all: claims, quotas, GPUs, nodes."""
 
     def __init__(self, picks: Sequence[Pick]) -> None:
@@ -153,7 +153,7 @@ class _Batch:
     def write(self) -> None:
         """Everything that still holds; of a group all or nothing.
 
-        Raises QuotaExceeded or ReservationFull of a group, and _Again.
+        Raises QuotaExceeded or ReservationFull of a group, and _Retry.
         """
         charged, candidates = self._charge(self._within_budget(self._unchanged(self._picks)))
         self._choose(candidates)
@@ -161,7 +161,7 @@ class _Batch:
             self._drop_group()
             return
         if any(pick.claim.pk in charged for pick in self.lost):
-            raise _Again
+            raise _Retry
         if not self.placed:
             transaction.set_rollback(bool(charged))
             return
@@ -294,28 +294,28 @@ def _write_assignments(picks: Iterable[Pick]) -> None:
 def _write_claims(picks: Sequence[Pick]) -> None:
     now = timezone.now()
     Claim.objects.filter(pk__in=[pick.claim.pk for pick in picks]).update(
-        assigned_at=now, **_moved(ClaimState.ASSIGNED, reasons=[])
+        assigned_at=now, **_state_change(ClaimState.ASSIGNED, reasons=[])
     )
 
 
-def _moved(state: str, *, reasons: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _state_change(state: str, *, reasons: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """As `states.move` has it, for many claims in one statement."""
     now = timezone.now()
     return {
         "state": state,
         "reasons": reasons,
-        "timeline": _later(state, now.isoformat()),
+        "timeline": _append_to_timeline(state, now.isoformat()),
         "version": F("version") + 1,
         "updated_at": now,
     }
 
 
-def _later(state: str, at: str) -> Func:
+def _append_to_timeline(state: str, at: str) -> Func:
     return Func(F("timeline"), Value([[state, at]], output_field=TIMELINE), function="array_cat")
 
 
 @transaction.atomic
-def tell(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], None]) -> list[Claim]:
+def write_refusals(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], None]) -> list[Claim]:
     """Write to claims, by key, why they go on waiting; the claims to which that was news.
 
     Claims that have changed since they were read are passed over. The claims given are brought up to date. `fence`
@@ -330,12 +330,12 @@ def tell(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], N
         if claim.version == version:
             alike[why, claim.state == ClaimState.PENDING].append(claim)
     for (why, pending), claims in alike.items():
-        values = _moved(ClaimState.QUEUED, reasons=told(why))
+        values = _state_change(ClaimState.QUEUED, reasons=reasons_as_json(why))
         if not pending:
             del values["timeline"]
         Claim.objects.filter(pk__in=[claim.pk for claim in claims]).update(**values)
         for claim in claims:
-            claim.state, claim.reasons, claim.version = ClaimState.QUEUED, told(why), claim.version + 1
+            claim.state, claim.reasons, claim.version = ClaimState.QUEUED, reasons_as_json(why), claim.version + 1
             claim.updated_at = values["updated_at"]
     changed = [claim for claims in alike.values() for claim in claims]
     if changed:

@@ -58,7 +58,7 @@ class Session:
             self.fence()
             cursor.execute("SELECT pg_advisory_unlock(%s)", [_lock_of(pool)])
 
-    def heard(self, *, seconds: float = 0) -> Notices:
+    def receive(self, *, seconds: float = 0) -> Notices:
         """What has changed since it was asked last; waits so long for the first notice."""
         self.fence()
         found = list(self._link.notifies(timeout=seconds, stop_after=1))

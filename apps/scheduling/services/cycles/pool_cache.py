@@ -17,9 +17,9 @@ from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.scheduling.core.backfill import BlockedHead
 from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.front import Front
 from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
@@ -28,9 +28,9 @@ from apps.scheduling.services.charging.reservation_charges import ReservationFul
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.notices import Notices
-from apps.scheduling.services.cycles.records import Journal, plain
+from apps.scheduling.services.cycles.records import Journal, value_as_json
 from apps.scheduling.services.cycles.waiting_claims import Group, Kind, Waiting, asks, group_of, shape
-from apps.scheduling.services.failures import Aside, set_aside
+from apps.scheduling.services.failures import Backoff, set_aside_refusal
 from apps.scheduling.services.fleet.devices import Device, read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Terms, read_reserved
 
@@ -42,7 +42,7 @@ OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code, ReservationFull.code
 NONE: set[int] = set()
 
 
-class Picture:
+class PoolCache:
     """One pool in memory."""
 
     def __init__(self, pool: Pool) -> None:
@@ -71,8 +71,8 @@ class Picture:
         self._early: dict[int, float] = {}
         # Over these the core raised: what is said of them, and until when.
         self._failed: dict[Hashable, tuple[Refused, float]] = {}
-        self._pauses = Aside(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
-        self.front = Front(partial(ending, pool))
+        self._pauses = Backoff(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
+        self.blocked_head = BlockedHead(partial(ending, pool))
         self._spent: dict[int, Refused] = {}
         self.reserved = read_reserved(pool, now=timezone.now())
         self._keep_devices((), read_devices(pool))
@@ -100,9 +100,9 @@ class Picture:
         self._failed = {key: kept for key, kept in self._failed.items() if kept[1] > now}
         keys = set[int]()
         for kind, members in self._by_kind.items():
-            if self.refusal_of(kind) is None:
+            if self.find_refusal(kind) is None:
                 keys |= members
-        keys = keys - self.front.kept_out() | self._unanswered
+        keys = keys - self.blocked_head.held_back_keys() | self._unanswered
         for group, members in self._groups.items():
             if self._failed and self._as_group(members) in self._failed:
                 keys -= members
@@ -110,22 +110,22 @@ class Picture:
                 keys |= members
         return [self.waiting[key] for key in keys]
 
-    def look_at_reservations(self) -> None:
+    def refresh_reservations(self) -> None:
         """What is reserved now. Whether anything is decides which claims are alike."""
         before, self.reserved = self.reserved, read_reserved(self.pool, now=timezone.now())
         if bool(before.holds) != bool(self.reserved.holds):
             self.refresh_claims(set(self.waiting))
 
-    def held(self, claim: Claim) -> Mapping[str, Room]:
+    def withheld_from(self, claim: Claim) -> Mapping[str, Room]:
         """What of the fleet is kept from the claim, by GPU: (core, memory_mib)."""
-        return self.reserved.held(claim, lambda: (device.state for device in self.devices.values()))
+        return self.reserved.withheld_from(claim, lambda: (device.state for device in self.devices.values()))
 
-    def somebody_is_due(self, *, now: float) -> bool:
+    def has_due_claims(self, *, now: float) -> bool:
         """Whether a claim's time has come that no round knows of."""
         failed = (until for _, until in self._failed.values())
         return any(at <= now for at in (*self._early.values(), *failed))
 
-    def first_refused(self) -> Waiting | None:
+    def find_first_refused(self) -> Waiting | None:
         """The most urgent, then oldest, of the single claims for which there is no room."""
         no_room = self._no_room.keys() - self._failed.keys()
         kinds = [keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) in no_room]
@@ -136,7 +136,7 @@ class Picture:
 
     # Refusals
 
-    def refusal_of(self, kind: Kind) -> Refused | None:
+    def find_refusal(self, kind: Kind) -> Refused | None:
         """What was refused before, and nothing was freed since that could change it."""
         if (failed := self._failed.get((kind.request, kind.terms))) is not None:
             return failed[0]
@@ -146,7 +146,7 @@ class Picture:
             or (None if kind.charged else self._over_quota.get(kind))
         )
 
-    def remember(self, kind: Kind, why: Refused) -> None:
+    def remember_refusal(self, kind: Kind, why: Refused) -> None:
         """Refuse claims like this one until something that could change it was freed."""
         code = why.reasons[0].code
         if code == "budget-exceeded":
@@ -156,7 +156,7 @@ class Picture:
         else:
             self._no_room[kind.request, kind.terms] = why
 
-    def remember_group(self, group: Group, why: Refused) -> None:
+    def remember_group_refusal(self, group: Group, why: Refused) -> None:
         """Refuse the group until something was freed, or one of it comes or goes."""
         self._no_group[group] = why
 
@@ -172,14 +172,14 @@ class Picture:
             key = (members[0].kind.request, members[0].kind.terms)
             found = (keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) == key)
             alike = [self.waiting[one] for keys in found for one in keys]
-        until = self._pauses.add(key, now=now)
-        self._failed[key] = why, _ = set_aside(until), until
+        until = self._pauses.record_failure(key, now=now)
+        self._failed[key] = why, _ = set_aside_refusal(until), until
         return why, alike
 
     def _as_group(self, members: Iterable[int]) -> Hashable:
         return frozenset((key, self.waiting[key].request) for key in members)
 
-    def mend(self) -> None:
+    def repair_fleet(self) -> None:
         """The fleet may be half changed: another, of what is known beside it. `begin_record` has to follow."""
         states = [device.state for device in self.devices.values()]
         self.fleet = Fleet(states, self._machines.values(), policy=self.policy)
@@ -188,10 +188,10 @@ class Picture:
         """Ask everything again but what is over quota: that is asked when the quota says so."""
         self._no_room.clear()
         self._no_group.clear()
-        self.front.forget()
+        self.blocked_head.invalidate()
         self._spent.clear()
 
-    def answered(self, key: int) -> None:
+    def mark_answered(self, key: int) -> None:
         """A round has said how this claim stands."""
         self._unanswered.discard(key)
 
@@ -203,14 +203,14 @@ class Picture:
         for uuid in answer.gpus:
             self.devices[uuid] = self.devices[uuid].carrying(request)
 
-    def let_go(self, key: int, *, back: bool = False) -> None:
+    def remove_claim(self, key: int, *, requeued: bool = False) -> None:
         """The claim waits no longer, or is `back` in a moment as it is now."""
         self._unanswered.discard(key)
         self.best_effort.discard(key)
         self._early.pop(key, None)
         if waiting := self.waiting.pop(key, None):
-            self.front.left(key, str(waiting.claim.uid), back=back)
-            if self.front.head is None:
+            self.blocked_head.remove_claim(key, str(waiting.claim.uid), requeued=requeued)
+            if self.blocked_head.head is None:
                 # What was kept for it may be a group's now.
                 self._no_group.clear()
             if group := group_of(waiting.claim):
@@ -261,14 +261,14 @@ class Picture:
         """Read these claims again; those of other pools, and those that wait no longer, are let go."""
         before = {key: self.waiting[key] for key in keys & self.waiting.keys()}
         for key in keys:
-            self.let_go(key, back=True)
+            self.remove_claim(key, requeued=True)
         self._keep_claims(Q(pk__in=keys))
         for key, waiting in before.items():
             now = self.waiting.get(key)
             if now is None or now.request != waiting.request:
-                self.front.left(key, str(waiting.claim.uid))
+                self.blocked_head.remove_claim(key, str(waiting.claim.uid))
 
-    def listen_for_silence(self) -> int:
+    def refresh_silent_nodes(self) -> int:
         """Only silence sends no notice. Read nodes again that went silent or came back; how many GPUs differed.
 
         A node that comes back is told of; but its last sign of life may be by another machine's clock.
@@ -311,7 +311,7 @@ class Picture:
         self._uuids[device.pk] = uuid
         self._on_node[device.node_id].add(uuid)
         self.fleet.set_gpu(device.state)
-        self.journal.changed({"gpu": plain(device.state)})
+        self.journal.record_change({"gpu": value_as_json(device.state)})
         self._may_help(device.state)
 
     def _keep_node(self, node: NodeState) -> None:
@@ -319,7 +319,7 @@ class Picture:
             return
         self._machines[node.name] = node
         self.fleet.set_node(node)
-        self.journal.changed({"machine": plain(node)})
+        self.journal.record_change({"machine": value_as_json(node)})
         for key in [key for key in self._no_room if key[0].node_selector]:
             del self._no_room[key]
 
@@ -328,11 +328,11 @@ class Picture:
         del self.devices[uuid], self._uuids[device.pk]
         self._on_node[device.node_id].discard(uuid)
         self.fleet.remove_gpu(uuid)
-        self.journal.changed({"gone": uuid})
+        self.journal.record_change({"gone": uuid})
         self._may_help(replace(device.state, schedulable=False))
 
     def _may_help(self, gpu: GpuState) -> None:
-        self.front.changed(gpu)
+        self.blocked_head.record_change(gpu)
         self._no_group.clear()
         for key in [key for key in self._no_room if could_help(gpu, key[0])]:
             del self._no_room[key]
@@ -365,4 +365,4 @@ class Picture:
             if claim.pk > self._learned_to:
                 self._learned_to = claim.pk
                 self.fleet.learn(kind.request)
-                self.journal.learned(kind.request)
+                self.journal.record_arrival(kind.request)

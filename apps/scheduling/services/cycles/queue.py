@@ -17,7 +17,7 @@ from django.utils import timezone
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.core import estimates, gangs
-from apps.scheduling.core.backfill import Running, Shadow
+from apps.scheduling.core.backfill import HeadPlan, Running
 from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Freed, Standing
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import Held, both
@@ -40,7 +40,7 @@ LATELY = timedelta(hours=24)
 MOST_FREED = 500
 # A pool with more GPUs and waiting claims than this is not read for every question.
 LARGE = 1000
-KEPT_SECONDS = 20.0
+CACHE_SECONDS = 20.0
 # What keeps a claim waiting that no GPU can change, by the code of its reason.
 NOT_THE_FLEET = {
     "quota-exceeded": "It waits for room in its tenant's quota; nobody can say when that comes.",
@@ -67,7 +67,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Line:
+class QueueSnapshot:
     """A pool at one moment, as the core wants it."""
 
     now: float
@@ -88,7 +88,7 @@ class Line:
     order: list[Ask] = field(init=False)
     early: dict[str, Refused] = field(init=False)
     # Of each claim in line, which ask of the order it belongs to.
-    turns: dict[str, int] = field(init=False)
+    ask_numbers: dict[str, int] = field(init=False)
     # The core of each ask of the order.
     cores: list[int] = field(init=False)
 
@@ -100,8 +100,8 @@ class Line:
         object.__setattr__(self, "positions", {uid: place for place, uid in enumerate(ids, start=1)})
         object.__setattr__(self, "order", order)
         object.__setattr__(self, "early", early)
-        turns = {claim.id: number for number, ask in enumerate(order) for claim in ask.members}
-        object.__setattr__(self, "turns", turns)
+        numbers = {claim.id: number for number, ask in enumerate(order) for claim in ask.members}
+        object.__setattr__(self, "ask_numbers", numbers)
         object.__setattr__(self, "cores", [ask.amounts.core_percent for ask in order])
 
     def _fleet(self) -> Fleet:
@@ -128,19 +128,19 @@ class Line:
         """What is kept from the claim at that moment."""
         if at not in self._later:
             self._later[at] = self.reserved.at(datetime.fromtimestamp(at, UTC))
-        return self._later[at].held(self.claims[waiting.id], lambda: self.gpus)
+        return self._later[at].withheld_from(self.claims[waiting.id], lambda: self.gpus)
 
     def _reserved(self, waiting: Waiting) -> Held:
         return self._reserved_at(waiting, self.now)
 
     @cached_property
-    def shadow(self) -> Shadow | None:
+    def head_plan(self) -> HeadPlan | None:
         """What is kept for the head of the queue."""
         queue = self.standing.queue(self.order[:MOST_CLAIMS], now=self.now)
         walk = Walk(self._fleet(), queue, running=self.running, now=self.now, reserved=self._reserved)
         for _ in walk:
             pass
-        return walk.shadow
+        return walk.head_plan
 
     def estimate(self, uid: str) -> Estimate:
         """When the claim starts, as far as can be known."""
@@ -151,20 +151,20 @@ class Line:
             return estimates.from_time_limits(self.starts[uid], running=len(self.running), ahead=ahead, now=self.now)
         if uid in self.early:
             return estimates.unknown(f"{self.early[uid].reasons[0].detail}.")
-        turn = self.turns[uid]
+        number = self.ask_numbers[uid]
         return estimates.from_recent_rate(
-            self.order[turn], self.cores[:turn], self.freed, since=self.freed_since, now=self.now
+            self.order[number], self.cores[:number], self.freed, since=self.freed_since, now=self.now
         )
 
     def suggestions(self, claim: Waiting) -> tuple[Suggestion, ...]:
         """What else would fit now; of a gang no claim alone."""
         if claim.group is not None or claim.id in self.early:
             return ()
-        fleet, shadow, reserved = self._fleet(), self.shadow, self._reserved(claim)
-        if shadow is None or any(one.id == claim.id for one in shadow.ask.members):
+        fleet, plan, reserved = self._fleet(), self.head_plan, self._reserved(claim)
+        if plan is None or any(one.id == claim.id for one in plan.ask.members):
             return nearest_changes(fleet, claim.request, held=reserved)
-        held = both(reserved, shadow.held_from(claim, now=self.now))
-        seconds = int(shadow.start - self.now)
+        held = both(reserved, plan.withheld_from(claim, now=self.now))
+        seconds = int(plan.start - self.now)
         passing: tuple[Suggestion, ...] = ()
         kept_out = isinstance(fleet.place(claim.request, held=held), Refused)
         if kept_out and seconds > 0 and isinstance(fleet.place(claim.request, held=reserved), Placed):
@@ -173,25 +173,25 @@ class Line:
         return passing + nearest_changes(fleet, claim.request, held=held)
 
 
-_kept: dict[int, tuple[float, Line]] = {}
+_snapshots: dict[int, tuple[float, QueueSnapshot]] = {}
 
 
-def line(pool: Pool) -> Line:
+def get_snapshot(pool: Pool) -> QueueSnapshot:
     """The pool now, or, of a large one, as it was some seconds ago."""
-    made_at, kept = _kept.get(pool.pk, (0.0, None))
-    if kept is not None and time.monotonic() - made_at < KEPT_SECONDS:
+    made_at, kept = _snapshots.get(pool.pk, (0.0, None))
+    if kept is not None and time.monotonic() - made_at < CACHE_SECONDS:
         return kept
-    fresh = read(pool)
+    fresh = read_snapshot(pool)
     if len(fresh.gpus) + len(fresh.waiting) > LARGE:
-        _kept[pool.pk] = time.monotonic(), fresh
+        _snapshots[pool.pk] = time.monotonic(), fresh
     return fresh
 
 
-def place_of(claim: Claim) -> Place | None:
+def find_place(claim: Claim) -> Place | None:
     """Where the claim stands; None where it does not wait."""
     if not claim.waiting:
         return None
-    seen = line(claim.pool)
+    seen = get_snapshot(claim.pool)
     uid = str(claim.uid)
     length = len(seen.waiting)
     position = seen.positions.get(uid)
@@ -200,26 +200,26 @@ def place_of(claim: Claim) -> Place | None:
     estimate = _estimate(seen, claim)
     if any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
         return Place(position, length, estimate)
-    suggestions = seen.suggestions(waiting_of(claim))
+    suggestions = seen.suggestions(queue_entry(claim))
     # Another pool would let a claim wait for its own time, too.
     if claim.state == ClaimState.QUEUED and claim.group is None and uid not in seen.early:
         suggestions += pools_with_room(claim)
     return Place(position, length, estimate, suggestions)
 
 
-def in_line(seen: Line, principal: Principal, uids: Iterable[UUID] | None = None) -> list[str]:
+def list_visible(seen: QueueSnapshot, principal: Principal, uids: Iterable[UUID] | None = None) -> list[str]:
     """What the caller may see, next first, and after it what is not in line, oldest first; of `uids`, where given."""
     wanted = None if uids is None else {str(uid) for uid in uids}
 
-    def shown(uid: str) -> bool:
+    def is_shown(uid: str) -> bool:
         claim = seen.claims[uid]
         visible = principal.is_operator or claim.tenant_id in principal.roles
         return visible and (wanted is None or uid in wanted)
 
-    return [uid for uid in (*seen.positions, *seen.early) if shown(uid)]
+    return [uid for uid in (*seen.positions, *seen.early) if is_shown(uid)]
 
 
-def placed_in(seen: Line, uids: Sequence[str]) -> list[Claim]:
+def attach_places(seen: QueueSnapshot, uids: Sequence[str]) -> list[Claim]:
     """The claims, in this order, each with its `position` and `place`."""
     claims = [seen.claims[uid] for uid in uids]
     for claim in claims:
@@ -229,14 +229,14 @@ def placed_in(seen: Line, uids: Sequence[str]) -> list[Claim]:
     return claims
 
 
-def _estimate(seen: Line, claim: Claim) -> Estimate:
+def _estimate(seen: QueueSnapshot, claim: Claim) -> Estimate:
     codes = [reason["code"] for reason in claim.reasons]
     if words := next((NOT_THE_FLEET[code] for code in codes if code in NOT_THE_FLEET), None):
         return estimates.unknown(words)
     return seen.estimate(str(claim.uid))
 
 
-def waiting_of(claim: Claim) -> Waiting:
+def queue_entry(claim: Claim) -> Waiting:
     """The claim as the queue's decisions see it."""
     return Waiting(
         id=str(claim.uid),
@@ -252,23 +252,23 @@ def waiting_of(claim: Claim) -> Waiting:
     )
 
 
-def read(pool: Pool) -> Line:
+def read_snapshot(pool: Pool) -> QueueSnapshot:
     """The pool from the database."""
     now = timezone.now()
     rows = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "reservation").defer("timeline")
     claims = list(rows.order_by("pk"))
     gpus = tuple(read_fleet(pool))
     freed, since = _freed(pool, now)
-    return Line(
+    return QueueSnapshot(
         now=now.timestamp(),
         policy=pool.placement_policy,
         gpus=gpus,
         # Nodes are read only where somebody chooses between them.
         nodes=tuple(read_nodes(pool)) if any(claim.node_selector for claim in claims) else (),
         claims={str(claim.uid): claim for claim in claims},
-        waiting=tuple(waiting_of(claim) for claim in claims),
+        waiting=tuple(queue_entry(claim) for claim in claims),
         running=tuple(ending(pool, {gpu.uuid for gpu in gpus}, now.timestamp())),
-        standing=standing(pool, gpus, {claim.tenant.slug: claim.tenant.weight for claim in claims}),
+        standing=read_standing(pool, gpus, {claim.tenant.slug: claim.tenant.weight for claim in claims}),
         freed=freed,
         freed_since=since.timestamp(),
         reserved=read_reserved(pool, now=now),
@@ -281,7 +281,7 @@ def _aside(claim: Claim) -> Refused | None:
     return Refused(reasons) if reasons else None
 
 
-def standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:
+def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:
     """What the pool has, and what its tenants hold of it; the weights are those of the tenants that wait."""
     capacity = Amounts(100 * len(gpus), sum(gpu.memory_mib for gpu in gpus), len(gpus))
     live = Assignment.objects.filter(claim__pool=pool).exclude(state=AssignmentState.RELEASED)

@@ -1,4 +1,4 @@
-"""Whose turn it is in a round: the core's order (`core.queue`, `core.gangs`) over claims as a picture keeps them."""
+"""Whose turn it is in a round: the core's order (`core.queue`, `core.gangs`) over claims as a cache keeps them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,45 +9,47 @@ from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import PlacementPolicy
 from apps.scheduling.core import gangs
 from apps.scheduling.core.queue import Amounts, Ask, Queue
-from apps.scheduling.core.queue import Waiting as Waits
+from apps.scheduling.core.queue import Waiting as Entry
 from apps.scheduling.core.values import GpuState, Refused
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 from apps.scheduling.services.cycles.waiting_claims import Waiting
 
 
-class Turns:
+class QueueOrder:
     """Candidates of one round, in their turn, while shares move; the early ones beside them, with the reason."""
 
     def __init__(self, pool: Pool, candidates: Iterable[Waiting], gpus: Iterable[GpuState], *, now: float) -> None:
-        self._of = {str(waiting.claim.uid): waiting for waiting in candidates}
+        self._by_uid = {str(waiting.claim.uid): waiting for waiting in candidates}
         by_chance = pool.placement_policy == PlacementPolicy.RANDOM
-        asks, early = gangs.ready((waits(waiting, by_chance=by_chance) for waiting in self._of.values()), now=now)
-        self.early: list[tuple[Waiting, Refused]] = [(self._of[uid], why) for uid, why in early.items()]
+        asks, early = gangs.ready(
+            (queue_entry(waiting, by_chance=by_chance) for waiting in self._by_uid.values()), now=now
+        )
+        self.early: list[tuple[Waiting, Refused]] = [(self._by_uid[uid], why) for uid, why in early.items()]
         tenants = {ask.tenant for ask in asks}
         # One tenant's claims have one order, whatever it holds: most rounds are of one new claim.
         held, weights = (holdings(pool), _weights(tenants)) if len(tenants) > 1 else ({}, {})
         capacity = capacity_of(gpus) if len(tenants) > 1 else Amounts()
         long_before = None if pool.patience_seconds is None else now - pool.patience_seconds
         self._queue = Queue(asks, capacity=capacity, held=held, weights=weights, long_before=long_before)
-        self.next, self.placed = self._queue.next, self._queue.placed
+        self.next, self.record_placement = self._queue.next, self._queue.record_placement
 
     def members(self, ask: Ask) -> list[Waiting]:
         """The claims of the ask, in its order."""
-        return [self._of[claim.id] for claim in ask.members]
+        return [self._by_uid[claim.id] for claim in ask.members]
 
 
-def waits(waiting: Waiting, *, by_chance: bool = False) -> Waits:
+def queue_entry(waiting: Waiting, *, by_chance: bool = False) -> Entry:
     """The claim as the core's queue has it; a tenant is known by its key. Where chance places, each draws a number."""
     claim = waiting.claim
     request = replace(waiting.request, key=str(claim.uid)) if by_chance else waiting.request
-    return Waits(
+    return Entry(
         id=str(claim.uid),
         tenant=str(claim.tenant_id),
         request=request,
         since=claim.pk,
         priority=claim.priority,
         time_limit_seconds=claim.time_limit_seconds,
-        start_at=starts(claim),
+        start_at=start_time(claim),
         group=claim.group,
         group_size=claim.group_size or 1,
         waits_since=waits_since(claim),
@@ -59,7 +61,7 @@ def waits_since(claim: Claim) -> float:
     return max(claim.created_at, claim.start_at or claim.created_at).timestamp()
 
 
-def starts(claim: Claim) -> float | None:
+def start_time(claim: Claim) -> float | None:
     """Its start time in Unix seconds, where it has one."""
     return None if claim.start_at is None else claim.start_at.timestamp()
 

@@ -1,6 +1,6 @@
 """What a round is recorded by, and deciding it once more.
 
-A picture's fleet begins as a snapshot. All that then happens to it is a step: what changed, what was learned, what was
+A cache's fleet begins as a snapshot. All that then happens to it is a step: what changed, what was learned, what was
 asked and answered. Whoever takes the snapshot and the steps up to a round has the fleet as that round saw it.
 
     {"gpu": {…}}        a GPU is new, or is now so
@@ -36,7 +36,7 @@ Mix = list[tuple[Request, int]]
 MOST_ROUNDS, MOST_STEPS = 1000, 100_000
 
 
-def plain(value: Value) -> dict[str, Any]:
+def value_as_json(value: Value) -> dict[str, Any]:
     """As JSON has it, without what is as it usually is."""
     found = {item.name: (getattr(value, item.name), item.default) for item in fields(value)}
     return {name: now for name, (now, usual) in found.items() if usual is MISSING or now != usual}
@@ -70,9 +70,9 @@ class Journal:
         self._policy = policy
         self._size = len(fleet.gpus())
         self._state: dict[str, Any] | None = {
-            "gpus": [plain(gpu) for gpu in fleet.gpus()],
-            "nodes": [plain(node) for node in fleet.nodes()],
-            "mix": [[plain(request), count] for request, count in mix],
+            "gpus": [value_as_json(gpu) for gpu in fleet.gpus()],
+            "nodes": [value_as_json(node) for node in fleet.nodes()],
+            "mix": [[value_as_json(request), count] for request, count in mix],
         }
         self._base: FleetSnapshot | None = None
         self._rounds = self._written = 0
@@ -86,17 +86,17 @@ class Journal:
         """Whether it is time for another snapshot."""
         return self._rounds >= MOST_ROUNDS or self._written >= max(MOST_STEPS, self._size)
 
-    def changed(self, step: Step) -> None:
+    def record_change(self, step: Step) -> None:
         """Note what is new of a GPU or a node."""
         name = _name(step)
         self._changes.pop(name, None)
         self._changes[name] = step
 
-    def learned(self, request: Request) -> None:
+    def record_arrival(self, request: Request) -> None:
         """Note an arrival."""
-        self._learned.append({"learn": plain(request)})
+        self._learned.append({"learn": value_as_json(request)})
 
-    def asked(self, ask: Ask, answer: tuple[Placed, ...] | Refused, *, held: Held) -> list[Step]:
+    def record_decision(self, ask: Ask, answer: tuple[Placed, ...] | Refused, *, held: Held) -> list[Step]:
         """Note what was asked and answered; a step for each claim, in the ask's order.
 
         To a step may be added that something else came of it.
@@ -104,22 +104,22 @@ class Journal:
         self._flush()
         shared: Step = {"held": {gpu: list(amounts) for gpu, amounts in held.items()}} if held else {}
         steps: dict[str, Step] = {
-            claim.id: {"claim": claim.id, "request": plain(claim.request), **shared} for claim in ask.members
+            claim.id: {"claim": claim.id, "request": value_as_json(claim.request), **shared} for claim in ask.members
         }
         if isinstance(answer, Refused):
             if len(steps) > 1:
-                shared["gang"] = [plain(claim.request) for claim in ask.members]
+                shared["gang"] = [value_as_json(claim.request) for claim in ask.members]
                 shared["group"] = ask.members[0].group
             for step in steps.values():
-                step.update(shared | said(answer))
+                step.update(shared | answer_as_json(answer))
         else:
             for claim, placed in zip(ask.members, answer, strict=True):
-                steps[claim.id].update(said(placed))
+                steps[claim.id].update(answer_as_json(placed))
         # A gang's claims were tried in another order than the one in which they came.
         self._steps += [steps[claim.id] for claim in placing_order(ask)]
         return [steps[claim.id] for claim in ask.members]
 
-    def nothing_came_of_it(self) -> None:
+    def discard_refusals(self) -> None:
         """No round is recorded: refusals have changed nothing and are dropped, the rest waits for the next record."""
         steps = [step for step in self._steps if "reasons" not in step]
         if any("claim" in step for step in steps):
@@ -128,7 +128,7 @@ class Journal:
         later, self._changes, self._steps = self._changes, {}, []
         self._learned = [step for step in steps if "learn" in step] + self._learned
         for step in [*(step for step in steps if "learn" not in step), *later.values()]:
-            self.changed(step)
+            self.record_change(step)
 
     @transaction.atomic
     def write(self, *, pool: Pool, **facts: Any) -> Round:
@@ -154,13 +154,13 @@ def _name(step: Step) -> str:
     return str(step["gone"] if "gone" in step else step["gpu"]["uuid"])
 
 
-def said(answer: Placed | Refused) -> Step:
+def answer_as_json(answer: Placed | Refused) -> Step:
     """An answer as it is recorded and shown."""
     if isinstance(answer, Placed):
         return {"gpus": list(answer.gpus)} | ({"node": answer.node} if answer.node else {})
-    return {"reasons": told(answer)}
+    return {"reasons": reasons_as_json(answer)}
 
 
-def told(why: Refused) -> list[dict[str, Any]]:
+def reasons_as_json(why: Refused) -> list[dict[str, Any]]:
     """As a claim shows it."""
     return [asdict(reason) for reason in why.reasons]

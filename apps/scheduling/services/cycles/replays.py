@@ -12,7 +12,7 @@ from apps.scheduling.core.gangs import place_all
 from apps.scheduling.core.queue import Ask, Waiting
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.models import FleetSnapshot, Round
-from apps.scheduling.services.cycles.records import Mix, Step, gpu_of, node_of, request_of, said
+from apps.scheduling.services.cycles.records import Mix, Step, answer_as_json, gpu_of, node_of, request_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def apply(fleet: Fleet, step: Step) -> None:
 def _asked_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
     for step in steps:
         if "claim" in step:
-            yield Compared(step["claim"], _then(step), said(_answer(fleet, step)))
+            yield Compared(step["claim"], _then(step), answer_as_json(_answer(fleet, step)))
         apply(fleet, step)
 
 
@@ -101,7 +101,7 @@ def _asked_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
         answer: Placed | Refused = fleet.place(request, held=_held(step))
         if isinstance(answer, Placed):
             fleet.take(answer.gpus, request, node=answer.node)
-        yield Compared(step["claim"], _then(step), said(answer))
+        yield Compared(step["claim"], _then(step), answer_as_json(answer))
 
 
 def _held(step: Step) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Waiting claims as a picture keeps them: what each asks, and which of them are alike."""
+"""Waiting claims as a cache keeps them: what each asks, and which of them are alike."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple

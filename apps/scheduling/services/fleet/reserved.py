@@ -140,7 +140,7 @@ class Reserved:
             return None
         return claim.reservation_id, borrows(claim, self.pool), claim.time_limit_seconds
 
-    def held(self, claim: Claim, gpus: Callable[[], Iterable[GpuState]]) -> Mapping[str, Room]:
+    def withheld_from(self, claim: Claim, gpus: Callable[[], Iterable[GpuState]]) -> Mapping[str, Room]:
         """(core, memory_mib) by GPU uuid that this claim may not count on, of what is free on `gpus` now."""
         held: Mapping[str, Room] = {}
         if claim.reservation is not None:
@@ -148,7 +148,7 @@ class Reserved:
         elif self.holds:
             end = until(claim, self.pool, self.now)
             if end not in self._until:
-                self._until[end] = calendar.held(self.holds, microseconds(self.now), end)
+                self._until[end] = calendar.withheld(self.holds, microseconds(self.now), end)
             held = self._until[end]
         for uid, rooms in self.nominated.items():
             if uid != str(claim.uid):
@@ -164,7 +164,7 @@ class Reserved:
         times = {at for hold in self.holds if hold.kind == calendar.RESERVATION for at in (hold.begin_us, hold.end_us)}
         return sorted(at / 1_000_000 for at in times)
 
-    def took(self, claim: Claim, gpus: Iterable[str]) -> None:
+    def record_placement(self, claim: Claim, gpus: Iterable[str]) -> None:
         """The claim is on these GPUs from now on, for who is asked after it."""
         touched = {hold.gpu for hold in self.holds}.intersection(gpus) if self.holds else set[str]()
         if not touched:
@@ -174,7 +174,7 @@ class Reserved:
         for end, room in self._until.items():
             left = {uuid: held for uuid, held in room.items() if uuid not in touched}
             # Another mapping: the round's record has the one before.
-            self._until[end] = left | calendar.held(there, microseconds(self.now), end)
+            self._until[end] = left | calendar.withheld(there, microseconds(self.now), end)
 
     def _outside(self, reservation: Reservation, gpus: list[GpuState]) -> dict[str, Room]:
         """All but what the reservation has left: a claim in it runs nowhere else."""
@@ -239,7 +239,7 @@ class Guard:
         self._holds += new
         return True
 
-    def promised(self, claim: Claim) -> list[str]:
+    def find_conflicts(self, claim: Claim) -> list[str]:
         """The GPUs on which the claim, as it is written now, is in the way of what is reserved."""
         if self._holds is None:
             return []

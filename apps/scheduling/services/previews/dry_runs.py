@@ -14,7 +14,7 @@ from apps.scheduling.core.values import Placed, Refused
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.lifecycle import request_of
-from apps.scheduling.services.cycles.queue import waiting_of
+from apps.scheduling.services.cycles.queue import queue_entry
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import read_reserved
 from apps.scheduling.services.reclaiming.reclaim import would_reclaim
@@ -34,7 +34,7 @@ def rehearse(
         transaction.set_rollback(True)
     if claim.waiting:
         pool, gpus = claim.pool, read_fleet(claim.pool)
-        held = read_reserved(pool, now=timezone.now()).held(claim, lambda: gpus)
+        held = read_reserved(pool, now=timezone.now()).withheld_from(claim, lambda: gpus)
         fleet = Fleet(gpus, read_nodes(pool), policy=pool.placement_policy)
         answer = _not_yet(claim) or fleet.place(request_of(claim), held=held)
         shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
@@ -51,5 +51,5 @@ def _not_yet(claim: Claim) -> Refused | None:
     if claim.group is not None:
         others = Claim.objects.filter(tenant=claim.tenant_id, group=claim.group, state__in=WAITING)
     waiting = {other.uid: other for other in [*others.filter(pool=claim.pool_id).select_related("tenant"), claim]}
-    _, early = gangs.ready(map(waiting_of, waiting.values()), now=timezone.now().timestamp())
+    _, early = gangs.ready(map(queue_entry, waiting.values()), now=timezone.now().timestamp())
     return early.get(str(claim.uid))

@@ -25,7 +25,7 @@ from apps.scheduling.services.accounting.sums import Kept as KeptSums
 from apps.scheduling.services.accounting.sums import Sums
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims.lifecycle import request_of
-from apps.scheduling.services.cycles.queue import waiting_of
+from apps.scheduling.services.cycles.queue import queue_entry
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 from gpucloud.errors import GpucloudError
@@ -116,7 +116,7 @@ class _Line:
         for pk in pools:
             of_pool = [there.get(str(claim.uid), claim) for claim in special if claim.pool_id == pk]
             by_uid = {str(claim.uid): claim for claim in of_pool}
-            asks, early = gangs.ready(map(waiting_of, of_pool), now=now.timestamp())
+            asks, early = gangs.ready(map(queue_entry, of_pool), now=now.timestamp())
             self.early |= {uid: [asdict(reason) for reason in why.reasons] for uid, why in early.items()}
             for ask in asks:
                 members = [by_uid[claim.id] for claim in gangs.placing_order(ask)]
@@ -165,7 +165,7 @@ class _Outlook:
     def _start(self, claim: Claim) -> Reasons:
         """As a round does it: what does not fit is not charged."""
         fleet, reserved = self.fleets[claim.pool_id], self.reserved[claim.pool_id]
-        held = reserved.held(claim, fleet.values)
+        held = reserved.withheld_from(claim, fleet.values)
         answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id], held=held)
         if not isinstance(answer, Placed):
             return [asdict(reason) for reason in answer.reasons]
@@ -174,7 +174,7 @@ class _Outlook:
                 self.sums.charge(claim)
             except QuotaExceeded as error:
                 return [_reason(error)]
-        reserved.took(claim, answer.gpus)
+        reserved.record_placement(claim, answer.gpus)
         self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
         return []
 

@@ -67,7 +67,7 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Looked
     fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
     head = list(waiting.order_by("-priority", "pk")[:MOST_WAITING])
     now = timezone.now()
-    held = calendar.held(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
+    held = calendar.withheld(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
     plans = [(claim, make_room(fleet, sitting, request_of(claim), bounds, held=held)) for claim in head]
     found = [Proposed(claim, plan, claims) for claim, plan in plans if plan]
     if plan := free_gpus(fleet, sitting, bounds, held=held):

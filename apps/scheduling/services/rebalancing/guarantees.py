@@ -196,7 +196,7 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
             borrowed_core=claim.core_request,
             generation=claim.generation,
         )
-    if Guard([gpu.pk for gpu in gpus], now=timezone.now()).promised(claim):
+    if Guard([gpu.pk for gpu in gpus], now=timezone.now()).find_conflicts(claim):
         raise _Changed
     claim.borrowed_core = claim.core_request
     states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
@@ -233,7 +233,7 @@ def _own(seen: Claim) -> None:
             raise _Changed
         assignment.change(held_core=core, borrowed_core=0, generation=assignment.generation + 1)
     # After the GPUs are locked: a booking that came before is seen now, and a later one sees this.
-    if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).promised(claim):
+    if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).find_conflicts(claim):
         raise _Changed
     # Nor what others were preempted for: it would be freed for one and given to another.
     kept = Claim.objects.filter(state__in=WAITING, nominated_gpus__overlap=[row.gpu.uuid for row in assignments])

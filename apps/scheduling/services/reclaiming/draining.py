@@ -158,7 +158,7 @@ def _moves(node: Node, claims: list[Claim], now: datetime) -> list[dict[str, Any
     where, told = {state.uuid: state.node for state in gpus}, list[dict[str, Any]]()
     for claim in claims:
         request = request_of(claim)
-        answer = fleet.place(request, held=reserved.held(claim, lambda: gpus))
+        answer = fleet.place(request, held=reserved.withheld_from(claim, lambda: gpus))
         if isinstance(answer, Placed):
             fleet.take(answer.gpus, request)
             told.append({**_named(claim), "to": where[answer.gpus[0]], "reasons": []})

@@ -158,7 +158,7 @@ class _View:
         if not (bounds.own_by_priority or bounds.from_others):
             return None
         wanting = Wanting(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
-        self.scene.held = self.reserved.held(claim, self.scene.fleet.gpus)
+        self.scene.held = self.reserved.withheld_from(claim, self.scene.fleet.gpus)
         if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
         victims = tuple(member for item in found.claims for member in self.members[item.claim])
