@@ -24,7 +24,7 @@ from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.guarantees import own_what_is_free
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, close_of_released, end_loans, rebalance
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_lending, expire_proposals, rebalance
 from apps.scheduling.services.reclaiming import draining, preemption
 from apps.scheduling.services.reservations.clock import drive
 
@@ -103,8 +103,8 @@ PROPOSALS_KEPT = timedelta(days=30)
 @shared_task
 def rebalance_pools() -> int:
     """One run of every pool that wants it, each a task of its own; returns how many."""
-    close_of_released()
-    end_loans()
+    expire_proposals()
+    end_lending()
     own_what_is_free()
     pools = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).values_list("pk", flat=True)
     for pool_id in pools:

@@ -32,7 +32,7 @@ MOST_LOOKS_PER_SECOND = 100
 Message = Any
 
 
-class WaitingDoor:
+class WaitForClaim:
     """Wraps the HTTP application."""
 
     def __init__(self, application: ASGI3Application) -> None:

@@ -67,7 +67,7 @@ async def keep_watching(groups: Sequence[str]) -> None:
         await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def watched() -> Watched:
+async def read_watched() -> Watched:
     """The groups that somebody watches, and in which processes; at most a second old."""
     known = _known.setdefault(asyncio.get_running_loop(), _Known())
     now = time.monotonic()
@@ -87,7 +87,7 @@ async def show(batch: Sequence[Measured]) -> None:
     bus = hints.bus()
     try:
         async with asyncio.timeout(hints.ANSWER_SECONDS):
-            groups = await watched()
+            groups = await read_watched()
             elsewhere: list[tuple[str, hints.Message]] = []
             for group, message in _messages(batch, groups.keys()) if groups else ():
                 if groups[group] == {bus.name}:

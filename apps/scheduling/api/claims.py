@@ -100,16 +100,16 @@ class ClaimView(ApiView):
         """The claim to be changed; what an answer shows of its assignments is read after the change."""
         return get_object_or_404(Claim.objects.visible_to(self.principal).select_related("tenant"), uid=uid)
 
-    def shown(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
+    def respond(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
         """The claim as it was read, or has just been made or changed."""
         set_prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(kind.document(claim), status=status, headers=headers)
 
-    def rehearsed(self, act: Callable[[], Claim], *, new: bool = False) -> Response:
+    def respond_preview(self, act: Callable[[], Claim], *, new: bool = False) -> Response:
         """What would happen."""
         asks_anew = self.principal if new else None
-        return Response(rehearse(act, lambda claim: dict(self.shown(claim).data), asks_anew=asks_anew))
+        return Response(rehearse(act, lambda claim: dict(self.respond(claim).data), asks_anew=asks_anew))
 
 
 def dry_run(request: Request) -> bool:
@@ -141,7 +141,7 @@ class ClaimList(ClaimView, ListMixin):
         def act() -> Claim:
             return create_claim(principal=self.principal, **values)
 
-        return self.rehearsed(act, new=True) if dry_run(request) else self.shown(act(), status=201)
+        return self.respond_preview(act, new=True) if dry_run(request) else self.respond(act(), status=201)
 
 
 def default_pool() -> Pool:
@@ -166,7 +166,7 @@ class ClaimDetail(ClaimView):
         # A wait reads the claim every second, and answers as the change did that it belongs to.
         waited_for = getattr(request, "scope", {}).get(WAITED_FOR)
         kind = serializers.ClaimSerializer if waited_for else ClaimDocumentSerializer
-        return self.shown(self.find(uid), kind=kind)
+        return self.respond(self.find(uid), kind=kind)
 
     @extend_schema(parameters=[WAIT, DRY_RUN], responses={200: serializers.ClaimSerializer})
     def patch(self, request: Request, uid: str) -> Response:
@@ -178,13 +178,13 @@ class ClaimDetail(ClaimView):
         def act() -> Claim:
             return resize_claim(principal=self.principal, claim=claim, versions=versions, **values)
 
-        return self.rehearsed(act) if dry_run(request) else self.shown(act())
+        return self.respond_preview(act) if dry_run(request) else self.respond(act())
 
     @extend_schema(parameters=[WAIT], responses={202: serializers.ClaimSerializer, 200: serializers.ClaimSerializer})
     def delete(self, request: Request, uid: str) -> Response:
         """Give it back. 202 while its processes end, 200 once it is released; may be repeated."""
         claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
-        return self.shown(claim, status=200 if claim.state == "released" else 202)
+        return self.respond(claim, status=200 if claim.state == "released" else 202)
 
 
 class ClaimRelease(ClaimView):
@@ -202,7 +202,7 @@ class ClaimRelease(ClaimView):
         """Give the claim back. 202 while its processes end, 200 once it is released; may be repeated."""
         self.without_body(request)
         claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
-        return self.shown(claim, status=200 if claim.state == "released" else 202)
+        return self.respond(claim, status=200 if claim.state == "released" else 202)
 
 
 class ClaimRenew(ClaimView):
@@ -214,7 +214,7 @@ class ClaimRenew(ClaimView):
         """Say that the claim's holder lives: its lease runs anew from now."""
         self.without_body(request)
         versions = etags.if_match(request)
-        return self.shown(renew_claim(principal=self.principal, claim=self.named(uid), versions=versions))
+        return self.respond(renew_claim(principal=self.principal, claim=self.named(uid), versions=versions))
 
 
 class ClaimEnv(ClaimView):

@@ -72,7 +72,7 @@ class ProposalView(ApiView):
         """Visible to the caller."""
         return Proposal.objects.visible_to(self.principal).select_related("pool", "claim__tenant")
 
-    def shown(self, proposal: Proposal) -> Response:
+    def respond(self, proposal: Proposal) -> Response:
         """The proposal as it is now."""
         headers = {"ETag": etags.etag(proposal.version), "Location": f"/api/v1/proposals/{proposal.uid}/"}
         return Response(ProposalSerializer(proposal).data, headers=headers)
@@ -105,7 +105,7 @@ class ProposalAccept(ProposalView):
         """Carry it out now, as a PATCH of the claim would (members, operators)."""
         self.without_body(request)
         versions = etags.if_match(request)
-        return self.shown(proposals.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
+        return self.respond(proposals.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
 
 
 class DismissalSerializer(Strict):
@@ -124,7 +124,7 @@ class ProposalDismiss(ProposalView):
     def post(self, request: Request, uid: str) -> Response:
         """Leave the claim as it is, for the cool-down at least (members, operators)."""
         proposal, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
-        return self.shown(proposals.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
+        return self.respond(proposals.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
 
 
 class RunSerializer(Strict):

@@ -68,16 +68,16 @@ CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
 )
 
 
-def shown_quota(row: Any) -> dict[str, Any]:
+def quota_document(row: Any) -> dict[str, Any]:
     """The quota that was changed, or that a request is for; null where it is gone."""
     if isinstance(row, QuotaRequest):
         row = ResourceQuota.objects.get(tenant=row.tenant, pool=row.pool, resource=row.resource)
     return {"quota": row and QuotaSerializer(row).data}
 
 
-def previewed(act: Callable[[], Any], tenant: Tenant) -> Response:
+def respond_preview(act: Callable[[], Any], tenant: Tenant) -> Response:
     """What would happen."""
-    return Response(preview(act, tenant=tenant, show=shown_quota))
+    return Response(preview(act, tenant=tenant, show=quota_document))
 
 
 class QuotaList(routes.QuotaList):
@@ -94,7 +94,7 @@ class QuotaList(routes.QuotaList):
         def act() -> Any:
             return quotas.create_quota(principal=self.principal, **values)
 
-        return previewed(act, values["tenant"]) if dry_run(request) else self.answer(act(), status=201)
+        return respond_preview(act, values["tenant"]) if dry_run(request) else self.answer(act(), status=201)
 
 
 class QuotaDetail(routes.QuotaDetail):
@@ -113,7 +113,7 @@ class QuotaDetail(routes.QuotaDetail):
         def act() -> Any:
             return quotas.change_quota(principal=self.principal, quota=quota, versions=versions, **values)
 
-        return previewed(act, quota.tenant) if dry_run(request) else self.answer(act())
+        return respond_preview(act, quota.tenant) if dry_run(request) else self.answer(act())
 
     @extend_schema(parameters=[DRY_RUN], responses={204: None, 200: PreviewSerializer})
     def delete(self, request: Request, pk: int) -> Response:
@@ -125,6 +125,6 @@ class QuotaDetail(routes.QuotaDetail):
             quotas.delete_quota(principal=self.principal, quota=quota, versions=versions)
 
         if dry_run(request):
-            return previewed(act, quota.tenant)
+            return respond_preview(act, quota.tenant)
         act()
         return Response(status=204)

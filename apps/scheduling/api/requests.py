@@ -17,7 +17,7 @@ from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.claims import DRY_RUN, dry_run
-from apps.scheduling.api.quotas import PreviewSerializer, shown_quota
+from apps.scheduling.api.quotas import PreviewSerializer, quota_document
 from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
@@ -70,7 +70,7 @@ def granting(row: QuotaRequest, principal: Principal) -> dict[str, Any] | None:
     if act is None:
         return None
     try:
-        return preview(lambda: act(principal=principal, request=row), tenant=row.tenant, show=shown_quota)
+        return preview(lambda: act(principal=principal, request=row), tenant=row.tenant, show=quota_document)
     except GpucloudError:
         return None
 
@@ -116,15 +116,15 @@ class RequestView(ApiView):
         """Visible to the caller."""
         return QuotaRequest.objects.visible_to(self.principal).select_related("tenant", "pool")
 
-    def shown(self, row: QuotaRequest, *, status: int = 200) -> Response:
+    def respond(self, row: QuotaRequest, *, status: int = 200) -> Response:
         """The request as it is now."""
         headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/quota-requests/{row.uid}/"}
         return Response(RequestForMoreSerializer(row).data, status=status, headers=headers)
 
-    def acted(self, request: Request, uid: str, act: Callable[..., QuotaRequest], **values: Any) -> Response:
+    def act_on(self, request: Request, uid: str, act: Callable[..., QuotaRequest], **values: Any) -> Response:
         """What an action made of the request in the URL."""
         versions = etags.if_match(request)
-        return self.shown(act(principal=self.principal, request=self.find(uid), versions=versions, **values))
+        return self.respond(act(principal=self.principal, request=self.find(uid), versions=versions, **values))
 
 
 class RequestList(RequestView, ListMixin):
@@ -139,7 +139,7 @@ class RequestList(RequestView, ListMixin):
     @idempotent
     def post(self, request: Request) -> Response:
         """Ask for more of a resource (a tenant's admins)."""
-        return self.shown(requests.ask(principal=self.principal, **self.parsed(request)), status=201)
+        return self.respond(requests.ask(principal=self.principal, **self.parsed(request)), status=201)
 
 
 class RequestDetail(RequestView):
@@ -175,8 +175,8 @@ class RequestApprove(RequestView):
             return requests.approve(principal=self.principal, request=row, versions=versions, **values)
 
         if dry_run(request):
-            return Response(preview(act, tenant=row.tenant, show=shown_quota))
-        return self.shown(act())
+            return Response(preview(act, tenant=row.tenant, show=quota_document))
+        return self.respond(act())
 
 
 class RequestDeny(RequestView):
@@ -188,7 +188,7 @@ class RequestDeny(RequestView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Refuse, and say why (operators)."""
-        return self.acted(request, uid, requests.deny, **self.parsed(request))
+        return self.act_on(request, uid, requests.deny, **self.parsed(request))
 
 
 class RequestCounter(RequestView):
@@ -200,7 +200,7 @@ class RequestCounter(RequestView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Offer another amount or date, which the tenant may accept (operators)."""
-        return self.acted(request, uid, requests.counter, **self.parsed(request))
+        return self.act_on(request, uid, requests.counter, **self.parsed(request))
 
 
 class RequestAccept(RequestView):
@@ -213,7 +213,7 @@ class RequestAccept(RequestView):
         self.without_body(request)
         # The operator may offer something else at any moment.
         etags.if_match(request, required=True)
-        return self.acted(request, uid, requests.accept)
+        return self.act_on(request, uid, requests.accept)
 
 
 class RequestWithdraw(RequestView):
@@ -224,4 +224,4 @@ class RequestWithdraw(RequestView):
     def post(self, request: Request, uid: str) -> Response:
         """Ask no longer (the tenant's admins)."""
         self.without_body(request)
-        return self.acted(request, uid, requests.withdraw)
+        return self.act_on(request, uid, requests.withdraw)

@@ -54,16 +54,18 @@ class ReservationView(ApiView):
         rows = Reservation.objects.visible_to(self.principal).select_related("tenant", "pool")
         return rows.prefetch_related("gpus__node")
 
-    def shown(self, row: Reservation, *, status: int = 200) -> Response:
+    def respond(self, row: Reservation, *, status: int = 200) -> Response:
         """The reservation as it is now."""
         headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/reservations/{row.uid}/"}
         body = shapes.ReservationSerializer(row, context=self.get_serializer_context()).data
         return Response(body, status=status, headers=headers)
 
-    def released(self, request: Request, uid: str) -> Response:
+    def release(self, request: Request, uid: str) -> Response:
         """As it is once it was given back."""
         versions = etags.if_match(request)
-        return self.shown(release_reservation(principal=self.principal, reservation=self.find(uid), versions=versions))
+        return self.respond(
+            release_reservation(principal=self.principal, reservation=self.find(uid), versions=versions)
+        )
 
 
 class ReservationList(ReservationView, ListMixin):
@@ -87,7 +89,7 @@ class ReservationList(ReservationView, ListMixin):
         if dry_run(request):
             preview = preview_reservation(principal=self.principal, **values)
             return Response(shapes.BookingPreviewSerializer(preview).data)
-        return self.shown(create_reservation(principal=self.principal, **values)[0], status=201)
+        return self.respond(create_reservation(principal=self.principal, **values)[0], status=201)
 
 
 class ReservationDetail(ReservationView):
@@ -99,18 +101,18 @@ class ReservationDetail(ReservationView):
 
     def get(self, request: Request, uid: str) -> Response:
         """Show a reservation."""
-        return self.shown(self.find(uid))
+        return self.respond(self.find(uid))
 
     @extend_schema(responses={200: shapes.ReservationSerializer})
     def patch(self, request: Request, uid: str) -> Response:
         """Change its name, its window (of one that has begun, its end) or its rules."""
         row, values, versions = self.find(uid), self.parsed(request, partial=True), etags.if_match(request)
-        return self.shown(change_reservation(principal=self.principal, reservation=row, versions=versions, **values))
+        return self.respond(change_reservation(principal=self.principal, reservation=row, versions=versions, **values))
 
     @extend_schema(responses={200: shapes.ReservationSerializer})
     def delete(self, request: Request, uid: str) -> Response:
         """Give it back, with the claims in it; may be repeated."""
-        return self.released(request, uid)
+        return self.release(request, uid)
 
 
 class ReservationRelease(ReservationView):
@@ -121,7 +123,7 @@ class ReservationRelease(ReservationView):
     def post(self, request: Request, uid: str) -> Response:
         """Give it back before its end, with the claims in it; may be repeated."""
         self.without_body(request)
-        return self.released(request, uid)
+        return self.release(request, uid)
 
 
 PERIOD = [

@@ -53,7 +53,7 @@ class Piece:
 Tariff = Sequence[tuple[int, int]]
 
 
-def held(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end_us: int) -> Iterator[Piece]:
+def meter(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end_us: int) -> Iterator[Piece]:
     """What one claim held between two moments, piece by piece."""
     spans = list(spans)
     moves: list[tuple[int, Entry | Span, bool]] = [(entry.at_us, entry, True) for entry in entries]

@@ -94,7 +94,7 @@ class Walk:
         answer = gangs.place_all(self._fleet, ask, held=gangs.both(reserved, guard))
         if isinstance(answer, Refused):
             if guard:
-                answer = self._explained(ask, answer, reserved)
+                answer = self._explain(ask, answer, reserved)
             self._refused[kind] = answer, reserved
         return answer
 
@@ -105,7 +105,7 @@ class Walk:
         helds = (self.head_plan.withheld_from(claim, now=self._now) for claim in ask.members)
         return max(helds, key=lambda held: sum(map(sum, held.values())), default=NOTHING)
 
-    def _explained(self, ask: Ask, answer: Refused, reserved: Held) -> Refused:
+    def _explain(self, ask: Ask, answer: Refused, reserved: Held) -> Refused:
         """Say so where it is only the guard that keeps it waiting."""
         assert self.head_plan is not None
         return explain_withheld(self._fleet, ask, self.head_plan, held=reserved) or answer

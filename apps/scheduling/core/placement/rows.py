@@ -126,13 +126,13 @@ class Rows:
         """Choose GPUs for the request, or say why none will do."""
         special = self._special(request, held, where) if held or request.labels else None
         row = self.row(request)
-        return self._told(request, self.kernel.best(row, self._draw(request), special))
+        return self._as_answer(request, self.kernel.best(row, self._draw(request), special))
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place and take one after the other; requests without labels."""
         found = list(map(self._rows.get, map(_key, requests)))
         if None not in found:
-            return self._placed_many(requests, cast(list[int], found))
+            return self._place_known(requests, cast(list[int], found))
         told: list[Placed | Refused] = []
         waiting: list[Request] = []
         rows: list[int] = []
@@ -141,14 +141,14 @@ class Rows:
             if row is None:
                 # A new row may push out one that a waiting request is to use.
                 if len(self._rows) >= MOST_ROWS and waiting:
-                    told += self._placed_many(waiting, rows)
+                    told += self._place_known(waiting, rows)
                     waiting, rows = [], []
                 row = self.row(request)
             waiting.append(request)
             rows.append(row)
-        return told + self._placed_many(waiting, rows)
+        return told + self._place_known(waiting, rows)
 
-    def _placed_many(self, requests: Sequence[Request], rows: list[int]) -> list[Placed | Refused]:
+    def _place_known(self, requests: Sequence[Request], rows: list[int]) -> list[Placed | Refused]:
         if not requests:
             return []
         draws = [draw(request.key) for request in requests] if self._draws else None
@@ -158,7 +158,7 @@ class Rows:
             if node >= 0 and request.gpu_count == 1:
                 told.append(_placed(Placed, ((named[first],), "")))
             else:
-                told.append(self._told(request, whole(at)))
+                told.append(self._as_answer(request, whole(at)))
         return told
 
     def row(self, request: Request) -> int:
@@ -217,7 +217,7 @@ class Rows:
     def _draw(self, request: Request) -> int:
         return draw(request.key) if self._draws else 0
 
-    def _told(self, request: Request, answer: Answer) -> Placed | Refused:
+    def _as_answer(self, request: Request, answer: Answer) -> Placed | Refused:
         if answer.node < 0:
             return Refused(reasons(request, answer.removed, answer.most, tuple(self.board.sick.values())))
         uuids = self.board.uuids[answer.node]

@@ -54,7 +54,7 @@ class Sums:
         self.used_us += core_us
         self.used_cost += core_us * price_at(prices, hour_us)
 
-    def shown(self) -> dict[str, str]:
+    def as_text(self) -> dict[str, str]:
         """As decimal text."""
         return {
             "gpu_hours_reserved": gpu_hours(self.reserved_us),
@@ -113,8 +113,8 @@ def usage_report(
         "from": begin,
         "to": end,
         "currency": settings.CURRENCY,
-        "rows": [{**asdict(line), **sums[line].shown()} for line in ordered],
-        "total": _total(sums.values()).shown(),
+        "rows": [{**asdict(line), **sums[line].as_text()} for line in ordered],
+        "total": _total(sums.values()).as_text(),
         "after": last,
     }
 

@@ -10,7 +10,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.charging import states
 
 # What is used of each quota and of each share, and what members held who were looked up.
-Kept = tuple[
+Saved = tuple[
     list[tuple[ResourceQuota, int]], list[tuple[CohortShare, int]], dict[tuple[int, int | None], dict[str, int]]
 ]
 
@@ -51,7 +51,7 @@ class Sums:
         for resource in limits.keys() & wanted.keys():
             held[resource] += wanted[resource]
 
-    def kept(self) -> Kept:
+    def save(self) -> Saved:
         """The numbers as they are now, for `undo`."""
         shares = {quota.share.pk: quota.share for quota in self.quotas if quota.share is not None}
         return (
@@ -60,7 +60,7 @@ class Sums:
             {key: dict(held) for key, (_, held) in self._members.items()},
         )
 
-    def undo(self, kept: Kept) -> None:
+    def undo(self, kept: Saved) -> None:
         """As they were then."""
         quotas, shares, members = kept
         for quota, used in quotas:

@@ -1,4 +1,4 @@
-"""What a pool gives back by itself, and when: by the time limits of what runs."""
+"""Releases that a pool can expect, by the time limits of its running claims."""
 
 from collections.abc import Collection
 from itertools import groupby
@@ -12,9 +12,9 @@ from apps.scheduling.models import Assignment, AssignmentState, ClaimState
 
 
 def ending(pool: Pool, uuids: Collection[str], now: float) -> list[Running]:
-    """Placed claims of the pool, on these GPUs, that end by themselves; those that are being released end now.
+    """Return the placed claims of the pool on these GPUs that end by themselves; claims being released end now.
 
-    Times in Unix seconds.
+    Times are in Unix seconds.
     """
     ending = Q(claim__time_limit_seconds__isnull=False) | Q(claim__state=ClaimState.RELEASING)
     live = Assignment.objects.filter(ending, claim__pool=pool, gpu__uuid__in=uuids).exclude(

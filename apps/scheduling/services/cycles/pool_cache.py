@@ -1,7 +1,8 @@
-"""A pool as its scheduler keeps it in memory: GPUs, waiting claims, and what was refused.
+"""A scheduler's cache of one pool: GPUs, waiting claims, and remembered refusals.
 
-Read once, then kept by what the notices name: each named row is read again, so a notice that comes twice or late does
-no harm. A refusal is remembered until something that could change the answer was freed, so a long queue costs little.
+It is read once and then updated from notices: each row that a notice names is read again, so a notice that comes twice
+or late does no harm. A refusal is remembered until something that could change the answer was freed, so a long queue
+costs little.
 """
 
 from collections import Counter, defaultdict
@@ -34,16 +35,16 @@ from apps.scheduling.services.failures import Backoff, set_aside_refusal
 from apps.scheduling.services.fleet.devices import Device, read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Terms, read_reserved
 
-# What is typically asked for is known from so many claims at the start, and learned from then on.
+# The mix of typical requests is learned from this many claims at the start, and from each arrival afterwards.
 MIX_OF = 2000
-# How long a claim over which the core raised is left alone, at first and at last.
+# The first and the longest pause of a claim over which the core raised.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 30.0, 3600.0
 OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code, ReservationFull.code)
 NONE: set[int] = set()
 
 
 class PoolCache:
-    """One pool in memory."""
+    """One pool in memory, for the scheduler that leads it."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -57,19 +58,19 @@ class PoolCache:
         self.journal = Journal(self.fleet, policy=self.policy, mix=[])
         self.waiting: dict[int, Waiting] = {}
         self._by_kind: dict[Kind, set[int]] = defaultdict(set)
-        # Claims that take what others lend, where there is no room of their own.
+        # Keys of the claims that borrow core if there is no room of their own.
         self.best_effort: set[int] = set()
-        # The turn at which the last go at that ended; None: at the end of the queue.
+        # The position at which the last placement on lent core stopped; None: it reached the end of the queue.
         self.lent_to: tuple[int, int] | None = None
-        # Claims that no round has answered yet.
+        # Keys of the claims that no round has answered yet.
         self._unanswered: set[int] = set()
         self._no_room: dict[tuple[Request, Terms | None], Refused] = {}
         self._over_quota: dict[Kind, Refused] = {}
-        # Groups are asked as wholes, and so are refused; claims whose time has not come, with their time.
+        # Claims by group, and refusals of whole groups; and the start times of claims that start later.
         self._groups: dict[Group, set[int]] = defaultdict(set)
         self._no_group: dict[Group, Refused] = {}
         self._early: dict[int, float] = {}
-        # Over these the core raised: what is said of them, and until when.
+        # Refusals of claims over which the core raised, and the times until which they stand.
         self._failed: dict[Hashable, tuple[Refused, float]] = {}
         self._pauses = Backoff(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         self.blocked_head = BlockedHead(partial(ending, pool))
@@ -80,7 +81,7 @@ class PoolCache:
         self.begin_record()
 
     def begin_record(self) -> None:
-        """Begin another snapshot, with a fleet that knows no more than the snapshot says."""
+        """Begin another recorded snapshot, with a fleet that knows no more than the snapshot says."""
         self.fleet, self.journal = self._begin(self.fleet.gpus(), self.fleet.nodes())
 
     def _begin(self, gpus: Iterable[GpuState], nodes: Iterable[NodeState] = ()) -> tuple[Fleet, Journal]:
@@ -91,9 +92,10 @@ class PoolCache:
         return fleet, Journal(fleet, policy=self.policy, mix=mix)
 
     def candidates(self, *, now: float) -> list[Waiting]:
-        """Claims that may fit, as far as is known, and those that nobody has answered yet; in no order.
+        """Return the claims that may fit, as far as is known, and those that no round has answered yet; in no order.
 
-        Of a group all or none. `now` is in Unix seconds: claims whose time has come are asked from then on.
+        A group is returned as a whole or not at all. `now` is in Unix seconds: claims with a start time are returned
+        from then on.
         """
         for key in [key for key, at in self._early.items() if at <= now]:
             self._keep_waiting(self.waiting[key], early=None)
@@ -111,33 +113,36 @@ class PoolCache:
         return [self.waiting[key] for key in keys]
 
     def refresh_reservations(self) -> None:
-        """What is reserved now. Whether anything is decides which claims are alike."""
+        """Read the pool's reservations.
+
+        Whether there are any decides which claims are alike, so claims are read again then.
+        """
         before, self.reserved = self.reserved, read_reserved(self.pool, now=timezone.now())
         if bool(before.holds) != bool(self.reserved.holds):
             self.refresh_claims(set(self.waiting))
 
     def withheld_from(self, claim: Claim) -> Mapping[str, Room]:
-        """What of the fleet is kept from the claim, by GPU: (core, memory_mib)."""
+        """Return the room that is withheld from the claim, by GPU uuid: (core, memory_mib)."""
         return self.reserved.withheld_from(claim, lambda: (device.state for device in self.devices.values()))
 
     def has_due_claims(self, *, now: float) -> bool:
-        """Whether a claim's time has come that no round knows of."""
+        """Return True if the start time, or the end of the pause, of a claim has passed that no round knows of."""
         failed = (until for _, until in self._failed.values())
         return any(at <= now for at in (*self._early.values(), *failed))
 
     def find_first_refused(self) -> Waiting | None:
-        """The most urgent, then oldest, of the single claims for which there is no room."""
+        """Return the most urgent, then oldest, single claim for which there is no room; None if there is none."""
         no_room = self._no_room.keys() - self._failed.keys()
         kinds = [keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) in no_room]
         waiting = [self.waiting[key] for keys in kinds for key in keys]
-        # Who has a reservation waits for that.
+        # A claim in a reservation waits for room there.
         alone = [item for item in waiting if item.claim.reservation_id is None]
         return min(alone, key=lambda item: (-item.claim.priority, item.claim.pk), default=None)
 
     # Refusals
 
     def find_refusal(self, kind: Kind) -> Refused | None:
-        """What was refused before, and nothing was freed since that could change it."""
+        """Return the remembered refusal of this kind of claim, None if it may have become wrong."""
         if (failed := self._failed.get((kind.request, kind.terms))) is not None:
             return failed[0]
         return (
@@ -147,7 +152,7 @@ class PoolCache:
         )
 
     def remember_refusal(self, kind: Kind, why: Refused) -> None:
-        """Refuse claims like this one until something that could change it was freed."""
+        """Refuse claims of this kind until something that could change the answer was freed."""
         code = why.reasons[0].code
         if code == "budget-exceeded":
             self._spent[kind.tenant_id] = why
@@ -157,13 +162,13 @@ class PoolCache:
             self._no_room[kind.request, kind.terms] = why
 
     def remember_group_refusal(self, group: Group, why: Refused) -> None:
-        """Refuse the group until something was freed, or one of it comes or goes."""
+        """Refuse the group until something was freed, or one of its claims comes or goes."""
         self._no_group[group] = why
 
     def set_aside(self, members: Sequence[Waiting], *, now: float) -> tuple[Refused, list[Waiting]]:
-        """Leave claims over which something raised alone for a while, and all that ask alike: why, and which.
+        """Set aside claims over which something raised, and all claims alike; return the refusal, and those claims.
 
-        A group is asked again also when another claim of it comes, or one goes or asks for something else.
+        A group is asked again also if another claim of it comes, or one goes or changes its request.
         """
         if (group := group_of(members[0].claim)) is not None:
             alike = [self.waiting[key] for key in self._groups[group]]
@@ -180,38 +185,41 @@ class PoolCache:
         return frozenset((key, self.waiting[key].request) for key in members)
 
     def repair_fleet(self) -> None:
-        """The fleet may be half changed: another, of what is known beside it. `begin_record` has to follow."""
+        """Rebuild the fleet, which may be half changed, from the cached devices.
+
+        The caller must then call `begin_record`.
+        """
         states = [device.state for device in self.devices.values()]
         self.fleet = Fleet(states, self._machines.values(), policy=self.policy)
 
     def forget_refusals(self) -> None:
-        """Ask everything again but what is over quota: that is asked when the quota says so."""
+        """Forget all refusals but those over quota: those end with a notice of the quota."""
         self._no_room.clear()
         self._no_group.clear()
         self.blocked_head.invalidate()
         self._spent.clear()
 
     def mark_answered(self, key: int) -> None:
-        """A round has said how this claim stands."""
+        """Record that a round has answered this claim."""
         self._unanswered.discard(key)
 
-    # What the rounds do
+    # Changes by rounds
 
     def take(self, answer: Placed, request: Request) -> None:
-        """The request is where the answer says."""
+        """Record that the request is placed as answered."""
         self.fleet.take(answer.gpus, request, node=answer.node)
         for uuid in answer.gpus:
             self.devices[uuid] = self.devices[uuid].carrying(request)
 
     def remove_claim(self, key: int, *, requeued: bool = False) -> None:
-        """The claim waits no longer, or is `back` in a moment as it is now."""
+        """Remove the claim from the queue; `requeued`: it is added again at once, as it is then."""
         self._unanswered.discard(key)
         self.best_effort.discard(key)
         self._early.pop(key, None)
         if waiting := self.waiting.pop(key, None):
             self.blocked_head.remove_claim(key, str(waiting.claim.uid), requeued=requeued)
             if self.blocked_head.head is None:
-                # What was kept for it may be a group's now.
+                # What was withheld for the head may be a group's now.
                 self._no_group.clear()
             if group := group_of(waiting.claim):
                 self._groups[group].discard(key)
@@ -220,10 +228,10 @@ class PoolCache:
             if not self._by_kind[waiting.kind]:
                 del self._by_kind[waiting.kind]
 
-    # What others did
+    # Changes by others
 
     def apply(self, notices: Notices) -> None:
-        """Read again what the notices name, and forget the refusals that it may change."""
+        """Read again what the notices name, and forget the refusals that this may change."""
         named = {kind: {int(key) for key in notices.get(kind, ())} for kind in ("gpu", "node", "claim", "tenant")}
         if named["gpu"] or named["node"]:
             self.refresh_devices(gpus=named["gpu"], nodes=named["node"])
@@ -243,13 +251,13 @@ class PoolCache:
             self._follow_policy()
 
     def _follow_policy(self) -> None:
-        """Place by what the pool says now."""
+        """Begin another record if the pool's placement policy has changed."""
         if self.policy != self.pool.placement_policy:
             self.policy = self.pool.placement_policy
             self.begin_record()
 
     def refresh_devices(self, *, gpus: set[int] = NONE, nodes: set[int] = NONE) -> int:
-        """Read these GPUs, and all of these nodes, again; how many of them differ from what was kept."""
+        """Read these GPUs, and all GPUs of these nodes, again; return how many of them differ from the cache."""
         for node in read_nodes(self.pool, Q(pk__in=nodes)) if nodes else ():
             self._keep_node(node)
         uuids = {self._uuids[key] for key in gpus & self._uuids.keys()}
@@ -258,7 +266,7 @@ class PoolCache:
         return self._keep_devices([self.devices[uuid] for uuid in uuids], read_devices(self.pool, which))
 
     def refresh_claims(self, keys: set[int]) -> None:
-        """Read these claims again; those of other pools, and those that wait no longer, are let go."""
+        """Read these claims again; remove those of other pools, and those that no longer wait."""
         before = {key: self.waiting[key] for key in keys & self.waiting.keys()}
         for key in keys:
             self.remove_claim(key, requeued=True)
@@ -269,9 +277,10 @@ class PoolCache:
                 self.blocked_head.remove_claim(key, str(waiting.claim.uid))
 
     def refresh_silent_nodes(self) -> int:
-        """Only silence sends no notice. Read nodes again that went silent or came back; how many GPUs differed.
+        """Read nodes again that fell silent or came back; return how many GPUs differed from the cache.
 
-        A node that comes back is told of; but its last sign of life may be by another machine's clock.
+        Silence sends no notice. A node that comes back sends one; but its last sign of life may be by another machine's
+        clock.
         """
         kept = {key: any(self.devices[uuid].state.schedulable for uuid in on) for key, on in self._on_node.items()}
         since, nodes = timezone.now() - FRESH, Node.objects.filter(pool=self.pool)
@@ -284,7 +293,7 @@ class PoolCache:
         return self.refresh_devices(nodes=news) if news else 0
 
     def compare(self) -> int:
-        """Read everything again; returns how much differed from what was kept."""
+        """Read everything again; return how many rows differed from the cache."""
         differed = self._keep_devices(list(self.devices.values()), read_devices(self.pool))
         kept = {(key, waiting.claim.version) for key, waiting in self.waiting.items()}
         there = set(self._queue(Q()).values_list("pk", "version"))

@@ -1,7 +1,7 @@
-"""The queue of a pool as it stands: places, estimates of start, and what would fit instead. Reads; decides nothing.
+"""The queue of a pool at one moment: positions, estimates of start, and changes that would fit. Reads only.
 
-All of it is worked out by the core from one look at the pool (`read`), at the price of a few queries whatever the
-length of the queue. What was read of a large pool is used again for some seconds: who polls costs little.
+The core computes all of it from one snapshot of the pool, for a few queries whatever the length of the queue. The
+snapshot of a large pool is used again for some seconds, so polling costs little.
 """
 
 import time
@@ -35,13 +35,13 @@ from apps.scheduling.services.failures import SET_ASIDE
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 
-# What was given back in this time tells the rate; of more than so many claims the latest do.
+# Releases of this period give the rate; of more than this many, the latest.
 LATELY = timedelta(hours=24)
 MOST_FREED = 500
-# A pool with more GPUs and waiting claims than this is not read for every question.
+# The snapshot of a pool with more GPUs and waiting claims than this is cached.
 LARGE = 1000
 CACHE_SECONDS = 20.0
-# What keeps a claim waiting that no GPU can change, by the code of its reason.
+# Reasons, by code, that no GPU can change.
 NOT_THE_FLEET = {
     "quota-exceeded": "It waits for room in its tenant's quota; nobody can say when that comes.",
     "member-limit-exceeded": "It waits for room in its member's limit; nobody can say when that comes.",
@@ -53,7 +53,7 @@ NOT_THE_FLEET = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a waiting claim stands in its pool. `position` is None while it is not in line at all."""
+    """The position of a waiting claim in its pool. `position` is None while it is not in line."""
 
     position: int | None
     length: int
@@ -62,13 +62,13 @@ class Place:
 
     @property
     def starts_at(self) -> datetime | None:
-        """The estimate as a moment."""
+        """The estimate as a datetime."""
         return None if self.estimate.at is None else datetime.fromtimestamp(self.estimate.at, UTC)
 
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """A pool at one moment, as the core wants it."""
+    """A pool at one moment, as the core takes it."""
 
     now: float
     policy: str
@@ -80,16 +80,16 @@ class QueueSnapshot:
     standing: Standing
     freed: tuple[Freed, ...]
     freed_since: float
-    # Over these the core has raised: it is not asked of them here either.
+    # Claims that are set aside because the core raised over them: it is not asked about them here either.
     aside: Mapping[str, Refused]
     reserved: Reserved
     _later: dict[float, Reserved] = field(init=False, default_factory=dict)
     positions: dict[str, int] = field(init=False)
     order: list[Ask] = field(init=False)
     early: dict[str, Refused] = field(init=False)
-    # Of each claim in line, which ask of the order it belongs to.
+    # The index in `order` of the ask of each claim in line.
     ask_numbers: dict[str, int] = field(init=False)
-    # The core of each ask of the order.
+    # The core of each ask of `order`.
     cores: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class QueueSnapshot:
 
     @cached_property
     def starts(self) -> dict[str, float]:
-        """When claims start, by time limits: those first in line, and those that wait for their time."""
+        """Expected starts by time limits: of the first claims in line, and of those with a start time."""
         first = [claim for ask in self.order[:MOST_CLAIMS] for claim in ask.members][:MOST_CLAIMS]
         early = self.early.keys() - self.aside.keys()
         timed = [claim for claim in self.waiting if claim.id in early and claim.start_at is not None]
@@ -125,7 +125,7 @@ class QueueSnapshot:
         )
 
     def _reserved_at(self, waiting: Waiting, at: float) -> Held:
-        """What is kept from the claim at that moment."""
+        """Return the amounts by GPU that are withheld from the claim at that moment (Unix seconds)."""
         if at not in self._later:
             self._later[at] = self.reserved.at(datetime.fromtimestamp(at, UTC))
         return self._later[at].withheld_from(self.claims[waiting.id], lambda: self.gpus)
@@ -135,7 +135,7 @@ class QueueSnapshot:
 
     @cached_property
     def head_plan(self) -> HeadPlan | None:
-        """What is kept for the head of the queue."""
+        """The plan of the head of the queue."""
         queue = self.standing.queue(self.order[:MOST_CLAIMS], now=self.now)
         walk = Walk(self._fleet(), queue, running=self.running, now=self.now, reserved=self._reserved)
         for _ in walk:
@@ -143,7 +143,7 @@ class QueueSnapshot:
         return walk.head_plan
 
     def estimate(self, uid: str) -> Estimate:
-        """When the claim starts, as far as can be known."""
+        """Return the estimated start of the claim, as far as it can be known."""
         if uid in self.starts:
             if uid in self.early:
                 return Estimate(self.starts[uid], "time-limits", f"{self.early[uid].reasons[0].detail}.")
@@ -157,7 +157,7 @@ class QueueSnapshot:
         )
 
     def suggestions(self, claim: Waiting) -> tuple[Suggestion, ...]:
-        """What else would fit now; of a gang no claim alone."""
+        """Return changes with which the claim would fit now; nothing for the claims of a gang."""
         if claim.group is not None or claim.id in self.early:
             return ()
         fleet, plan, reserved = self._fleet(), self.head_plan, self._reserved(claim)
@@ -177,7 +177,7 @@ _snapshots: dict[int, tuple[float, QueueSnapshot]] = {}
 
 
 def get_snapshot(pool: Pool) -> QueueSnapshot:
-    """The pool now, or, of a large one, as it was some seconds ago."""
+    """Return the pool as it is now, or, for a large pool, as it was some seconds ago."""
     made_at, kept = _snapshots.get(pool.pk, (0.0, None))
     if kept is not None and time.monotonic() - made_at < CACHE_SECONDS:
         return kept
@@ -188,7 +188,7 @@ def get_snapshot(pool: Pool) -> QueueSnapshot:
 
 
 def find_place(claim: Claim) -> Place | None:
-    """Where the claim stands; None where it does not wait."""
+    """Return the claim's place; None if it does not wait."""
     if not claim.waiting:
         return None
     seen = get_snapshot(claim.pool)
@@ -201,14 +201,17 @@ def find_place(claim: Claim) -> Place | None:
     if any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
         return Place(position, length, estimate)
     suggestions = seen.suggestions(queue_entry(claim))
-    # Another pool would let a claim wait for its own time, too.
+    # A claim that waits for its own start time would wait in another pool, too.
     if claim.state == ClaimState.QUEUED and claim.group is None and uid not in seen.early:
         suggestions += pools_with_room(claim)
     return Place(position, length, estimate, suggestions)
 
 
 def list_visible(seen: QueueSnapshot, principal: Principal, uids: Iterable[UUID] | None = None) -> list[str]:
-    """What the caller may see, next first, and after it what is not in line, oldest first; of `uids`, where given."""
+    """Return the claims that the caller may see, next first, then those that are not in line, oldest first.
+
+    `uids`: only these.
+    """
     wanted = None if uids is None else {str(uid) for uid in uids}
 
     def is_shown(uid: str) -> bool:
@@ -220,7 +223,7 @@ def list_visible(seen: QueueSnapshot, principal: Principal, uids: Iterable[UUID]
 
 
 def attach_places(seen: QueueSnapshot, uids: Sequence[str]) -> list[Claim]:
-    """The claims, in this order, each with its `position` and `place`."""
+    """Return the claims, in this order, each with its `position` and `place` set."""
     claims = [seen.claims[uid] for uid in uids]
     for claim in claims:
         position = seen.positions.get(str(claim.uid))
@@ -237,7 +240,7 @@ def _estimate(seen: QueueSnapshot, claim: Claim) -> Estimate:
 
 
 def queue_entry(claim: Claim) -> Waiting:
-    """The claim as the queue's decisions see it."""
+    """Return the claim as the core's queue has it, with the tenant's slug as its tenant."""
     return Waiting(
         id=str(claim.uid),
         tenant=claim.tenant.slug,
@@ -253,7 +256,7 @@ def queue_entry(claim: Claim) -> Waiting:
 
 
 def read_snapshot(pool: Pool) -> QueueSnapshot:
-    """The pool from the database."""
+    """Read the pool from the database."""
     now = timezone.now()
     rows = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "reservation").defer("timeline")
     claims = list(rows.order_by("pk"))
@@ -263,7 +266,7 @@ def read_snapshot(pool: Pool) -> QueueSnapshot:
         now=now.timestamp(),
         policy=pool.placement_policy,
         gpus=gpus,
-        # Nodes are read only where somebody chooses between them.
+        # Nodes are read only if a claim selects among them.
         nodes=tuple(read_nodes(pool)) if any(claim.node_selector for claim in claims) else (),
         claims={str(claim.uid): claim for claim in claims},
         waiting=tuple(queue_entry(claim) for claim in claims),
@@ -282,7 +285,7 @@ def _aside(claim: Claim) -> Refused | None:
 
 
 def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:
-    """What the pool has, and what its tenants hold of it; the weights are those of the tenants that wait."""
+    """Return the pool's capacity and its tenants' holdings; `weights` are those of the tenants that wait."""
     capacity = Amounts(100 * len(gpus), sum(gpu.memory_mib for gpu in gpus), len(gpus))
     live = Assignment.objects.filter(claim__pool=pool).exclude(state=AssignmentState.RELEASED)
     sums = live.values("claim__tenant__slug").annotate(
@@ -293,7 +296,7 @@ def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, in
 
 
 def _freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]:
-    """What was given back lately, and since when that was counted."""
+    """Return the claims that were released lately, and since when they were counted."""
     over = Claim.objects.filter(pool=pool, state=ClaimState.RELEASED, assigned_at__isnull=False)
     latest = over.filter(released_at__gte=now - LATELY).order_by("-released_at")[:MOST_FREED]
     rows = latest.values_list("released_at", "gpu_count", "core_request", "memory_mib")

@@ -1,4 +1,4 @@
-"""Whose turn it is in a round: the core's order (`core.queue`, `core.gangs`) over claims as a cache keeps them."""
+"""The order of a round's candidates: the order of `core.queue` and `core.gangs` over the claims of a pool's cache."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,7 +16,10 @@ from apps.scheduling.services.cycles.waiting_claims import Waiting
 
 
 class QueueOrder:
-    """Candidates of one round, in their turn, while shares move; the early ones beside them, with the reason."""
+    """The candidates of one round in the queue's order, while shares move.
+
+    `early`: claims that may not be asked yet, and why.
+    """
 
     def __init__(self, pool: Pool, candidates: Iterable[Waiting], gpus: Iterable[GpuState], *, now: float) -> None:
         self._by_uid = {str(waiting.claim.uid): waiting for waiting in candidates}
@@ -26,7 +29,7 @@ class QueueOrder:
         )
         self.early: list[tuple[Waiting, Refused]] = [(self._by_uid[uid], why) for uid, why in early.items()]
         tenants = {ask.tenant for ask in asks}
-        # One tenant's claims have one order, whatever it holds: most rounds are of one new claim.
+        # The claims of one tenant have one order, whatever it holds: most rounds are of one new claim.
         held, weights = (holdings(pool), _weights(tenants)) if len(tenants) > 1 else ({}, {})
         capacity = capacity_of(gpus) if len(tenants) > 1 else Amounts()
         long_before = None if pool.patience_seconds is None else now - pool.patience_seconds
@@ -34,12 +37,15 @@ class QueueOrder:
         self.next, self.record_placement = self._queue.next, self._queue.record_placement
 
     def members(self, ask: Ask) -> list[Waiting]:
-        """The claims of the ask, in its order."""
+        """Return the claims of the ask, in its order."""
         return [self._by_uid[claim.id] for claim in ask.members]
 
 
 def queue_entry(waiting: Waiting, *, by_chance: bool = False) -> Entry:
-    """The claim as the core's queue has it; a tenant is known by its key. Where chance places, each draws a number."""
+    """Return the claim as the core's queue has it, with the tenant's key as its tenant.
+
+    `by_chance`: the policy places at random, and each claim draws by its own id.
+    """
     claim = waiting.claim
     request = replace(waiting.request, key=str(claim.uid)) if by_chance else waiting.request
     return Entry(
@@ -57,23 +63,23 @@ def queue_entry(waiting: Waiting, *, by_chance: bool = False) -> Entry:
 
 
 def waits_since(claim: Claim) -> float:
-    """Since when, in Unix seconds; who waits for a time of its own has not waited before that."""
+    """Return the time, in Unix seconds, since when the claim waits; a claim with a start time waits from then on."""
     return max(claim.created_at, claim.start_at or claim.created_at).timestamp()
 
 
 def start_time(claim: Claim) -> float | None:
-    """Its start time in Unix seconds, where it has one."""
+    """Return the claim's start time in Unix seconds, None if it has none."""
     return None if claim.start_at is None else claim.start_at.timestamp()
 
 
 def capacity_of(gpus: Iterable[GpuState]) -> Amounts:
-    """What a pool of these GPUs has."""
+    """Return the capacity of a pool of these GPUs."""
     sizes = [gpu.memory_mib for gpu in gpus]
     return Amounts(100 * len(sizes), sum(sizes), len(sizes))
 
 
 def holdings(pool: Pool) -> dict[str, Amounts]:
-    """What each tenant, by key, holds of the pool."""
+    """Return the amounts that each tenant, by key, holds of the pool."""
     live = Assignment.objects.filter(claim__pool=pool).exclude(state=AssignmentState.RELEASED)
     sums = live.values("claim__tenant").annotate(
         core=Sum("held_core"), memory=Sum("held_memory_mib"), gpus=Count("pk", filter=Q(held_core=100))

@@ -1,4 +1,4 @@
-"""Deciding a recorded round once more: as it was, or as another policy would have."""
+"""Replays of recorded rounds: as they were decided, or as another policy would have decided."""
 
 import json
 import zlib
@@ -17,7 +17,7 @@ from apps.scheduling.services.cycles.records import Mix, Step, answer_as_json, g
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One claim of the round: what was answered then, and what is answered now."""
+    """One claim of the round: the answer then, and the answer now."""
 
     claim: str
     then: dict[str, Any]
@@ -25,17 +25,17 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is the same, to the last number."""
+        """True if both answers are the same, to the last number."""
         return self.then == self.now
 
 
 def replay(done: Round) -> list[Compared]:
-    """Ask again what was asked, each time with the fleet as the record has it."""
+    """Decide the round's claims again, each with the fleet as the record has it."""
     return list(_asked_again(fleet_before(done), done.steps))
 
 
 def replay_with(done: Round, policy: str) -> list[Compared]:
-    """Ask another policy, which goes on from its own answers."""
+    """Decide the round's claims by another policy, which continues from its own answers."""
     seen, mix = fleet_before(done), Counter(dict(_contents(done.base)[2]))
     steps = [step for earlier in [*_before(done), done] for step in earlier.steps]
     mix.update(request_of(step["learn"]) for step in steps if "learn" in step)
@@ -46,7 +46,7 @@ def replay_with(done: Round, policy: str) -> list[Compared]:
 
 
 def gpus_seen(done: Round) -> list[GpuState]:
-    """The GPUs as the round found them."""
+    """Return the GPUs as the round found them."""
     fleet = fleet_before(done)
     for step in _first_changes(done.steps):
         apply(fleet, step)
@@ -54,7 +54,7 @@ def gpus_seen(done: Round) -> list[GpuState]:
 
 
 def fleet_before(done: Round) -> Fleet:
-    """The fleet as the round before left it."""
+    """Return the fleet as the round before left it."""
     gpus, nodes, mix = _contents(done.base)
     fleet = Fleet(gpus, nodes, policy=done.base.policy, mix=mix)
     for earlier in _before(done):
@@ -64,7 +64,7 @@ def fleet_before(done: Round) -> Fleet:
 
 
 def apply(fleet: Fleet, step: Step) -> None:
-    """What the step did."""
+    """Apply a recorded step to the fleet."""
     if "gpu" in step:
         fleet.set_gpu(gpu_of(step["gpu"]))
     elif "gone" in step:
@@ -113,7 +113,7 @@ def _then(step: Step) -> dict[str, Any]:
 
 
 def _first_changes(steps: Iterable[Step]) -> Iterator[Step]:
-    """What changed before anything was asked."""
+    """Return the steps before the first decision."""
     for step in steps:
         if "claim" in step:
             return

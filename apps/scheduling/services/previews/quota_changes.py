@@ -21,12 +21,12 @@ from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, NodeState, Placed
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.accounting.sums import Kept as KeptSums
+from apps.scheduling.services.accounting.sums import Saved as SavedSums
 from apps.scheduling.services.accounting.sums import Sums
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.queue import queue_entry
-from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, with_placement
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 from gpucloud.errors import GpucloudError
 
@@ -36,7 +36,7 @@ MOST_CLAIMS = 200
 Reasons = list[dict[str, Any]]
 Fleets = dict[int, dict[str, GpuState]]
 Nodes = dict[int, list[NodeState]]
-Kept = tuple[Fleets, dict[int, Reserved], KeptSums]
+Saved = tuple[Fleets, dict[int, Reserved], SavedSums]
 
 
 def preview(
@@ -93,7 +93,7 @@ class _Queue:
 
     def compared(self, before: Mapping[UUID, Reasons], after: Mapping[UUID, Reasons]) -> dict[str, Any]:
         """Which claims could start after a change, which would wait and why, and for which that is new."""
-        told = [(_told(claim), before[claim.uid], after[claim.uid]) for claim in self.claims]
+        told = [(_claim_facts(claim), before[claim.uid], after[claim.uid]) for claim in self.claims]
         return {
             "runnable": [{**facts, "changed": bool(old)} for facts, old, new in told if not new],
             "pending": [{**facts, "changed": not old, "reasons": new} for facts, old, new in told if new],
@@ -147,19 +147,19 @@ class _Outlook:
         if uid not in self.line.gangs:
             return self._start(claim)
         if uid not in self.tried:
-            members, kept = self.line.gangs[uid], self._kept()
+            members, saved = self.line.gangs[uid], self._save()
             why = next((reasons for member in members if (reasons := self._start(member))), [])
             if why:
-                self._undo(kept)
+                self._undo(saved)
             self.tried |= {str(member.uid): why for member in members}
         return self.tried[uid]
 
-    def _kept(self) -> Kept:
+    def _save(self) -> Saved:
         reserved = {pk: replace(item, holds=list(item.holds), _until={}) for pk, item in self.reserved.items()}
-        return dict(self.fleets), reserved, self.sums.kept()
+        return dict(self.fleets), reserved, self.sums.save()
 
-    def _undo(self, kept: Kept) -> None:
-        self.fleets, self.reserved, before = kept
+    def _undo(self, saved: Saved) -> None:
+        self.fleets, self.reserved, before = saved
         self.sums.undo(before)
 
     def _start(self, claim: Claim) -> Reasons:
@@ -175,7 +175,7 @@ class _Outlook:
             except QuotaExceeded as error:
                 return [_reason(error)]
         reserved.record_placement(claim, answer.gpus)
-        self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
+        self.fleets[claim.pool_id] = with_placement(fleet, answer, request_of(claim))
         return []
 
 
@@ -208,5 +208,5 @@ def _over(quota: ResourceQuota) -> dict[str, Any]:
     }
 
 
-def _told(claim: Claim) -> dict[str, Any]:
+def _claim_facts(claim: Claim) -> dict[str, Any]:
     return {"claim": str(claim.uid), "tenant": claim.tenant.slug, "name": claim.name}

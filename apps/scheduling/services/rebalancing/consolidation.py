@@ -46,7 +46,7 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SearchResult:
     """What was found, and where that is nothing, why."""
 
     plans: list[Proposed]
@@ -54,7 +54,7 @@ class Looked:
 
 
 @transaction.atomic
-def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Looked:
+def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> SearchResult:
     """What moves would let claims of the queue's head start, each alone, and which GPUs could be left whole.
 
     Who asked is in the audit log. Raises RoleMissing.
@@ -72,16 +72,16 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Looked
     found = [Proposed(claim, plan, claims) for claim, plan in plans if plan]
     if plan := free_gpus(fleet, sitting, bounds, held=held):
         found.append(Proposed(None, plan, claims))
-    looked = Looked(found, None if found else _nothing(pool, len(sitting), len(head), bounds))
+    result = SearchResult(found, None if found else _nothing(pool, len(sitting), len(head), bounds))
     after = {"most_moves": bounds.most_moves, "most_memory_mib": bounds.most_memory_mib, "plans": len(found)}
     audit.record(
         principal=principal,
         action="pool.consolidation",
         object_type="pool",
         object_id=pool.name,
-        after={**after, "why": looked.why},
+        after={**after, "why": result.why},
     )
-    return looked
+    return result
 
 
 def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> str:

@@ -29,7 +29,7 @@ from apps.scheduling.services.claims.lifecycle import locked, release_claim
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, mark_decided
 from gpucloud.locks import exclusive
 
 # So often within its shortest window a pool is looked at, and no more often than this: what is read grows with both.
@@ -46,10 +46,10 @@ def drive() -> int:
         ruled = ~Q(idle_rule=IdleRule.OFF) | Q(unused_seconds__isnull=False) | Q(claims__idle_since__isnull=False)
         pools = Pool.objects.filter(ruled).distinct().order_by("pk")
         due = [pool for pool in pools if pool.idle_looked_at is None or pool.idle_looked_at + _between(pool) <= now]
-        return each(due, lambda pool: look(pool, now=now))
+        return each(due, lambda pool: apply_rule(pool, now=now))
 
 
-def look(pool: Pool, *, now: datetime) -> int:
+def apply_rule(pool: Pool, *, now: datetime) -> int:
     """Make so what the pool's rule says of each of its claims; returns how many changed."""
     rule, bounds = rule_of(pool), bounds_of(pool)
     seen = observe(pool, now=now)
@@ -179,7 +179,7 @@ def _lend(claim: Claim, core: int, why: str, *, kind: ProposalKind) -> None:
     done = Proposal(
         pool=claim.pool, claim=claim, kind=kind, policy="idle", before=before, after=after, explanation=why, numbers={}
     )
-    decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
+    mark_decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
 
 
 def _note(claim: Claim, what: str, **facts: object) -> None:

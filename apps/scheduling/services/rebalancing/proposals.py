@@ -89,11 +89,11 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         return replace(found, proposals=taken, dry_run=False)
 
 
-def end_loans() -> int:
+def end_lending() -> int:
     """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
     lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
     over = [claim for claim in lent if not (_lends_still(claim.pool) and borrowing.lends(claim.pool))]
-    return each(over, _end_loan)
+    return each(over, _end_one)
 
 
 def _lends_still(pool: Pool) -> bool:
@@ -101,13 +101,13 @@ def _lends_still(pool: Pool) -> bool:
     return pool.rebalance_mode != RebalanceMode.OFF or pool.idle_rule == IdleRule.SHRINK
 
 
-def _end_loan(claim: Claim) -> bool:
+def _end_one(claim: Claim) -> bool:
     why = f"Pool {claim.pool.name} has rebalance_mode {claim.pool.rebalance_mode} and shares by "
     guarantees.lend(principal=REBALANCER, claim=claim, core=0, why=f"{why}{claim.pool.sharing_policy}.")
     return True
 
 
-def close_of_released() -> int:
+def expire_proposals() -> int:
     """Proposals for claims that are gone, or are going: nobody can say yes to them any more; how many."""
     gone = Proposal.objects.filter(state=ProposalState.PROPOSED, claim__state__in=ENDED)
     return each(gone.order_by("pk"), _close)
@@ -120,7 +120,7 @@ def _close(seen: Proposal) -> bool:
     proposal = Proposal.objects.select_for_update().filter(pk=seen.pk, state=ProposalState.PROPOSED).first()
     if proposal is None or claim.state not in ENDED:
         return False
-    decided(proposal, ProposalState.EXPIRED, by=REBALANCER.name, words=f"The claim is {claim.state}.")
+    mark_decided(proposal, ProposalState.EXPIRED, by=REBALANCER.name, words=f"The claim is {claim.state}.")
     proposal.change(**_decision(proposal))
     return True
 
@@ -205,7 +205,7 @@ def _take(proposal: Proposal) -> Proposal:
         state = ProposalState.APPLIED
     except GpucloudError as error:
         state, words = ProposalState.FAILED, error.detail[:2000]
-    decided(proposal, state, by=REBALANCER.name, words=words)
+    mark_decided(proposal, state, by=REBALANCER.name, words=words)
     proposal.save()
     return proposal
 
@@ -217,7 +217,7 @@ def _proposed(proposal: Proposal) -> Proposal:
     if old is not None:
         if (old.kind, old.after) == (proposal.kind, proposal.after):
             return old
-        decided(old, ProposalState.EXPIRED, by=REBALANCER.name, words="A later run found something else.")
+        mark_decided(old, ProposalState.EXPIRED, by=REBALANCER.name, words="A later run found something else.")
         old.change(**_decision(old))
     proposal.save()
     return proposal
@@ -282,7 +282,7 @@ def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) 
 
 
 def _answered(proposal: Proposal, state: str, principal: Principal, words: str = "") -> Proposal:
-    decided(proposal, state, by=principal.name, words=words)
+    mark_decided(proposal, state, by=principal.name, words=words)
     proposal.change(**_decision(proposal))
     audit.record(
         principal=principal,
@@ -296,7 +296,7 @@ def _answered(proposal: Proposal, state: str, principal: Principal, words: str =
     return proposal
 
 
-def decided(proposal: Proposal, state: str, *, by: str, words: str = "") -> Proposal:
+def mark_decided(proposal: Proposal, state: str, *, by: str, words: str = "") -> Proposal:
     """The proposal in this end state; not saved."""
     proposal.state, proposal.words = state, words
     proposal.decided_by, proposal.decided_at = by, timezone.now()

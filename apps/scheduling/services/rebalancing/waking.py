@@ -16,7 +16,7 @@ from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, mark_decided
 from gpucloud.errors import GpucloudError
 
 
@@ -57,5 +57,5 @@ def _woken(seen: Claim, used: wire.AssignmentUsage) -> bool:
         explanation=why,
         numbers={"core_percent": used.core_percent, "throttled_percent": used.throttled_percent},
     )
-    decided(proposal, ProposalState.APPLIED, by=REBALANCER.name).save()
+    mark_decided(proposal, ProposalState.APPLIED, by=REBALANCER.name).save()
     return True

@@ -30,8 +30,8 @@ from gpucloud.errors import Busy, Conflict, Invalid
 
 # A claim may take a GPU between its being chosen and its being locked; that it happens so often is no chance.
 ATTEMPTS = 5
-WINDOWS_TOLD = 3
-OBSTACLES_TOLD = 20
+MOST_WINDOWS = 3
+MOST_OBSTACLES = 20
 
 
 class WindowTaken(Conflict):
@@ -97,7 +97,7 @@ def outlook(row: Reservation, seen: Seen) -> Outlook:
     return Outlook(
         answer,
         calendar.obstacles(gpus, holds, request, begin, end),
-        calendar.windows(gpus, holds, request, length=end - begin, after=begin, count=WINDOWS_TOLD),
+        calendar.windows(gpus, holds, request, length=end - begin, after=begin, count=MOST_WINDOWS),
     )
 
 
@@ -203,7 +203,7 @@ def facts_of(row: Reservation, seen: Outlook, principal: Principal) -> dict[str,
     reasons = [] if isinstance(seen.answer, Placed) else [asdict(reason) for reason in seen.answer.reasons]
     return {
         "reasons": reasons,
-        "conflicts": [_told(item, row, principal) for item in seen.obstacles[:OBSTACLES_TOLD]],
+        "conflicts": [_describe(item, row, principal) for item in seen.obstacles[:MOST_OBSTACLES]],
         "windows": [
             {"start_at": moment(item.begin_us), "end_at": moment(item.end_us), "gpus": list(item.gpus)}
             for item in seen.windows
@@ -211,7 +211,7 @@ def facts_of(row: Reservation, seen: Outlook, principal: Principal) -> dict[str,
     }
 
 
-def _told(item: Obstacle, row: Reservation, principal: Principal) -> dict[str, Any]:
+def _describe(item: Obstacle, row: Reservation, principal: Principal) -> dict[str, Any]:
     until = None if item.until_us is None else moment(item.until_us)
     ends = f"until {until:%Y-%m-%d %H:%M:%S} UTC" if until else "without an end"
     facts = {"kind": item.kind, "tenant": None, "uid": None, "name": None, "gpus": item.gpus, "until": until}

@@ -81,11 +81,11 @@ def _row(gpu: Gpu, holds: list[Hold], names: dict[str, str], window: tuple[int, 
             {"from": moment(begin), "to": moment(end), "core": core, "memory_mib": memory_mib}
             for begin, end, core, memory_mib in calendar.profile(inside, *window)
         ],
-        "holds": [_told(hold, names) for hold in sorted(inside, key=lambda hold: (hold.begin_us, hold.holder))],
+        "holds": [_describe(hold, names) for hold in sorted(inside, key=lambda hold: (hold.begin_us, hold.holder))],
     }
 
 
-def _told(hold: Hold, names: dict[str, str]) -> dict[str, Any]:
+def _describe(hold: Hold, names: dict[str, str]) -> dict[str, Any]:
     own = hold.holder in names
     return {
         "kind": hold.kind,

@@ -81,7 +81,7 @@ def _begin(seen: Reservation, now: datetime) -> bool:
     try:
         with transaction.atomic():
             row.change(state=ReservationState.ACTIVE, started_at=now, reason=None)
-            reservation_charges.lift(row, reservation_charges.due(row))
+            reservation_charges.lift(row, reservation_charges.compute_charge(row))
     except QuotaExceeded as error:
         row.refresh_from_db()
         return _cannot_begin(row, error, now)
@@ -163,14 +163,14 @@ def _silent(row: Reservation, now: datetime) -> list[str]:
 
 def _settle(seen: Reservation, now: datetime) -> bool:
     """What could not be charged again when a claim ended is tried once more."""
-    if reservation_charges.due(seen) == seen.charged:
+    if reservation_charges.compute_charge(seen) == seen.charged:
         return False
     with transaction.atomic():
         row = locked(seen)
         if row.state != ReservationState.ACTIVE:
             return False
         before = row.charged
-        reservation_charges.lift_if_possible(row, reservation_charges.due(row))
+        reservation_charges.lift_if_possible(row, reservation_charges.compute_charge(row))
         return row.charged != before
 
 
