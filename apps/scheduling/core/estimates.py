@@ -1,8 +1,8 @@
-"""When a waiting claim will start, and how that is known.
+"""Estimates of the start of waiting claims, and their basis.
 
-First from time limits: the queue is played on, from one known end to the next, by the same walk that rounds make. Where
-that leads nowhere, from the rate at which claims of at least this size were given back lately. Where that is too thin,
-there is no estimate, and a sentence says why: none is honest, a guess is not.
+First by time limits: the queue is simulated, from one known end to the next, by the same walk that rounds make. If that
+leads nowhere, by the rate at which claims of at least this size were released lately. If that is too thin, there is no
+estimate, and a sentence says why: no estimate is honest, a guess is not.
 """
 
 import heapq
@@ -18,12 +18,12 @@ from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
 from apps.scheduling.core.values import Refused, Request
 from apps.scheduling.core.walk import Walk
 
-# What one forecast may cost: so many claims, played on over so many moments.
+# The cost of one forecast: this many claims, simulated over this many moments.
 MOST_CLAIMS = 100
 MOST_MOMENTS = 200
-# Ends of what runs that it looks at in all, and at each moment for the head: soonest first.
+# The ends of running claims examined in all, and at each moment for the head: soonest first.
 MOST_ENDS, MOST_ENDS_AHEAD = 1000, 100
-# Two could be chance; three claims given back are the beginning of a rate.
+# Two could be chance; three released claims are the beginning of a rate.
 FEWEST_FREED = 3
 
 Basis = Literal["time-limits", "recent-rate", "none"]
@@ -31,7 +31,7 @@ Basis = Literal["time-limits", "recent-rate", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`at` in Unix seconds; None where nothing says it. `detail` says how it was got."""
+    """An estimate: `at` in Unix seconds; None if nothing tells. `detail` says how it was made."""
 
     at: float | None
     basis: Basis
@@ -40,7 +40,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """A claim that was given back lately."""
+    """A claim that was released lately."""
 
     at: float
     request: Request
@@ -48,16 +48,16 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What an order needs to know of the pool and its tenants."""
+    """The facts about a pool and its tenants that an order needs."""
 
     capacity: Amounts
     held: Mapping[str, Amounts]
     weights: Mapping[str, int]
-    # Who has waited longer goes by age; None: nobody.
+    # Claims that have waited longer go by age; None: no claim.
     patience_seconds: float | None = None
 
     def queue(self, asks: Iterable[Ask], *, now: float, held: Mapping[str, Amounts] | None = None) -> Queue:
-        """These asks in their order at that moment."""
+        """Return these asks in their order at that moment."""
         long_before = None if self.patience_seconds is None else now - self.patience_seconds
         held = self.held if held is None else held
         return Queue(asks, capacity=self.capacity, held=held, weights=self.weights, long_before=long_before)
@@ -77,9 +77,9 @@ def forecast(
     reserved: Callable[[Waiting, float], Held] = _nothing_reserved,
     changes: Iterable[float] = (),
 ) -> dict[str, float]:
-    """When each of these claims starts, by id, as far as time limits tell. Uses the fleet up.
+    """Return the starts of these claims, by id, as far as time limits tell. Uses the fleet up.
 
-    `reserved` says what a claim may not count on at a moment, `changes` when that is otherwise.
+    `reserved` returns the amounts withheld from a claim at a moment, `changes` are the moments at which they change.
     """
     later = sorted({at for at in changes if at > now})
     ends = heapq.nsmallest(MOST_ENDS, ((max(item.ends_at, now), item.id, item) for item in running))
@@ -108,7 +108,7 @@ def forecast(
 
 
 def _started(walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float) -> Iterator[Running]:
-    """Note who starts now, and what tenants then hold; those that end by themselves."""
+    """Record the claims that start now, and what tenants then hold; yield those that end by themselves."""
     for decision in walk:
         if isinstance(decision.answer, Refused):
             continue
@@ -128,7 +128,7 @@ def _add(held: dict[str, Amounts], tenant: str, amounts: Amounts) -> None:
 
 
 def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Estimate:
-    """What the forecast says."""
+    """Return the forecast as an estimate."""
     if at <= now:
         return Estimate(at, "time-limits", "It fits now: the next round places it.")
     detail = f"From the time limits of {_counted(running, 'claim')} that run"
@@ -140,7 +140,7 @@ def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Esti
 
 
 def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, since: float, now: float) -> Estimate:
-    """From how often as much was given back since then, and how much goes first: `ahead` is each one's core."""
+    """Return an estimate by the rate of releases since then and the claims ahead: `ahead` is the core of each."""
     wanted = max((claim.request for claim in ask.members), key=lambda request: Amounts.of(request).core_percent)
     alike = sum(_as_large(item.request, wanted) for item in freed)
     hours = max(1, round((now - since) / 3600))
@@ -162,7 +162,7 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, 
 
 
 def unknown(detail: str) -> Estimate:
-    """No estimate, and why."""
+    """Return no estimate, and why."""
     return Estimate(None, "none", detail)
 
 

@@ -1,7 +1,7 @@
-"""One walk along the queue: each ask in its turn is placed, or told why not, or passed by who delays nobody.
+"""A walk along the queue: each ask in its order is placed, refused with reasons, or passed by asks that delay nobody.
 
-The walk changes the fleet and the shares as it goes. It knows nothing of quotas and transactions: whoever commits its
-decisions gives back with `undo` what could not be kept.
+The walk changes the fleet and the shares as it goes. It knows nothing about quotas and transactions: a caller that
+commits its decisions gives back with `undo` what could not be committed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ Answer = tuple[Placed, ...] | Refused
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of an ask: GPUs for each of its claims, in order, or why not."""
+    """The answer to an ask: GPUs for each of its claims, in order, or why not."""
 
     ask: Ask
     answer: Answer
@@ -30,11 +30,11 @@ def _nothing_reserved(claim: Waiting) -> Held:
 
 
 class Walk:
-    """Asks of the queue, decided one by one; `head_plan` is the head's, once there is a head.
+    """Asks of the queue, decided one by one; `head_plan` is the plan of the blocked head, once there is one.
 
-    `running` are the placed claims that end by themselves. `reserved` says what a claim may not count on for reasons of
-    its own; a mapping that it gave stays as it is. Where only newcomers walk, `head_plan` is what an earlier walk of the
-    whole queue left.
+    `running` are the placed claims that end by themselves. `reserved` returns the amounts that are withheld from a
+    claim for reasons of its own; a mapping that it returned must not change. If only new claims are asked, `head_plan`
+    is the plan that an earlier walk of the whole queue left.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Walk:
         self._reserved = reserved
         self.head_plan = head_plan
         self._headed = head_plan is not None
-        # The fleet only gets fuller along the walk: what was refused once is refused again. Beside each answer stands
-        # what was reserved then, which keeps its id from becoming another's.
+        # The fleet only gets fuller along the walk: a request that was refused is refused again. Each answer is stored
+        # with what was withheld then, so that no other mapping can get the same id.
         self._refused: dict[tuple[tuple[Request, ...], bool, int], tuple[Refused, Held]] = {}
 
     def __iter__(self) -> Iterator[Decision]:
@@ -60,7 +60,7 @@ class Walk:
             yield self.decide(ask)
 
     def decide(self, ask: Ask) -> Decision:
-        """Place the ask, or say why not; the first that has no room becomes the head."""
+        """Place the ask, or return why not; the first that has no room becomes the head."""
         answer = self._answer(ask)
         if isinstance(answer, Refused):
             if not self._headed:
@@ -76,7 +76,7 @@ class Walk:
         return Decision(ask, answer)
 
     def undo(self, decision: Decision) -> None:
-        """What was placed here could not be kept: its GPUs are free again."""
+        """Give back the GPUs of a placement that could not be committed."""
         assert not isinstance(decision.answer, Refused)
         found = {claim.id: placed for claim, placed in zip(decision.ask.members, decision.answer, strict=True)}
         gangs.give_back(self._fleet, decision.ask, found)
@@ -85,7 +85,7 @@ class Walk:
 
     def _answer(self, ask: Ask) -> Answer:
         helds = [self._reserved(claim) for claim in ask.members]
-        # What is the same mapping for many claims says the same of each; a gang's is made for it alone.
+        # One mapping shared by many claims means the same for each; a gang's is made for it alone.
         reserved = helds[0] if len(helds) == 1 else gangs.most(helds)
         guard = self._guard(ask)
         kind = tuple(_shape(claim.request) for claim in ask.members), bool(guard), id(reserved) if reserved else 0
@@ -99,18 +99,18 @@ class Walk:
         return answer
 
     def _guard(self, ask: Ask) -> Held:
-        """What the head needs, as far as any claim of the ask would be in its way."""
+        """Return the amounts that the head needs, as far as any claim of the ask would be in its way."""
         if self.head_plan is None or self.head_plan.ask == ask:
             return NOTHING
         helds = (self.head_plan.withheld_from(claim, now=self._now) for claim in ask.members)
         return max(helds, key=lambda held: sum(map(sum, held.values())), default=NOTHING)
 
     def _explain(self, ask: Ask, answer: Refused, reserved: Held) -> Refused:
-        """Say so where it is only the guard that keeps it waiting."""
+        """Return the refusal by the guard if only the guard keeps the ask waiting."""
         assert self.head_plan is not None
         return explain_withheld(self._fleet, ask, self.head_plan, held=reserved) or answer
 
 
 def _shape(request: Request) -> Request:
-    """The request as far as it decides whether there is room: without labels it does not matter whose it is."""
+    """Return the request as far as it decides whether there is room: without labels the tenant does not matter."""
     return replace(request, key="", tenant=request.tenant if request.labels else "")

@@ -24,19 +24,19 @@ class Sums:
         self.known: Bools = np.zeros(len(board.nodes), np.bool_)
 
     def set_mix(self, tables: Tables) -> None:
-        """Another mix."""
+        """Replace the mix."""
         self._tables = tables
         self._single = tables.single.ravel()
         self.known[:] = False
 
     def left(self, nodes: Nodes) -> tuple[Int64, Int64, npt.NDArray[np.int32]]:
-        """Core and memory free, and models; a GPU that can take nothing has nothing."""
+        """Return free core and memory, and models; a GPU that can take nothing has nothing."""
         board = self._board
         alive = board.alive[nodes].astype(np.int64)
         return board.core[nodes] * alive, board.memory[nodes] * alive, board.model[nodes]
 
     def best_single(self, shape: Shape, nodes: Nodes, fits: Bools, policy: str) -> tuple[Int64, Bools]:
-        """A part of one GPU: the best score among the GPUs that fit, and that GPU."""
+        """Return the best score for a part of one GPU, among the GPUs that fit, and that GPU."""
         tables = self._mix()
         core, memory, model = self.left(nodes)
         left, less = np.maximum(core - shape.core, 0), memory - shape.memory
@@ -62,7 +62,7 @@ class Sums:
         return score[np.arange(len(nodes)), best], chosen
 
     def descent(self, shape: Shape, nodes: Nodes, chosen: Bools, policy: str) -> Int64:
-        """The scores of the nodes with the shape on the chosen GPUs."""
+        """Return the scores of the nodes with the shape on the chosen GPUs."""
         tables = self._mix()
         core, memory, model = self.left(nodes)
         core, memory = core - chosen * np.int64(shape.core), memory - chosen * np.int64(shape.memory)
@@ -83,7 +83,7 @@ class Sums:
         return score
 
     def _worth(self, nodes: Nodes, shape: Shape, before: Int64, idle: Int64) -> Int64:
-        """What counts against the node for what is left of it, and for core and CPU that get out of balance."""
+        """Return the penalty of a node for its remaining room, and for core and CPU that get out of balance."""
         gpu, cpu = self._board.whole * self._mix().total, self._board.cpu[nodes]
         known = cpu != UNKNOWN
         left = np.where(known, cpu - shape.cpu, 0)
@@ -119,7 +119,7 @@ class Sums:
         return result
 
     def _usable(self, core: Int64, memory: Int64, model: npt.NDArray[np.int32], cpu: Int64) -> Int64:
-        """Each GPU's core times the weight of the one-GPU types that it could carry."""
+        """Return each GPU's core times the weight of the one-GPU types that it could carry."""
         tables = self._mix()
         cell = (model.astype(np.int64) * (len(tables.cpus) + 1) + cpu[:, None]) * (len(tables.cores) + 1)
         cell = (cell + tables.core_index[np.minimum(core, self._board.whole)]) * (len(tables.memories) + 1)

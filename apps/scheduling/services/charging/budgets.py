@@ -92,8 +92,7 @@ def standing_of(budget: Budget, *, now: datetime) -> Standing | None:
 
 
 def counted_standing(budget: Budget, *, now: datetime) -> Standing | None:
-    """Return the standing as it was last counted, minutes ago at most; it needs the prefetched `periods`, and no query.
-    """
+    """Return the standing as last counted, minutes ago at most; it uses the prefetched `periods`, and no query."""
     bounds = period_at(budget, now)
     if bounds is None:
         return None

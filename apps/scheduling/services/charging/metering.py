@@ -81,8 +81,7 @@ def _entries(claims: QuerySet[Claim], end: datetime) -> Iterator[tuple[UUID, Ite
 
 
 def _spans(claims: QuerySet[Claim]) -> dict[UUID, list[Span]]:
-    """Return spans by claim. Nothing is written to an assignment after its release, so its last change is its release.
-    """
+    """Return spans by claim. Nothing is written to an assignment after its release, so its last change is that."""
     spans: dict[UUID, list[Span]] = defaultdict(list)
     rows = Assignment.objects.filter(claim__in=claims.order_by().values("pk"))
     for uid, model, begun, state, changed in rows.values_list(

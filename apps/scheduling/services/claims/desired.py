@@ -72,8 +72,7 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
 
 
 def _rows_of(node_ids: list[int]) -> Iterable[Any]:
-    """Return the live assignments of these nodes. One node is the case of every push and of every agent that connects.
-    """
+    """Return the live assignments of these nodes. One node is the case of every push and connecting agent."""
     if len(node_ids) == 1:
         return _rows_of_one(node_ids[0])
     rows = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED).order_by("pk")

@@ -38,7 +38,6 @@ def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:
 
 
 def shell_lines(facts: dict[str, Any]) -> str:
-    """Return `export` lines for a shell: what `agent exec` needs, and nothing that preloads the library into the shell.
-    """
+    """Return `export` lines for a shell: what `agent exec` needs, but nothing that preloads the library there."""
     names = ("GPUCLOUD_CLAIM", "GPUCLOUD_CLAIM_SECRET", "GPUCLOUD_AGENT_SOCKET")
     return "".join(f"export {name}={shlex.quote(facts['env'][name])}\n" for name in names)

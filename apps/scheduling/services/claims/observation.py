@@ -23,8 +23,7 @@ MIB = 1 << 20
 
 
 def take_observed(*, node: Node, frame: wire.Observed) -> None:
-    """Bring assignments, claims, GPUs and quotas in step with the reported state. Old and foreign uids change nothing.
-    """
+    """Bring assignments, claims, GPUs and quotas in step with the reported state; ignore old and foreign uids."""
     said = {observation.uid: observation for observation in frame.assignments}
     # Rows, not objects: an agent reports all that is in force, and most of it is no news.
     rows = map(_Known._make, _live_on(node.pk))

@@ -1,4 +1,4 @@
-"""Dry runs: the real services in a transaction that is taken back, so a preview cannot differ from the act."""
+"""Dry runs: the real services in a transaction that is rolled back, so a preview cannot differ from the act."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,10 +23,11 @@ from apps.scheduling.services.reclaiming.reclaim import would_reclaim
 def rehearse(
     act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]], *, asks_anew: Principal | None = None
 ) -> dict[str, Any]:
-    """What the claim would be after `act`. Nothing is kept, nobody is told. Raises whatever `act` raises.
+    """Return the claim as it would be after `act`. Nothing is stored or sent. Raises whatever `act` raises.
 
-    A claim that waits is tried on the pool as it is now, before anyone else in the queue: `state`, `reasons` and `gpus`
-    say where it would be. Of a new claim, and who asks for it: `reclaims` says who would have to go for it.
+    A waiting claim is tried on the pool as it is now, before all others in the queue: `state`, `reasons` and `gpus` say
+    where it would be. For a new claim, `asks_anew` is the caller, and `reclaims` lists the claims that would have to go
+    for it.
     """
     with transaction.atomic():
         claim = act()
@@ -46,7 +47,7 @@ def rehearse(
 
 
 def _not_yet(claim: Claim) -> Refused | None:
-    """Why it would not be asked now: its time has not come, or others of its group are missing."""
+    """Return why the claim would not be asked now: its start time has not come, or its group is not complete."""
     others = Claim.objects.none()
     if claim.group is not None:
         others = Claim.objects.filter(tenant=claim.tenant_id, group=claim.group, state__in=WAITING)

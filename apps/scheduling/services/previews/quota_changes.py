@@ -1,7 +1,7 @@
-"""Previews of changed quotas: who would hold more than they may, and which waiting claims could start, or no longer.
+"""Previews of changed quotas: quotas exceeded, and waiting claims that could start, or no longer.
 
-The change itself is the real one, in a transaction that is taken back. What it does to the queue is worked out on the
-numbers before and after it, not by a round: a round locks GPUs and nodes, and a question must not hold up anybody.
+The change itself is the real one, in a transaction that is rolled back. Its effect on the queue is computed from the
+numbers before and after it, not by a round: a round locks GPUs and nodes, and a preview must not hold up anybody.
 Claims are tried in the order of the queue on the GPUs as they are free now, before those of other tenants.
 """
 
@@ -30,7 +30,7 @@ from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, with_
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 from gpucloud.errors import GpucloudError
 
-# An operator reads no longer list; what is behind it is counted.
+# The most claims listed; the rest is counted.
 MOST_CLAIMS = 200
 
 Reasons = list[dict[str, Any]]
@@ -42,10 +42,10 @@ Saved = tuple[Fleets, dict[int, Reserved], SavedSums]
 def preview(
     act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]], joins: str | None = None
 ) -> dict[str, Any]:
-    """What a change of the tenant's quotas would do, beside what it would answer. Raises whatever `act` raises.
+    """Return the effects of a change of the tenant's quotas, and its answer. Raises whatever `act` raises.
 
-    With the tenant the others of its cohort are looked at, and of the one that it `joins`: they lend to it and borrow
-    from it.
+    Beside the tenant, the others of its cohort are included, and those of the cohort that it `joins`: they lend to it
+    and borrow from it.
     """
     tenants = list(Tenant.objects.filter(Q(pk=tenant.pk) | Q(cohort__in={tenant.cohort, joins} - {None})))
     queue = _Queue(tenants)
@@ -60,9 +60,10 @@ def preview(
 
 
 def preview_of_bounds(act: Callable[[], Any], *, tenant: Tenant) -> dict[str, Any]:
-    """The same of a change of a budget or of a member's limit; `row` is what the change answers. Raises what it raises.
+    """Return the effects of a change of a budget or of a member's limit; `row` is its answer. Raises what `act` raises.
 
-    They are asked for claim by claim, so the change stays in place that long: it locks nothing that a charge needs.
+    Budgets and limits are read claim by claim, so the change stays in place that long: it locks nothing that a charge
+    needs.
     """
     queue = _Queue([tenant])
     before = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
@@ -74,7 +75,7 @@ def preview_of_bounds(act: Callable[[], Any], *, tenant: Tenant) -> dict[str, An
 
 
 class _Queue:
-    """The first of what waits for these tenants, and the GPUs that it waits for."""
+    """The first claims that wait for these tenants, and the GPUs that they wait for."""
 
     def __init__(self, tenants: list[Tenant]) -> None:
         self.tenants = tenants
@@ -88,11 +89,11 @@ class _Queue:
         self.left_out = waiting.count() - len(self.claims)
 
     def outlook(self) -> "_Outlook":
-        """The quotas as they are at this moment."""
+        """Return the quotas as they are at this moment."""
         return _Outlook(self.tenants, self.fleets, self.nodes, self.line)
 
     def compared(self, before: Mapping[UUID, Reasons], after: Mapping[UUID, Reasons]) -> dict[str, Any]:
-        """Which claims could start after a change, which would wait and why, and for which that is new."""
+        """Return the claims that could start after a change, those that would wait, and for which that is new."""
         told = [(_claim_facts(claim), before[claim.uid], after[claim.uid]) for claim in self.claims]
         return {
             "runnable": [{**facts, "changed": bool(old)} for facts, old, new in told if not new],
@@ -102,16 +103,16 @@ class _Queue:
 
 
 class _Line:
-    """What of the queue is asked together, what not at all by now, and what is reserved."""
+    """The gangs of the queue, the claims that may not be asked yet, and the reservations."""
 
     def __init__(self, waiting: QuerySet[Claim], claims: Iterable[Claim], pools: Mapping[int, Pool]) -> None:
         now = timezone.now()
         self.reserved = {pk: read_reserved(pool, now=now) for pk, pool in pools.items()}
         self.early: dict[str, Reasons] = {}
-        # By each member's uid: all claims of its gang.
+        # All claims of a gang, by each member's uid.
         self.gangs: dict[str, list[Claim]] = {}
         there = {str(claim.uid): claim for claim in claims}
-        # Also those beyond what is looked at: they may be what a gang waits for.
+        # Also claims beyond the first ones: a gang may wait for them.
         special = list(waiting.filter(Q(group__isnull=False) | Q(start_at__gt=now)))
         for pk in pools:
             of_pool = [there.get(str(claim.uid), claim) for claim in special if claim.pool_id == pk]
@@ -129,18 +130,18 @@ class _Outlook:
     def __init__(self, tenants: Iterable[Tenant], fleets: Fleets, nodes: Nodes, line: _Line) -> None:
         self.line = line
         self.reserved = {pk: reserved.at(reserved.now) for pk, reserved in line.reserved.items()}
-        # Of gangs that were tried: why each waits as a whole.
+        # The reasons for which gangs that were tried wait, by member.
         self.tried: dict[str, Reasons] = {}
         rows = ResourceQuota.objects.filter(tenant__in=tenants).select_related("tenant", "pool", "share")
         self.sums = Sums(rows.order_by("pk"))
         self.fleets, self.nodes = dict(fleets), nodes
 
     def of(self, claims: Iterable[Claim], spent: dict[int, Reasons]) -> dict[UUID, Reasons]:
-        """Why each of these claims would go on waiting; nothing where it could start."""
+        """Return the reasons for which each claim would go on waiting; none if it could start."""
         return {claim.uid: spent[claim.tenant_id] or self._together(claim) for claim in claims}
 
     def _together(self, claim: Claim) -> Reasons:
-        """Alone, or with its gang: all of it or nothing."""
+        """Try the claim alone, or with its gang: all of it or nothing."""
         uid = str(claim.uid)
         if uid in self.line.early:
             return self.line.early[uid]
@@ -163,7 +164,7 @@ class _Outlook:
         self.sums.undo(before)
 
     def _start(self, claim: Claim) -> Reasons:
-        """As a round does it: what does not fit is not charged."""
+        """Try the claim as a round does: a claim that does not fit is not charged."""
         fleet, reserved = self.fleets[claim.pool_id], self.reserved[claim.pool_id]
         held = reserved.withheld_from(claim, fleet.values)
         answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id], held=held)
@@ -192,7 +193,7 @@ def _spent(tenant: Tenant) -> Reasons:
 
 
 def _share_excess(quota: ResourceQuota) -> int:
-    """What the cohort has taken above what it lends; those that borrow would have to give it back."""
+    """Return what the cohort has taken above what it lends; its borrowers would have to give that back."""
     return quota.share.excess if quota.share is not None else 0
 
 

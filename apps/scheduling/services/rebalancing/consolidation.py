@@ -1,4 +1,7 @@
-"""What moving claims would free in a pool. Proposals only: nothing here, or anywhere yet, moves a running program."""
+"""Consolidation: the moves of claims that would free GPUs of a pool.
+
+Proposals only: nothing moves a running program.
+"""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,15 +23,15 @@ from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import microseconds, read_reserved
 
 MIB = 1 << 20
-# A sample comes every second: of what was not measured for so long, all that it may use is taken as used.
+# A sample comes every second: if there is none of this period, the whole limit counts as used.
 LATELY = timedelta(minutes=1)
-# Of the queue's head, each by itself: a plan for many at once would be no proposal any more but a rebuilding.
+# The claims at the queue's head, each by itself: a plan for many at once would be a rebuilding.
 MOST_WAITING = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A plan, and for which waiting claim; None: for whoever comes."""
+    """A plan, and the waiting claim that it serves; None: no particular one."""
 
     claim: Claim | None
     plan: Plan
@@ -36,7 +39,7 @@ class Proposed:
 
     @property
     def explanation(self) -> str:
-        """In words and numbers."""
+        """The plan in words and numbers."""
         moves, frees = len(self.plan.moves), len(self.plan.frees)
         what = f"{moves} claim{'s' * (moves > 1)} with {self.plan.cost_mib} MiB in use would move"
         left = f"{frees} GPU{'s' * (frees != 1)} would be wholly free"
@@ -47,7 +50,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What was found, and where that is nothing, why."""
+    """The plans found, and the reason if there are none."""
 
     plans: list[Proposed]
     why: str | None
@@ -55,9 +58,9 @@ class SearchResult:
 
 @transaction.atomic
 def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> SearchResult:
-    """What moves would let claims of the queue's head start, each alone, and which GPUs could be left whole.
+    """Return the moves that would let claims of the queue's head start, each alone, or that would free whole GPUs.
 
-    Who asked is in the audit log. Raises RoleMissing.
+    The request is recorded in the audit log. Raises RoleMissing.
     """
     principal.require_operator()
     sitting, claims = _sitting(pool)
@@ -85,7 +88,7 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Search
 
 
 def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> str:
-    """Why no moves are proposed."""
+    """Return why no moves are proposed."""
     if not could_move:
         return (
             f"No claim of pool {pool.name} could be moved: only active ones can that neither borrow core nor run in a "
@@ -99,7 +102,7 @@ def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> s
 
 
 def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
-    """Active claims that could go elsewhere: not what borrows, runs in reserved room, or ends with its pod."""
+    """Return the active claims that could move: not those that borrow, are in a reservation, or end with a pod."""
     rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None)
     rows = rows.filter(Q(pod__isnull=True) | ~Q(pod__has_key="uid"))
     rows = rows.select_related("tenant", "pool")
@@ -122,7 +125,7 @@ def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
 
 
 def _in_use(live: list[Assignment]) -> dict[int, int]:
-    """MiB in use by the latest sample, by the assignment's key; of what was never measured, nothing is said."""
+    """Return MiB in use by the latest sample, by the assignment's key; assignments without one are left out."""
     rows = {item.uid: item for item in live}
     nodes = {item.gpu.node_id for item in live}
     since = timezone.now() - LATELY

@@ -1,8 +1,8 @@
-"""The rebalancer: finds changes by the pool's policy, proposes them, and carries out what it may.
+"""The rebalancer: it finds changes by the pool's policy, proposes them, and applies those that it may.
 
-What it carries out by itself, where the pool allows it, costs the owner nothing and can be had back at any moment:
-lending, giving back, and `core_limit`. What charges (a larger guarantee), or is gone when it is wanted again (less
-memory, a smaller guarantee), waits for the yes of somebody who might have asked for it.
+In a pool that allows it, it applies changes that cost the owner nothing and can be undone at any moment: lending,
+giving back, and `core_limit`. A change that charges (a larger guarantee), or cannot be undone at will (less memory, a
+smaller guarantee), waits for the consent of somebody who might have asked for it.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class RebalancingOff(Conflict):
 
 
 class ProposalStale(Conflict):
-    """The claim is no longer as it was when the change was proposed."""
+    """The claim has changed since the change was proposed."""
 
     code = "proposal-stale"
     title = "The claim has changed since"
@@ -53,7 +53,7 @@ class ProposalStale(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A run: which claims were looked at, what came of each change, and where there is none, why."""
+    """A run: the number of claims considered, the outcome of each change, and the reason if there are none."""
 
     pool: Pool
     considered: int
@@ -63,9 +63,9 @@ class Found:
 
 
 def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> Found:
-    """One run over a pool's claims; a dry run keeps nothing. Raises RebalancingOff, RoleMissing.
+    """Run the rebalancer over a pool's claims; a dry run stores nothing. Raises RebalancingOff, RoleMissing.
 
-    One run of a pool at a time: where another is under way this one finds nothing.
+    One run of a pool at a time: a second one finds nothing.
     """
     principal.require_operator()
     if pool.rebalance_mode == RebalanceMode.OFF and not dry_run:
@@ -79,7 +79,7 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
     with exclusive(lock_name(pool)) as free:
         if not free:
             return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
-        # In a savepoint: an error of the database would else keep the lock from being let go.
+        # In a savepoint: an error of the database would otherwise prevent the release of the lock.
         with transaction.atomic():
             found = _plan(pool, now)
             if principal != REBALANCER:
@@ -90,14 +90,17 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
 
 
 def end_lending() -> int:
-    """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
+    """Give back lent core in pools that are no longer rebalanced, or whose policy lends nothing.
+
+    Return the number of claims.
+    """
     lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
     over = [claim for claim in lent if not (_lends_still(claim.pool) and borrowing.lends(claim.pool))]
     return each(over, _end_one)
 
 
 def _lends_still(pool: Pool) -> bool:
-    """Whether anything in the pool may lend: the rebalancer, or its rule for idle claims."""
+    """Return True if anything in the pool may lend: the rebalancer, or its rule for idle claims."""
     return pool.rebalance_mode != RebalanceMode.OFF or pool.idle_rule == IdleRule.SHRINK
 
 
@@ -108,14 +111,17 @@ def _end_one(claim: Claim) -> bool:
 
 
 def expire_proposals() -> int:
-    """Proposals for claims that are gone, or are going: nobody can say yes to them any more; how many."""
+    """Expire the proposals for claims that are gone, or going; return the number of proposals."""
     gone = Proposal.objects.filter(state=ProposalState.PROPOSED, claim__state__in=ENDED)
     return each(gone.order_by("pk"), _close)
 
 
 @transaction.atomic
 def _close(seen: Proposal) -> bool:
-    """Claim before proposal, as everywhere: one that is being preempted may come back meanwhile."""
+    """Expire the proposal.
+
+    The claim is locked first, as everywhere: one that is being preempted may come back meanwhile.
+    """
     claim = locked(seen.claim)
     proposal = Proposal.objects.select_for_update().filter(pk=seen.pk, state=ProposalState.PROPOSED).first()
     if proposal is None or claim.state not in ENDED:
@@ -131,7 +137,7 @@ def lock_name(pool: Pool) -> str:
 
 
 def _plan(pool: Pool, now: datetime) -> Found:
-    """What the policy says, as proposals that are not saved yet."""
+    """Return the policy's changes as proposals that are not saved yet."""
     seen = observe(pool, now=now)
     policy = core.POLICIES[pool.rebalance_policy]
     changes = core.decide(policy, seen, bounds_of(pool), int(now.timestamp()))
@@ -145,7 +151,7 @@ def _plan(pool: Pool, now: datetime) -> Found:
 
 
 def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
-    """Why a run finds nothing to change."""
+    """Return why a run finds nothing to change."""
     bounds = bounds_of(pool)
     if not seen:
         active = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE).count()
@@ -164,7 +170,7 @@ def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
 
 
 def _note(found: Found, principal: Principal) -> None:
-    """Somebody had it run; what it changed has rows of its own."""
+    """Record that somebody started the run; its changes have rows of their own."""
     audit.record(
         principal=principal,
         action="pool.rebalance",
@@ -194,9 +200,9 @@ def _take_into(taken: list[Proposal], proposal: Proposal) -> int:
 
 @transaction.atomic
 def _take(proposal: Proposal) -> Proposal:
-    """Carry it out where the pool and its kind allow that, else propose it."""
+    """Apply the proposal if the pool and its kind allow that, else propose it."""
     allowed = proposal.pool.rebalance_mode == RebalanceMode.APPLY and proposal.kind in CARRIED_OUT
-    # Who wants a guarantee back is asked nothing: it is theirs.
+    # A guarantee is given back in any case: it is the owner's.
     if not allowed and proposal.kind != ProposalKind.GIVE_BACK:
         return _proposed(proposal)
     words = ""
@@ -212,7 +218,7 @@ def _take(proposal: Proposal) -> Proposal:
 
 @transaction.atomic
 def _proposed(proposal: Proposal) -> Proposal:
-    """One open proposal a claim: the same is kept, another takes its place."""
+    """Store the proposal, one a claim: an equal one is kept, another one is replaced."""
     old = Proposal.objects.select_for_update().filter(claim=proposal.claim, state=ProposalState.PROPOSED).first()
     if old is not None:
         if (old.kind, old.after) == (proposal.kind, proposal.after):
@@ -225,9 +231,9 @@ def _proposed(proposal: Proposal) -> Proposal:
 
 @transaction.atomic
 def act(proposal: Proposal, *, principal: Principal) -> None:
-    """Change the claim as proposed, by the services that anybody uses. Raises ProposalStale, and whatever they raise.
+    """Change the claim as proposed, by the services that everybody uses. Raises ProposalStale, and what these raise.
 
-    Under the claim's lock: what its owner, or anybody, has set since the run looked stands.
+    Under the claim's lock: values set since the run looked stand.
     """
     claim = locked(proposal.claim)
     _refuse_stale(proposal, claim, principal)
@@ -247,7 +253,7 @@ def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> Non
     if principal == REBALANCER and not claim.rebalance:
         stale.append("rebalance")
     if stale:
-        # One that was tried by itself is over; one that somebody accepts is still open.
+        # A proposal that the rebalancer tried has ended; one that somebody accepts is still open.
         cure = "the next run looks anew" if principal == REBALANCER else "dismiss this, the next run looks anew"
         words = f"The claim has changed since ({', '.join(sorted(stale))}): {cure}."
         raise ProposalStale(words, before=proposal.before)
@@ -255,7 +261,7 @@ def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> Non
 
 @transaction.atomic
 def accept(*, principal: Principal, proposal: Proposal, versions: etags.Versions = None) -> Proposal:
-    """Say yes: the claim is changed now. Raises WrongState, and what `act` raises."""
+    """Accept the proposal: the claim is changed now. Raises WrongState, and what `act` raises."""
     proposal = _locked(proposal, principal, versions)
     act(proposal, principal=principal)
     return _answered(proposal, ProposalState.APPLIED, principal)
@@ -263,14 +269,14 @@ def accept(*, principal: Principal, proposal: Proposal, versions: etags.Versions
 
 @transaction.atomic
 def dismiss(*, principal: Principal, proposal: Proposal, words: str = "", versions: etags.Versions = None) -> Proposal:
-    """Say no; within the cool-down nothing is proposed for this claim. Raises WrongState."""
+    """Dismiss the proposal; within the cool-down nothing is proposed for this claim. Raises WrongState."""
     proposal = _locked(proposal, principal, versions)
     proposal.claim.change(rebalanced_at=timezone.now())
     return _answered(proposal, ProposalState.DISMISSED, principal, words)
 
 
 def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) -> Proposal:
-    """The claim before the proposal: the order of locks."""
+    """Return the proposal under its lock. The claim is locked before it: the order of locks."""
     claim = locked(proposal.claim)
     principal.require_role(claim.tenant, "member")
     proposal = Proposal.objects.select_for_update(of=("self",)).select_related("pool").get(pk=proposal.pk)
@@ -297,7 +303,7 @@ def _answered(proposal: Proposal, state: str, principal: Principal, words: str =
 
 
 def mark_decided(proposal: Proposal, state: str, *, by: str, words: str = "") -> Proposal:
-    """The proposal in this end state; not saved."""
+    """Set the proposal to this end state, and return it; not saved."""
     proposal.state, proposal.words = state, words
     proposal.decided_by, proposal.decided_at = by, timezone.now()
     return proposal

@@ -1,7 +1,7 @@
-"""The fast path: a claim that is seen to work has what it lent back in the books at once, not at the next run.
+"""The fast path of waking: a lending claim that is measured to work gets its core back in the books at once.
 
-Its compute it has already: the node's arbiter gave that in the round in which it woke. This stops more from being
-placed on what is its own.
+It has its compute already: the node's arbiter gave that back in the round in which it woke. This stops placements on
+what is its own before the next run of the rebalancer.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from gpucloud.errors import GpucloudError
 
 
 def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
-    """Give back to those of these lending claims, by uid, that are awake by this measurement; how many.
+    """Give back to the lending claims, by uid, that this measurement shows awake; return the number of claims.
 
-    An agent that was away sends what it kept: what was measured before a claim lent says nothing of it.
+    An agent that was away sends what it stored: a measurement from before a claim lent says nothing about it.
     """
     claims = Claim.objects.filter(uid__in=lenders, lent_core__gt=0, rebalanced_at__lt=at)
     claims = claims.select_related("tenant", "pool").order_by("pk")
@@ -32,7 +32,7 @@ def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
 
 @transaction.atomic
 def _woken(seen: Claim, used: wire.AssignmentUsage) -> bool:
-    """Whether this measurement gave back, and wrote it down: of several at once one does."""
+    """Give back and record it; return True if this measurement did so: of several at once one does."""
     if not is_awake(used.core_percent, used.throttled_percent, bounds_of(seen.pool)):
         return False
     claim = locked(seen)
