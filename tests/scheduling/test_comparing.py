@@ -56,7 +56,7 @@ def test_a_change_whose_notice_is_still_on_its_way_is_no_warning(
         return heard(seconds=seconds) if seconds else {}
 
     change_node(principal=SYSTEM, node=Node.objects.get(), cordoned=True)
-    monkeypatch.setattr(command.session, "heard", late)
+    monkeypatch.setattr(command.session, "receive", late)
     with caplog.at_level(logging.WARNING):
         command._compare()
     assert WARNING not in caplog.text

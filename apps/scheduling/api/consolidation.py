@@ -1,4 +1,4 @@
-"""/pools/{name}/consolidation/: which moves of claims would free what."""
+"""The view of /pools/{name}/consolidation/: moves of claims, and what they would free."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpucloud.api.serializers import Strict
 
 
 class MoveSerializer(Strict):
-    """One claim, from its GPUs to others of the pool."""
+    """A move of one claim from its GPUs to others of the pool."""
 
     claim = serializers.UUIDField(read_only=True)
     claim_name = serializers.CharField(read_only=True)
@@ -28,7 +28,7 @@ class MoveSerializer(Strict):
 
 
 class PlanSerializer(Strict):
-    """Moves in their order, and what is free after them."""
+    """Moves in their order, and the GPUs that are free after them."""
 
     waiting_claim = serializers.UUIDField(
         read_only=True,
@@ -44,7 +44,7 @@ class PlanSerializer(Strict):
 
 
 class ConsolidationSerializer(Strict):
-    """Plans, each for itself: one that is carried out may make the others void."""
+    """Plans, each by itself: one that is applied may make the others void."""
 
     pool = serializers.CharField(read_only=True)
     plans = PlanSerializer(many=True, read_only=True)
@@ -54,14 +54,14 @@ class ConsolidationSerializer(Strict):
 
 
 class QuestionSerializer(serializers.Serializer[Any]):
-    """How much may be moved; in a query, so numbers come as text."""
+    """The bounds of plans; from a query, so numbers come as text."""
 
     most_moves = serializers.IntegerField(min_value=1, max_value=32, default=4)
     most_memory_mib = serializers.IntegerField(min_value=1, max_value=1 << 40, default=256 * 1024)
 
 
 class PoolConsolidation(ApiView):
-    """Moves that would free GPUs of a pool: proposals, which nothing carries out."""
+    """Moves that would free GPUs of a pool: proposals, which nothing applies."""
 
     serializer_class: Any = ConsolidationSerializer
     queryset = Pool.objects.all()
@@ -75,7 +75,7 @@ class PoolConsolidation(ApiView):
         ]
     )
     def get(self, request: Request, name: str) -> Response:
-        """Which moves would let waiting claims start or leave GPUs wholly free, at what cost (operators)."""
+        """Show the moves that would let waiting claims start or free whole GPUs, and their cost (operators)."""
         pool = self.find(name)
         if unknown := set(request.query_params) - {"most_moves", "most_memory_mib"}:
             raise serializers.ValidationError({name: ["Unknown parameter."] for name in sorted(unknown)})

@@ -1,4 +1,4 @@
-"""/pools/{name}/queue/, and what the document of a waiting claim says of its place."""
+"""The view of /pools/{name}/queue/, and the place in the queue that a waiting claim's document shows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ AT_HELP = "Null: nothing says it."
 
 
 class EstimateSerializer(Strict):
-    """When it will start, and how that is known."""
+    """The estimated start, and its basis."""
 
     at = serializers.DateTimeField(read_only=True, source="starts_at", allow_null=True, help_text=AT_HELP)
     basis = serializers.ChoiceField(
@@ -36,16 +36,16 @@ class EstimateSerializer(Strict):
 
 
 class SuggestionSerializer(Strict):
-    """One field's other value with which the claim would start now."""
+    """Another value of one field, with which the claim would start now."""
 
-    # `field` is an attribute of every serializer's own.
+    # `field` is an attribute of every serializer.
     name = serializers.CharField(read_only=True, source="field", help_text="A field of the claim.")
     value = serializers.JSONField(read_only=True, allow_null=True)
     detail = serializers.CharField(read_only=True)
 
 
 class ClaimDocumentSerializer(ClaimSerializer):
-    """A claim by itself: where it waits, also its place in the queue."""
+    """One claim; if it waits, also its place in the queue."""
 
     queue_position = serializers.IntegerField(
         source="place.position", read_only=True, allow_null=True, default=None, help_text=POSITION_HELP
@@ -69,17 +69,17 @@ class ClaimDocumentSerializer(ClaimSerializer):
     )
 
     def get_estimated_start_at(self, claim: Any) -> Any:
-        """The estimate's moment."""
+        """Return the time of the estimate."""
         return claim.place and claim.place.starts_at
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """The place is worked out here, for this one claim."""
+        """Compute the claim's place, for this one claim."""
         instance.place = queue.find_place(instance)
         return super().to_representation(instance)
 
 
 class QueuedSerializer(Strict):
-    """A claim that waits, in its place."""
+    """A waiting claim, with its place."""
 
     position = serializers.IntegerField(read_only=True, allow_null=True, help_text=POSITION_HELP)
     claim = serializers.UUIDField(source="uid", read_only=True)
@@ -102,7 +102,7 @@ class QueuedSerializer(Strict):
 
 
 class QueueFilter(Changed):
-    """Those of one tenant."""
+    """Waiting claims by tenant and time of change."""
 
     tenant = Named(Tenant.objects, "slug")
 
@@ -120,11 +120,11 @@ class PoolQueue(ListMixin, ApiView):
     read_scope = "claims:read"
 
     def get_queryset(self) -> Any:
-        """What waits, as far as the caller may see it."""
+        """Return the waiting claims that the caller may see."""
         return Claim.objects.visible_to(self.principal).filter(state__in=WAITING).select_related("tenant")
 
     def get(self, request: Request, name: str) -> Response:
-        """What waits in the pool, next first, with its place among all and when it will start."""
+        """List the claims that wait in the pool, next first, with their places and estimated starts."""
         pool = get_object_or_404(Pool, name=name)
         rows = self.filter_queryset(self.get_queryset().filter(pool=pool))
         seen = queue.get_snapshot(pool)

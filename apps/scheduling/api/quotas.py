@@ -1,4 +1,4 @@
-"""/quotas/: of quotas, but the preview of a change looks at claims."""
+"""Views of /quotas/, with previews of changes, which need claims."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from gpucloud.api.serializers import Strict
 
 
 class OverSerializer(Strict):
-    """A quota of which more would be held than may be."""
+    """A quota of which more would be held than allowed."""
 
     tenant = serializers.CharField(read_only=True)
     pool = serializers.CharField(read_only=True, allow_null=True)
@@ -50,7 +50,7 @@ class PendingClaimSerializer(PreviewedClaimSerializer):
 
 
 class PreviewSerializer(Strict):
-    """What a change of a quota would do."""
+    """The effects of a change of a quota."""
 
     dry_run = serializers.BooleanField(read_only=True)
     quota = QuotaSerializer(read_only=True, allow_null=True, help_text="As it would be; null: removed.")
@@ -60,7 +60,7 @@ class PreviewSerializer(Strict):
     claims_left_out = serializers.IntegerField(read_only=True, help_text="Waiting claims behind the first 200.")
 
 
-# Both are 200: a change, or what it would do.
+# Both are 200: a change, or a preview of it.
 CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
     component_name="QuotaOrPreview",
     serializers=[QuotaChangeSerializer, PreviewSerializer],
@@ -69,14 +69,14 @@ CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
 
 
 def quota_document(row: Any) -> dict[str, Any]:
-    """The quota that was changed, or that a request is for; null where it is gone."""
+    """Return the quota that was changed, or that a request is for; null if it is gone."""
     if isinstance(row, QuotaRequest):
         row = ResourceQuota.objects.get(tenant=row.tenant, pool=row.pool, resource=row.resource)
     return {"quota": row and QuotaSerializer(row).data}
 
 
 def respond_preview(act: Callable[[], Any], tenant: Tenant) -> Response:
-    """What would happen."""
+    """Return a response with the effects of `act`."""
     return Response(preview(act, tenant=tenant, show=quota_document))
 
 
@@ -88,7 +88,7 @@ class QuotaList(routes.QuotaList):
     @extend_schema(parameters=[DRY_RUN], responses={201: QuotaSerializer, 200: PreviewSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Give a tenant a quota of one resource."""
+        """Create a tenant's quota of one resource."""
         values = self.parsed(request)
 
         def act() -> Any:
@@ -105,7 +105,10 @@ class QuotaDetail(routes.QuotaDetail):
 
     @extend_schema(parameters=[DRY_RUN], responses={200: CHANGED_OR_PREVIEW})
     def patch(self, request: Request, pk: int) -> Response:
-        """Set `hard` or a limit; needs If-Match. Below what is used nothing is taken away, nothing new is granted."""
+        """Set `hard` or a limit; needs If-Match.
+
+        Below the used amount nothing is taken away, and nothing new is granted.
+        """
         quota = self.find(pk)
         values = self.parsed(request, partial=True)
         versions = etags.if_match(request, required=True)
@@ -117,7 +120,7 @@ class QuotaDetail(routes.QuotaDetail):
 
     @extend_schema(parameters=[DRY_RUN], responses={204: None, 200: PreviewSerializer})
     def delete(self, request: Request, pk: int) -> Response:
-        """Remove a quota that nobody uses; needs If-Match."""
+        """Remove a quota of which nothing is used; needs If-Match."""
         quota = self.find(pk)
         versions = etags.if_match(request, required=True)
 

@@ -1,4 +1,4 @@
-"""/quota-requests/: asking for more, and answering; an operator sees beside each what approving it would do."""
+"""Views of /quota-requests/: requests for more quota, and the answers; operators see the effects of approving each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ from gpucloud.errors import GpucloudError
 
 
 class RequestForMoreSerializer(Strict):
-    """More of one resource, asked for by a tenant's admin."""
+    """A request of a tenant's admin for more of one resource."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
@@ -50,7 +50,7 @@ class RequestForMoreSerializer(Strict):
 
 
 class RequestForMoreDetailSerializer(RequestForMoreSerializer):
-    """A request, and for operators what granting it would do."""
+    """A request, with a preview of approving it for operators."""
 
     preview = serializers.SerializerMethodField(
         help_text="What approving it (or accepting the offer) would do; null for others than operators, and where that "
@@ -59,13 +59,13 @@ class RequestForMoreDetailSerializer(RequestForMoreSerializer):
 
     @extend_schema_field(PreviewSerializer(allow_null=True))
     def get_preview(self, row: QuotaRequest) -> Any:
-        """By the services that would do it, taken back."""
+        """Return the preview, by the services that would do it, rolled back."""
         principal: Principal = self.context["request"].user
         return granting(row, principal) if principal.is_operator else None
 
 
 def granting(row: QuotaRequest, principal: Principal) -> dict[str, Any] | None:
-    """The preview of what would be granted; None where it would be refused."""
+    """Return the preview of what would be granted; None if it would be refused."""
     act = {RequestState.OPEN: requests.approve, RequestState.COUNTERED: requests.accept}.get(RequestState(row.state))
     if act is None:
         return None
@@ -76,26 +76,26 @@ def granting(row: QuotaRequest, principal: Principal) -> dict[str, Any] | None:
 
 
 class WordsSerializer(Strict):
-    """Something to say."""
+    """An optional comment."""
 
     words = serializers.CharField(max_length=2000, allow_blank=True, default="")
 
 
 class DenialSerializer(Strict):
-    """Why not."""
+    """The reason of a denial."""
 
     words = serializers.CharField(max_length=2000)
 
 
 class CounterSerializer(WordsSerializer):
-    """What is offered instead."""
+    """A counter-offer."""
 
     amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT)
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
 
 
 class QuotaRequestFilter(Changed):
-    """Requests by whose, what and how far."""
+    """Requests by tenant, pool, resource, state and time of change."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     pool = filters.CharFilter(field_name="pool__name")
@@ -106,29 +106,29 @@ class QuotaRequestFilter(Changed):
 
 
 class RequestView(ApiView):
-    """What views of requests share."""
+    """The common part of request views."""
 
     serializer_class: Any = RequestForMoreSerializer
     lookup_key = "uid"
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the requests that the caller may see."""
         return QuotaRequest.objects.visible_to(self.principal).select_related("tenant", "pool")
 
     def respond(self, row: QuotaRequest, *, status: int = 200) -> Response:
-        """The request as it is now."""
+        """Return a response with the request as it is now."""
         headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/quota-requests/{row.uid}/"}
         return Response(RequestForMoreSerializer(row).data, status=status, headers=headers)
 
     def act_on(self, request: Request, uid: str, act: Callable[..., QuotaRequest], **values: Any) -> Response:
-        """What an action made of the request in the URL."""
+        """Apply an action to the request in the URL, and return a response with the result."""
         versions = etags.if_match(request)
         return self.respond(act(principal=self.principal, request=self.find(uid), versions=versions, **values))
 
 
 class RequestList(RequestView, ListMixin):
-    """Requests for more."""
+    """Requests for more quota."""
 
     filterset_class = QuotaRequestFilter
 
@@ -138,7 +138,7 @@ class RequestList(RequestView, ListMixin):
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Ask for more of a resource (a tenant's admins)."""
+        """Create a request for more of a resource (a tenant's admins)."""
         return self.respond(requests.ask(principal=self.principal, **self.parsed(request)), status=201)
 
 
@@ -148,7 +148,7 @@ class RequestDetail(RequestView):
     serializer_class: Any = RequestForMoreDetailSerializer
 
     def get(self, request: Request, uid: str) -> Response:
-        """Show a request; to operators with the preview of granting it."""
+        """Show a request; to operators with the preview of approving it."""
         return self.answer(self.find(uid))
 
 
@@ -160,7 +160,7 @@ APPROVED_OR_PREVIEW = PolymorphicProxySerializer(
 
 
 class RequestApprove(RequestView):
-    """An operator's yes."""
+    """The approval of a request by an operator."""
 
     serializer_class: Any = WordsSerializer
     change_parameters = {"POST": frozenset({"dry_run"})}
@@ -168,7 +168,7 @@ class RequestApprove(RequestView):
     @extend_schema(parameters=[DRY_RUN], responses={200: APPROVED_OR_PREVIEW})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Raise the quota by what was asked for (operators)."""
+        """Raise the quota by the requested amount (operators)."""
         row, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
 
         def act() -> QuotaRequest:
@@ -180,19 +180,19 @@ class RequestApprove(RequestView):
 
 
 class RequestDeny(RequestView):
-    """An operator's no."""
+    """The denial of a request by an operator."""
 
     serializer_class: Any = DenialSerializer
 
     @extend_schema(responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Refuse, and say why (operators)."""
+        """Deny the request, with a reason (operators)."""
         return self.act_on(request, uid, requests.deny, **self.parsed(request))
 
 
 class RequestCounter(RequestView):
-    """An operator's offer."""
+    """The counter-offer of an operator."""
 
     serializer_class: Any = CounterSerializer
 
@@ -204,12 +204,12 @@ class RequestCounter(RequestView):
 
 
 class RequestAccept(RequestView):
-    """The tenant's yes to an offer."""
+    """The acceptance of an offer by the tenant."""
 
     @extend_schema(request=None, responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Take the offer that If-Match names: the quota is raised by it (the tenant's admins)."""
+        """Accept the offer that If-Match names: the quota is raised by it (the tenant's admins)."""
         self.without_body(request)
         # The operator may offer something else at any moment.
         etags.if_match(request, required=True)
@@ -217,11 +217,11 @@ class RequestAccept(RequestView):
 
 
 class RequestWithdraw(RequestView):
-    """The tenant's change of mind."""
+    """The withdrawal of a request by the tenant."""
 
     @extend_schema(request=None, responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Ask no longer (the tenant's admins)."""
+        """Withdraw the request (the tenant's admins)."""
         self.without_body(request)
         return self.act_on(request, uid, requests.withdraw)

@@ -1,4 +1,4 @@
-"""The shapes of reservations and of a pool's calendar."""
+"""Serializers of reservations and of a pool's calendar."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OUTSIDE = "`outside`: pods use it, and no claim stands for them."
 
 
 class RulesSerializer(Strict):
-    """What of a reservation can be changed."""
+    """The fields of a reservation that can be changed."""
 
     name = serializers.CharField(max_length=200, default="unnamed")
     start_at = serializers.DateTimeField(required=False, help_text="Now, unless given.")
@@ -88,17 +88,17 @@ class ReservationSerializer(RulesSerializer):
     version = serializers.IntegerField(read_only=True)
 
     def get_claimed(self, row: Any) -> bool:
-        """Open or claimed, while it is active."""
+        """Return True if a claim was made in it."""
         return row.claimed_at is not None
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """A reservation without a beginning begins now."""
+        """Set the begin of a reservation without one to now."""
         attrs.setdefault("start_at", timezone.now())
         return attrs
 
 
 class ConflictSerializer(Strict):
-    """What takes room in the window; of another tenant only that it does, and until when."""
+    """A hold on room in the window; of another tenant only that it exists, and until when."""
 
     kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
     tenant = serializers.CharField(read_only=True, allow_null=True)
@@ -110,7 +110,7 @@ class ConflictSerializer(Strict):
 
 
 class WindowSerializer(Strict):
-    """A window that is free."""
+    """A free window."""
 
     start_at = serializers.DateTimeField(read_only=True)
     end_at = serializers.DateTimeField(read_only=True)
@@ -118,7 +118,7 @@ class WindowSerializer(Strict):
 
 
 class BookingPreviewSerializer(Strict):
-    """What booking would do."""
+    """The effects of a booking."""
 
     dry_run = serializers.BooleanField(read_only=True)
     fits = serializers.BooleanField(read_only=True)
@@ -130,24 +130,24 @@ class BookingPreviewSerializer(Strict):
 
 
 class _FromTo(Strict):
-    """`from` is a word of Python's own, so it cannot be declared as a field."""
+    """A period; `from` is a Python keyword, so it cannot be declared as a field."""
 
     to = serializers.DateTimeField(read_only=True)
 
     def get_fields(self) -> dict[str, Any]:
-        """With `from`."""
+        """Return the fields with `from`."""
         return {"from": serializers.DateTimeField(read_only=True), **super().get_fields()}
 
 
 class IntervalSerializer(_FromTo):
-    """So much of a GPU is taken for so long."""
+    """An amount of a GPU that is taken for a time."""
 
     core = serializers.IntegerField(read_only=True)
     memory_mib = serializers.IntegerField(read_only=True)
 
 
 class HoldSerializer(Strict):
-    """Who takes it; null where that is another tenant's."""
+    """A hold and its holder; null if that is another tenant's."""
 
     kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
     uid = serializers.CharField(read_only=True, allow_null=True)
@@ -161,7 +161,7 @@ class HoldSerializer(Strict):
 
 
 class CalendarGpuSerializer(Strict):
-    """A GPU's row."""
+    """The row of a GPU."""
 
     uuid = serializers.CharField(read_only=True)
     node = serializers.CharField(read_only=True)
@@ -181,11 +181,11 @@ class CalendarSerializer(_FromTo):
 
 
 class PeriodSerializer(Strict):
-    """The question."""
+    """The parameters of a calendar."""
 
     to = serializers.DateTimeField(required=False)
     node = serializers.CharField(required=False)
 
     def get_fields(self) -> dict[str, Any]:
-        """With `from`."""
+        """Return the fields with `from`."""
         return {"from": serializers.DateTimeField(required=False), **super().get_fields()}

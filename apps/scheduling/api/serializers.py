@@ -1,4 +1,4 @@
-"""The shapes of this app's resources."""
+"""Serializers of claims, assignments, rounds and utilization."""
 
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,7 +17,7 @@ from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api.serializers import Strict, StrictInteger
 
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
-# A claim that waits for longer is a reservation.
+# A claim that should start later than this needs a reservation.
 LATEST_START = timedelta(days=366)
 GROUP_HELP = (
     "Claims of one tenant and pool with the same group and group_size are placed together, as soon as there are "
@@ -41,7 +41,7 @@ REBALANCE_HELP = _(
 
 
 class ClassField(serializers.ChoiceField):
-    """`guaranteed` or `best-effort`; kept as whether it is best effort."""
+    """`guaranteed` or `best-effort`; stored as `best_effort`."""
 
     def __init__(self, **kwargs: Any) -> None:
         choices = ["guaranteed", "best-effort"]
@@ -60,7 +60,7 @@ class ReservationByUid(serializers.UUIDField):
     default_error_messages = {"does_not_exist": "There is no reservation {value} that you may use."}
 
     def to_internal_value(self, data: Any) -> Any:
-        """The row."""
+        """Return the row."""
         uid = super().to_internal_value(data)
         visible = Reservation.objects.visible_to(self.context["request"].user).select_related("tenant", "pool")
         row = visible.filter(uid=uid).first()
@@ -69,12 +69,12 @@ class ReservationByUid(serializers.UUIDField):
         return row
 
     def to_representation(self, value: Any) -> Any:
-        """Its uid."""
+        """Return its uid."""
         return super().to_representation(value.uid)
 
 
 class ReasonSerializer(Strict):
-    """Why a claim waits."""
+    """A reason for which a claim waits."""
 
     code = serializers.CharField(read_only=True)
     gpus = serializers.IntegerField(read_only=True, help_text="How many GPUs this rules out.")
@@ -105,14 +105,14 @@ class AssignmentSerializer(Strict):
 
 
 def label_field(help_text: str) -> serializers.RegexField:
-    """A label of a claim."""
+    """Return a field for a label of a claim."""
     return serializers.RegexField(
         LABEL_NAME, allow_null=True, default=None, help_text=help_text, error_messages={"invalid": LABEL_WRONG}
     )
 
 
 class ClaimSerializer(Strict):
-    """A claim: pieces of GPUs, asked for by a tenant."""
+    """A claim: pieces of GPUs, requested by a tenant."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
@@ -219,21 +219,21 @@ class ClaimSerializer(Strict):
     assignments = AssignmentSerializer(source="present_assignments", many=True, read_only=True)
 
     def get_fields(self) -> dict[str, Any]:
-        """`class` is a word of Python's own, so it cannot be declared above."""
+        """Return the fields with `class`, which is a Python keyword and cannot be declared above."""
         fields = super().get_fields()
         fields["class"] = ClassField(required=False)
         return fields
 
     def get_estimated_start_at(self, claim: Any) -> str | None:
-        """Worked out for one claim at a time: lists leave it out."""
+        """Return None: the estimate is computed for one claim at a time, and lists leave it out."""
         return None
 
     def get_observed_generation(self, claim: Any) -> int:
-        """The least that every assignment has in force."""
+        """Return the least generation that every assignment has in force."""
         return min((item.observed_generation for item in claim.present_assignments), default=0)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Limit against request; nothing is silently ignored."""
+        """Check limit against request, group against size, and the start; nothing is silently ignored."""
         if attrs.get("core_limit", 100) < attrs.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
         if (attrs.get("group") is None) != (attrs.get("group_size") is None):
@@ -244,7 +244,7 @@ class ClaimSerializer(Strict):
 
 
 class ResizeSerializer(Strict):
-    """New limits, or another part in a pool whose policy looks at it; what is left out stays."""
+    """New limits, or another weight or class; fields left out stay."""
 
     core_request = StrictInteger(min_value=1, max_value=100, required=False)
     core_limit = StrictInteger(min_value=1, max_value=100, required=False)
@@ -253,11 +253,11 @@ class ResizeSerializer(Strict):
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
 
     def get_fields(self) -> dict[str, Any]:
-        """`class` is a word of Python's own, so it cannot be declared above."""
+        """Return the fields with `class`, which is a Python keyword and cannot be declared above."""
         return {**super().get_fields(), "class": ClassField(required=False)}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """An empty change is a mistake."""
+        """Refuse an empty change."""
         if not attrs:
             raise serializers.ValidationError(
                 "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance."
@@ -266,7 +266,7 @@ class ResizeSerializer(Strict):
 
 
 class WaySerializer(Strict):
-    """One way in for a program."""
+    """One launch method for a program."""
 
     name = serializers.CharField(
         read_only=True, help_text="`exec`, `gpucloud`, `cdi`, `env-file`, `systemd-run` or `systemd-unit`."
@@ -277,7 +277,7 @@ class WaySerializer(Strict):
 
 
 class EnvSerializer(Strict):
-    """What a process needs to run under the claim."""
+    """The environment of a process under the claim."""
 
     claim = serializers.UUIDField(read_only=True)
     node = serializers.CharField(read_only=True)
@@ -307,7 +307,7 @@ class RoundDetailSerializer(RoundSerializer):
     decisions = serializers.JSONField(read_only=True)
 
     def get_fleet(self, done: Round) -> list[dict[str, Any]]:
-        """From the snapshot, and what has changed since."""
+        """Return the fleet from the snapshot and the changes since."""
         return [asdict(gpu) for gpu in gpus_seen(done)]
 
 
@@ -327,6 +327,6 @@ class SeriesSerializer(Strict):
 
 
 class UtilizationSerializer(Strict):
-    """Answer of /utilization/."""
+    """The answer of /utilization/."""
 
     series = SeriesSerializer(many=True, read_only=True)

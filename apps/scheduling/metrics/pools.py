@@ -1,4 +1,4 @@
-"""Pools, their queues and nodes, and quotas, as they stand: a query each, whatever there is of them.
+"""Metrics of pools, their queues and nodes, and quotas: one query each, whatever there is.
 
 Series grow with pools, states and quotas, never with claims, GPUs or nodes.
 """
@@ -23,7 +23,7 @@ EVERY_POOL = "*"
 
 
 def queues() -> Iterator[GaugeMetricFamily]:
-    """Who waits, and how long the first of them has."""
+    """Yield the number of waiting claims, and the age of the oldest."""
     length = GaugeMetricFamily("gpucloud_queue_claims", "Claims that wait to be placed.", labels=["pool", "state"])
     oldest = GaugeMetricFamily(
         "gpucloud_queue_oldest_seconds", "Age of the oldest claim that waits; 0 where none does.", labels=["pool"]
@@ -42,7 +42,7 @@ def queues() -> Iterator[GaugeMetricFamily]:
 
 
 def claims() -> Iterator[GaugeMetricFamily]:
-    """Claims that hold or wait for something."""
+    """Yield the number of claims that hold or wait for something."""
     family = GaugeMetricFamily("gpucloud_claims", "Claims that are not released.", labels=["tenant", "pool", "state"])
     live = Claim.objects.exclude(state=ClaimState.RELEASED).order_by()
     for *labels, number in live.values_list("tenant__slug", "pool__name", "state").annotate(Count("pk")):
@@ -51,7 +51,7 @@ def claims() -> Iterator[GaugeMetricFamily]:
 
 
 def idle() -> Iterator[GaugeMetricFamily]:
-    """Claims that do nothing, in pools that have a rule for such."""
+    """Yield the number of idle claims, in pools that have a rule for them."""
     words = "Claims that do nothing for as long as their pool allows: idle, or unused by any program."
     family = GaugeMetricFamily("gpucloud_claims_idle", words, labels=["pool", "reason"])
     rows = Claim.objects.filter(idle_since__isnull=False).order_by().values_list("pool__name", "idle_reason")
@@ -63,7 +63,7 @@ def idle() -> Iterator[GaugeMetricFamily]:
 
 
 def nodes() -> Iterator[GaugeMetricFamily]:
-    """Machines by their one word, and whose agent is heard of."""
+    """Yield the nodes by state, those with a connected agent, and those behind or drifted."""
     family = GaugeMetricFamily(
         "gpucloud_nodes",
         "Nodes by state: ready, unhealthy, fenced, cordoned, lost, awaiting-agent.",
@@ -103,7 +103,7 @@ def nodes() -> Iterator[GaugeMetricFamily]:
 
 
 def gpus() -> Iterator[GaugeMetricFamily]:
-    """What the pools have, what is promised of it, and what is used of it besides."""
+    """Yield the capacity of pools, the promised part of it, and the use beside that."""
     names = {
         "gpus": ("gpucloud_gpus", "GPUs that are there.", Count("pk")),
         "core_used": ("gpucloud_core_percent_promised", "Percent of a GPU that claims hold.", Sum("core_used")),
@@ -130,7 +130,7 @@ def gpus() -> Iterator[GaugeMetricFamily]:
 
 
 def quotas() -> Iterator[GaugeMetricFamily]:
-    """What tenants may hold and do hold; `+Inf` where a quota has no limit."""
+    """Yield the limits and the use of quotas; `+Inf` if a quota has no limit."""
     labels = ["tenant", "pool", "resource"]
     hard = GaugeMetricFamily("gpucloud_quota_hard", "What the tenant may hold; +Inf: no limit.", labels=labels)
     used = GaugeMetricFamily("gpucloud_quota_used", "What the tenant holds.", labels=labels)

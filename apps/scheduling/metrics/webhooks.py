@@ -1,4 +1,4 @@
-"""What webhooks have not been told yet; what came of each attempt is counted (`gpucloud.counters`)."""
+"""Metrics of pending webhook messages; the outcomes of attempts are counters (`gpucloud.counters`)."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from apps.quotas.models.webhook import DeliveryState
 
 
 def messages() -> Iterator[GaugeMetricFamily]:
-    """Messages to webhooks that are enabled, and the age of the oldest; one query."""
+    """Yield the number of messages pending for enabled webhooks, and the age of the oldest; one query."""
     pending = WebhookDelivery.objects.filter(state=DeliveryState.PENDING, webhook__enabled=True)
     found = pending.aggregate(number=Count("pk"), since=Min("created_at"))
     age = (timezone.now() - found["since"]).total_seconds() if found["since"] else 0.0

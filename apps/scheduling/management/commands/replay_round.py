@@ -1,4 +1,4 @@
-"""`manage.py replay_round ID`: decide a recorded round once more."""
+"""The command `manage.py replay_round ID`: decide a recorded round again."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from apps.scheduling.services.cycles.replays import Compared, replay, replay_wit
 
 
 class Command(BaseCommand):
-    """Reads; changes nothing."""
+    """The command; it changes nothing."""
 
     help = (
         "Decide a recorded round once more, from its record; ends with 1, and says where, if an answer is another. "
@@ -18,12 +18,12 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which round, and who decides."""
+        """Add the round and the policy."""
         parser.add_argument("round", type=int, help="its number, as in /api/v1/rounds/")
         parser.add_argument("--policy", choices=sorted(POLICIES), help="let this policy decide instead")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """A line for each answer that differs, and a summary."""
+        """Print a line for each answer that differs, and a summary."""
         done = Round.objects.select_related("base", "pool").filter(pk=options["round"]).first()
         if done is None:
             raise CommandError(f"There is no round {options['round']}. Rounds are kept for a week.")

@@ -1,10 +1,11 @@
-"""`manage.py scheduler`: decides rounds, long-lived, one leader per pool.
+"""The command `manage.py scheduler`: decide rounds, long-lived, with one leader per pool.
 
-Woken by what the database says has changed (`services.notices`). A session advisory lock per pool makes one of several
-schedulers its leader; it listens, leads and commits on one session, so a leader that lost its lock cannot commit.
+It is woken by notices of changes from the database (`services.cycles.notices`). A session advisory lock per pool makes
+one of several schedulers its leader; it listens, leads and commits on one session, so a leader that lost its lock
+cannot commit.
 
-What raises over one pool is that pool's: it is set aside for a while, longer each time, and then read anew, here or by
-another scheduler. Over which claims something raised is known of most, and then only these are set aside (`rounds`).
+An error over one pool sets that pool aside for a while, longer each time; then it is read anew, here or by another
+scheduler. For most errors the claims that cause them are known, and then only these are set aside (`rounds`).
 """
 
 import logging
@@ -35,33 +36,33 @@ BACK_ENDS = {
     "numpy": f"numpy, more slowly: the C kernel is not built, or of other sources (make -C {native.SOURCES})",
 }
 
-# How long a stop signal may go unnoticed.
+# The longest time for which a stop signal may go unnoticed.
 NOTICE_SECONDS = 0.5
-# That a leader died sends no notice either: so long may a pool be without one.
+# The death of a leader sends no notice: a pool may be without one for this long.
 LEAD_SECONDS = 1.0
-# A node is lost after ten seconds of silence, which sends no notice. Until it is noticed here a claim may be decided
-# onto the node, but not committed: the commit looks at the node again.
+# A node is lost after ten seconds of silence, which sends no notice. Until it is noticed here a claim may be placed on
+# the node, but not committed: the commit checks the node again.
 SILENCE_SECONDS = 5.0
-# Notices of one session are not lost. This is for what nobody has thought of; it is logged where it finds something.
+# Notices of one session are not lost. The comparison is for causes that nobody has thought of; what it finds is logged.
 COMPARE_SECONDS = 60.0
-# A comparison that found something waits so long for a notice of it. It is rare, and nobody is placed meanwhile.
+# After a comparison that found something, the wait for a notice of it. It is rare, and nothing is placed meanwhile.
 LATE_NOTICE_SECONDS = 2.0
-# How long a pool over which something raised is left alone, at first and at last.
+# The first and the longest pause of a pool over which something raised.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 60.0
 
 
-# A pool's rounds are over.
+# Marks the end of a pool's rounds.
 OVER = Round()
 
 
 class Every:
-    """True once in so many seconds, for the first time in `first`."""
+    """A timer: due once in so many seconds, for the first time after `first`."""
 
     def __init__(self, seconds: float, *, first: float = 0.0) -> None:
         self._seconds, self._next = seconds, time.monotonic() + first
 
     def is_due(self) -> bool:
-        """Whether it is time again."""
+        """Return True, and restart the timer, if it is time again."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -70,14 +71,14 @@ class Every:
 
 
 class Command(BaseCommand):
-    """The scheduler."""
+    """The scheduler's process."""
 
     help = "Place waiting claims: runs until it is told to stop; start as many as you like, one leads each pool."
 
     stopping = unfinished = False
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until SIGTERM or SIGINT; outlive restarts of the database."""
+        """Serve until SIGTERM or SIGINT; survive restarts of the database."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         logger.info("scheduler started; placement by %s", BACK_ENDS[chosen("auto")])
@@ -89,7 +90,7 @@ class Command(BaseCommand):
                 logger.warning("database session lost, trying again in a second: %s", error)
                 time.sleep(1)
             except Exception:
-                # Of no pool alone: all is read anew on another session.
+                # An error of no single pool: everything is read anew on another session.
                 until = self.backoff.record_failure(None, now=time.monotonic())
                 logger.exception("the scheduler failed and begins anew in %.0f s", until - time.monotonic())
                 while time.monotonic() < until and not self.stopping:
@@ -130,7 +131,7 @@ class Command(BaseCommand):
         return bool(notices)
 
     def _lead(self) -> None:
-        """Lead what nobody leads; start with a cache of it, and with what has waited there."""
+        """Lead pools that have no leader: read each into a cache, and run rounds for the claims that wait there."""
         pools = {pool.pk: pool for pool in Pool.objects.order_by("pk")}
         for key in self.caches.keys() - pools.keys():
             del self.caches[key]
@@ -146,7 +147,7 @@ class Command(BaseCommand):
 
     @contextmanager
     def _isolated(self, key: int, pool: Pool | None = None) -> Iterator[None]:
-        """What raises within, but for a lost session, sets this pool aside; another scheduler may lead it meanwhile."""
+        """Set this pool aside if the block raises, but for a lost session; another scheduler may lead it meanwhile."""
         try:
             yield
         except SESSION_LOST:
@@ -165,20 +166,21 @@ class Command(BaseCommand):
         for key, cache in list(self.caches.items()):
             self._receive()
             with self._isolated(key):
-                # Only silence sends no notice: on a busy machine a node falls silent between two looks for it.
+                # Silence sends no notice: on a busy machine a node may fall silent between two checks.
                 cache.refresh_silent_nodes()
                 differed = cache.compare()
-                # Where notices come now, they may be what the comparison has found: a change can be read before the
-                # listening session has been told of it, on a busy machine long before.
+                # Notices that come now may be of what the comparison found: a change can be read before its notice is
+                # received, on a busy machine long before.
                 if differed and not self._receive(seconds=LATE_NOTICE_SECONDS):
                     logger.warning("pool %s: %s rows were not as they were kept", cache.pool.name, differed)
                 cache.forget_refusals()
         self._rounds(list(self.caches), in_full=True)
 
     def _rounds(self, caches: Iterable[int], *, in_full: bool) -> None:
-        """Each pool in turn, a round at a time, until nothing more is to be done.
+        """Run the rounds of each pool in turn, one at a time, until nothing more changes.
 
-        Where notices never cease that is never: then `unfinished` says so after a while, and the rest has its turn.
+        If notices never cease, that is never: then `unfinished` is set after a while, and the other duties have their
+        turn.
         """
         there = [key for key in caches if key in self.caches]
         going, since = {key: self._begin(key, in_full=in_full) for key in there}, time.monotonic()
@@ -190,8 +192,8 @@ class Command(BaseCommand):
                         _log(record)
                         continue
                 del going[key]
-            # What happened meanwhile counts for the rest of the queue, and may be another pool's. Begun anew, as rounds
-            # that were about to end would not look again.
+            # Changes meanwhile count for the rest of the queue, and may be another pool's. Rounds begin anew, as those
+            # that were about to end would not see them.
             if self._receive():
                 if time.monotonic() - since >= LEAD_SECONDS:
                     self.unfinished = True
