@@ -138,7 +138,7 @@ def _send(messages: Messages) -> None:
         try:
             hints.publish(messages.items())
         except (RedisError, OSError) as error:
-            _nobody_heard(messages, error)
+            _log_lost(messages, error)
 
 
 # Messages for lists that a server's loop has gathered, and messages that are being sent.
@@ -165,17 +165,17 @@ def _flush(gathered: Messages) -> None:
 
 def _begin(messages: Messages) -> None:
     # The loop itself has only a weak reference to a task.
-    task = asyncio.ensure_future(_sent(messages))
+    task = asyncio.ensure_future(_publish(messages))
     _sending.add(task)
     task.add_done_callback(_sending.discard)
 
 
-async def _sent(messages: Messages) -> None:
+async def _publish(messages: Messages) -> None:
     try:
         await hints.bus().publish(messages.items())
     except (RedisError, OSError, TimeoutError) as error:
-        _nobody_heard(messages, error)
+        _log_lost(messages, error)
 
 
-def _nobody_heard(messages: Messages, error: Exception) -> None:
-    logger.warning("no hint to %s: %s", next(iter(messages)), error)
+def _log_lost(messages: Messages, error: Exception) -> None:
+    logger.warning("hint to %s not sent: %s", next(iter(messages)), error)

@@ -89,7 +89,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             try:
                 await self._tell_on(said)
             except (DatabaseError, RedisError) as error:
-                logger.warning("a page is closed, to come again: %r", error)
+                logger.warning("a page is closed and should reconnect: %r", error)
                 await self.close(CLOSE_FAILED, "come again")
 
     async def _tell_on(self, said: "asyncio.Queue[hints.Message]") -> None:

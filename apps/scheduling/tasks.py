@@ -150,7 +150,7 @@ def drive_preemption() -> int:
     try:
         emptied = draining.drive()
     finally:
-        # An error of draining would come again each turn.
+        # An error of draining would come again in each run.
         made_room = preemption.drive()
     return emptied + made_room
 

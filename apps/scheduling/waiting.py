@@ -54,7 +54,7 @@ class WaitForClaim:
                 # A client that has hung up ends its wait, which reads the claim every second.
                 gone = asyncio.create_task(_hung_up(receive))
                 try:
-                    answer.follow(await self._settled(inner, uid, int(text), gone))
+                    answer.follow(await self._wait_until_settled(inner, uid, int(text), gone))
                 finally:
                     gone.cancel()
             await answer.replay(send)
@@ -64,7 +64,7 @@ class WaitForClaim:
         await self.application(scope, receive, answer.take)
         return answer
 
-    async def _settled(self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None]) -> "Answer":
+    async def _wait_until_settled(self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None]) -> "Answer":
         """Return the claim once nothing more is expected, or as it is when the wait ends or the client is gone."""
         changed = asyncio.Event()
 

@@ -63,7 +63,7 @@ async def keep_watching(groups: Sequence[str]) -> None:
             async with asyncio.timeout(hints.ANSWER_SECONDS):
                 await watch(groups)
         except (RedisError, OSError, TimeoutError) as error:
-            logger.warning("no telemetry to %s for now: %s", groups[0], error)
+            logger.warning("cannot register %s for telemetry: %s", groups[0], error)
         await asyncio.sleep(AGAIN_SECONDS)
 
 
@@ -96,7 +96,7 @@ async def show(batch: Sequence[Measured]) -> None:
                     elsewhere.append((group, message))
             await bus.publish(elsewhere)
     except (RedisError, OSError, TimeoutError) as error:
-        logger.warning("telemetry of %d frames was shown to nobody: %s", len(batch), error)
+        logger.warning("telemetry of %d frames was not sent: %s", len(batch), error)
 
 
 def _messages(batch: Sequence[Measured], groups: Collection[str]) -> Iterable[tuple[str, hints.Message]]:

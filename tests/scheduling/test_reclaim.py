@@ -227,7 +227,7 @@ class Cohort:
 
     def nothing_is_promised_twice(self) -> None:
         books = self.scene.books
-        assert books.taken(CORE) <= books.lendable[CORE]
+        assert books.total_taken(CORE) <= books.lendable[CORE]
         assert all(item.core_free >= 0 for item in self.scene.fleet.gpus())
 
 

@@ -26,7 +26,9 @@ class StandingSerializer(Strict):
 
     starts_at = serializers.DateTimeField(read_only=True)
     ends_at = serializers.DateTimeField(read_only=True)
-    as_of = serializers.DateTimeField(read_only=True, help_text="In lists minutes ago, of one budget now.")
+    as_of = serializers.DateTimeField(
+        read_only=True, help_text="The time of the count: now for one budget, minutes ago in lists."
+    )
     gpu_hours_spent = serializers.CharField(read_only=True)
     percent = serializers.IntegerField(read_only=True, help_text="Rounded down; from 100 on nothing new is granted.")
 
@@ -42,7 +44,7 @@ class BudgetSerializer(Strict):
     gpu_hours = serializers.DecimalField(
         max_digits=14, decimal_places=HOUR_PLACES, min_value=0, help_text='As text: "100".'
     )
-    current = serializers.SerializerMethodField(help_text="Null: no period of it is now.")
+    current = serializers.SerializerMethodField(help_text="The present period; null if there is none.")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)

@@ -31,14 +31,14 @@ from gpucloud.api.filters import Changed, Named
 from gpucloud.fastpath.compiled_queries import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
-    "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
+    "wait", OpenApiTypes.INT, description="Wait until it is in force, for this many seconds at most (300 or less)."
 )
 
-DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what would happen and change nothing.")
+DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Show what would happen and change nothing.")
 WOULD_RECLAIM = OpenApiParameter(
     "dry_run",
     OpenApiTypes.BOOL,
-    description="Say what would happen and change nothing. `reclaims` says how many claims of tenants that borrow "
+    description="Show what would happen and change nothing. `reclaims` says how many claims of tenants that borrow "
     "would go back to the queue for this one, and which of them the caller may see.",
 )
 

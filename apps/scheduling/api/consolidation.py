@@ -24,7 +24,7 @@ class MoveSerializer(Strict):
     from_gpus = serializers.ListField(child=serializers.CharField(), read_only=True)
     to_gpus = serializers.ListField(child=serializers.CharField(), read_only=True)
     cost_mib = serializers.IntegerField(read_only=True, help_text="Device memory in use, which would be copied.")
-    state = serializers.ChoiceField(choices=["proposed"], read_only=True, help_text="Nothing carries moves out yet.")
+    state = serializers.ChoiceField(choices=["proposed"], read_only=True, help_text="Nothing applies moves yet.")
 
 
 class PlanSerializer(Strict):
@@ -33,11 +33,11 @@ class PlanSerializer(Strict):
     waiting_claim = serializers.UUIDField(
         read_only=True,
         allow_null=True,
-        help_text="Which claim of the queue could start. Null: GPUs for who comes next.",
+        help_text="The waiting claim that could start. Null: no particular one.",
     )
     moves = MoveSerializer(many=True, read_only=True)
     frees = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="GPUs that are wholly free then, and are not now."
+        child=serializers.CharField(), read_only=True, help_text="GPUs that would be wholly free, and are not now."
     )
     cost_mib = serializers.IntegerField(read_only=True)
     explanation = serializers.CharField(read_only=True)
@@ -82,11 +82,11 @@ class PoolConsolidation(ApiView):
         question = QuestionSerializer(data=request.query_params.dict())
         question.is_valid(raise_exception=True)
         found = proposals(principal=self.principal, pool=pool, bounds=MoveBounds(**question.validated_data))
-        plans = [_shown(item) for item in found.plans]
+        plans = [_plan_document(item) for item in found.plans]
         return Response({"pool": pool.name, "plans": plans, "explanation": found.why})
 
 
-def _shown(item: Proposed) -> dict[str, Any]:
+def _plan_document(item: Proposed) -> dict[str, Any]:
     plan = item.plan
     return {
         "waiting_claim": item.claim and str(item.claim.uid),

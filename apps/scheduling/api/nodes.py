@@ -40,7 +40,7 @@ class DrainSerializer(Strict):
         max_value=7 * 86_400,
         allow_null=True,
         default=None,
-        help_text="What claims have after they are told. Null: as the pool has it, or 30.",
+        help_text="The grace of claims after their notice. Null: the pool's, or 30.",
     )
 
 
@@ -71,7 +71,7 @@ class DrainPlanSerializer(Strict):
     moves = DrainMoveSerializer(many=True, read_only=True)
     stays = LeavingSerializer(many=True, read_only=True, help_text="Claims of pods: their cluster moves these.")
     webhooks_told = serializers.IntegerField(read_only=True)
-    reservations = serializers.IntegerField(read_only=True, help_text="Booked on its GPUs: they stay there.")
+    reservations = serializers.IntegerField(read_only=True, help_text="Reservations on its GPUs; they stay there.")
 
 
 DRAINED_OR_PLAN = PolymorphicProxySerializer(
@@ -117,7 +117,7 @@ class WantedSerializer(Strict):
 class SeenSerializer(Strict):
     """The state of an assignment as its agent reports it."""
 
-    generation = serializers.IntegerField(read_only=True, help_text="The newest that was in force.")
+    generation = serializers.IntegerField(read_only=True, help_text="The newest generation that was in force.")
     state = serializers.CharField(read_only=True)
     reason = serializers.CharField(read_only=True, allow_null=True)
     in_force_at = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -129,7 +129,9 @@ class SideBySideSerializer(Strict):
     uid = serializers.UUIDField(read_only=True)
     claim = serializers.UUIDField(read_only=True)
     gpu_uuid = serializers.CharField(read_only=True)
-    in_step = serializers.BooleanField(read_only=True, help_text="In force as wanted, and nobody changed it since.")
+    in_step = serializers.BooleanField(
+        read_only=True, help_text="The desired limits are in force, and there is no drift."
+    )
     desired = WantedSerializer(read_only=True)
     observed = SeenSerializer(read_only=True)
 
@@ -137,8 +139,10 @@ class SideBySideSerializer(Strict):
 class NodeDriftSerializer(Strict):
     """A node's desired state, and its observed one."""
 
-    frame = serializers.IntegerField(read_only=True, help_text="Number of the newest desired state.")
-    observed_frame = serializers.IntegerField(read_only=True, help_text="Of the newest that the agent has answered.")
+    frame = serializers.IntegerField(read_only=True, help_text="The number of the newest desired state.")
+    observed_frame = serializers.IntegerField(
+        read_only=True, help_text="The newest number that the agent has answered."
+    )
     repair_drift = serializers.BooleanField(read_only=True)
     repair_asked_at = serializers.DateTimeField(read_only=True, allow_null=True)
     drifts = DriftSerializer(many=True, read_only=True)

@@ -28,11 +28,13 @@ class FoundSerializer(Strict):
     claim_name = serializers.CharField(source="claim.name", read_only=True)
     tenant = serializers.CharField(source="claim.tenant.slug", read_only=True)
     kind = serializers.ChoiceField(choices=ProposalKind.choices, read_only=True)
-    policy = serializers.CharField(read_only=True, help_text="`waking`: seen in the claim's telemetry, between runs.")
+    policy = serializers.CharField(
+        read_only=True, help_text="The policy; `waking`: by the claim's telemetry, between runs."
+    )
     before = serializers.DictField(child=serializers.IntegerField(), read_only=True)
     after = serializers.DictField(child=serializers.IntegerField(), read_only=True)
     explanation = serializers.CharField(read_only=True)
-    numbers = serializers.DictField(child=serializers.FloatField(), read_only=True, help_text="What was measured.")
+    numbers = serializers.DictField(child=serializers.FloatField(), read_only=True, help_text="The measurements.")
     state = serializers.ChoiceField(choices=ProposalState.choices, read_only=True)
     words = serializers.CharField(read_only=True, help_text="Why it failed, expired or was dismissed.")
 
@@ -134,7 +136,7 @@ class RunSerializer(Strict):
     mode = serializers.ChoiceField(source="pool.rebalance_mode", choices=RebalanceMode.choices, read_only=True)
     policy = serializers.ChoiceField(source="pool.rebalance_policy", choices=RebalancePolicy.choices, read_only=True)
     dry_run = serializers.BooleanField(read_only=True)
-    considered = serializers.IntegerField(read_only=True, help_text="Claims that were looked at.")
+    considered = serializers.IntegerField(read_only=True, help_text="The number of claims considered.")
     changes = FoundSerializer(many=True, source="proposals", read_only=True)
     explanation = serializers.CharField(
         source="why", read_only=True, allow_null=True, help_text="Why there are no changes; null where there are."

@@ -18,8 +18,8 @@ from gpucloud.api.filters import Changed, Named
 from gpucloud.api.pagination import InOrder
 from gpucloud.api.serializers import Strict
 
-POSITION_HELP = "1 is asked next. Null: not in line, because it starts later or its group is not complete."
-AT_HELP = "Null: nothing says it."
+POSITION_HELP = "1 is next. Null: not in line, because it starts later or its group is not complete."
+AT_HELP = "Null: it cannot be estimated."
 
 
 class EstimateSerializer(Strict):
@@ -30,7 +30,7 @@ class EstimateSerializer(Strict):
         choices=["time-limits", "recent-rate", "none"],
         read_only=True,
         source="estimate.basis",
-        help_text="Played on from the time limits of what runs; or from how often as much was given back lately.",
+        help_text="By the time limits of running claims, or by the recent rate of releases of that size.",
     )
     detail = serializers.CharField(read_only=True, source="estimate.detail")
 
@@ -55,7 +55,7 @@ class ClaimDocumentSerializer(ClaimSerializer):
         read_only=True,
         allow_null=True,
         default=None,
-        help_text="How many claims wait in the pool; null unless it waits.",
+        help_text="The number of waiting claims in the pool; null unless it waits.",
     )
     estimate = EstimateSerializer(
         source="place", read_only=True, allow_null=True, default=None, help_text="Null unless it waits."
@@ -65,7 +65,7 @@ class ClaimDocumentSerializer(ClaimSerializer):
         many=True,
         read_only=True,
         default=(),
-        help_text="What else would start now, a field each.",
+        help_text="Changes with which it would start now, one field each.",
     )
 
     def get_estimated_start_at(self, claim: Any) -> Any:

@@ -30,7 +30,7 @@ class OverSerializer(Strict):
     used = serializers.IntegerField(read_only=True)
     borrowed = serializers.IntegerField(read_only=True)
     excess = serializers.IntegerField(
-        read_only=True, help_text="Held above what may be. Nothing is taken away; it falls as claims end."
+        read_only=True, help_text="The amount held above the limit. Nothing is taken away; it falls as claims end."
     )
 
 
@@ -53,11 +53,13 @@ class PreviewSerializer(Strict):
     """The effects of a change of a quota."""
 
     dry_run = serializers.BooleanField(read_only=True)
-    quota = QuotaSerializer(read_only=True, allow_null=True, help_text="As it would be; null: removed.")
+    quota = QuotaSerializer(read_only=True, allow_null=True, help_text="The quota as it would be; null: removed.")
     over = OverSerializer(many=True, read_only=True)
     runnable = PreviewedClaimSerializer(many=True, read_only=True)
     pending = PendingClaimSerializer(many=True, read_only=True)
-    claims_left_out = serializers.IntegerField(read_only=True, help_text="Waiting claims behind the first 200.")
+    claims_left_out = serializers.IntegerField(
+        read_only=True, help_text="The number of waiting claims behind the first 200."
+    )
 
 
 # Both are 200: a change, or a preview of it.

@@ -38,7 +38,7 @@ class ReportRowSerializer(Strict):
     gpu_hours_used = serializers.CharField(read_only=True, help_text="Measured, by whole hours; not by claim.")
     cost_reserved = serializers.CharField(read_only=True)
     cost_used = serializers.CharField(read_only=True)
-    gpu_hours_unpriced = serializers.CharField(read_only=True, help_text="Of those reserved, those without a price.")
+    gpu_hours_unpriced = serializers.CharField(read_only=True, help_text="The part of those reserved without a price.")
 
 
 class ReportTotalSerializer(ReportRowSerializer):
@@ -58,7 +58,7 @@ class ReportSerializer(Strict):
     next = serializers.CharField(
         read_only=True,
         allow_null=True,
-        help_text="By claim: where the next page is, also in the header `Link`; the sums are this page's.",
+        help_text="By claim: the next page, also in the header `Link`; the sums are of this page.",
     )
 
     def get_fields(self) -> dict[str, Any]:
@@ -114,10 +114,10 @@ class PeriodSerializer(Strict):
 PARAMETERS = [
     OpenApiParameter("from", OpenApiTypes.DATETIME, description="The beginning of this month, UTC, unless given."),
     OpenApiParameter("to", OpenApiTypes.DATETIME, description="Now, unless given; 366 days after `from` at most."),
-    OpenApiParameter("tenant", OpenApiTypes.STR, description="All that you may see, unless given."),
+    OpenApiParameter("tenant", OpenApiTypes.STR, description="Only this tenant; else all that you may see."),
     OpenApiParameter("by", OpenApiTypes.STR, enum=["model", "claim"], description="A row for each claim, to trace it."),
-    OpenApiParameter("limit", OpenApiTypes.INT, description=f"By claim: so many at once, {MOST_CLAIMS} at most."),
-    OpenApiParameter("after", OpenApiTypes.UUID, description="By claim: those that were made after this one."),
+    OpenApiParameter("limit", OpenApiTypes.INT, description=f"By claim: the size of a page, {MOST_CLAIMS} at most."),
+    OpenApiParameter("after", OpenApiTypes.UUID, description="By claim: only claims created after this one."),
 ]
 
 

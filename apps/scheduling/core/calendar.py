@@ -88,13 +88,13 @@ def free_throughout(gpus: Iterable[GpuState], holds: Iterable[Hold], begin: int,
     """Return the GPUs with the room that is free through the whole window, for a booking."""
     taken = by_gpu(holds)
 
-    def seen(gpu: GpuState) -> GpuState:
+    def free_of(gpu: GpuState) -> GpuState:
         core, memory_mib = peak(taken[gpu.uuid], begin, end, booking=True) if gpu.uuid in taken else (0, 0)
         # Claims that are there now have gone by then, or will have to share the GPU.
         left = max(0, WHOLE - core), max(0, gpu.memory_mib - memory_mib)
         return replace(gpu, core_free=left[0], memory_free_mib=left[1], labels=())
 
-    return [seen(gpu) for gpu in gpus]
+    return [free_of(gpu) for gpu in gpus]
 
 
 def book(gpus: Iterable[GpuState], holds: Iterable[Hold], request: Request, begin: int, end: int) -> Placed | Refused:

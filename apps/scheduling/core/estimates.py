@@ -31,7 +31,7 @@ Basis = Literal["time-limits", "recent-rate", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An estimate: `at` in Unix seconds; None if nothing tells. `detail` says how it was made."""
+    """An estimate: `at` in Unix seconds; None if it cannot be estimated. `detail` says how it was made."""
 
     at: float | None
     basis: Basis
@@ -91,7 +91,7 @@ def forecast(
         soon = [item for *_, item in heapq.nsmallest(MOST_ENDS_AHEAD, ends)]
         queue = standing.queue(asks, now=now, held=held)
         walk = Walk(fleet, queue, running=soon, now=now, reserved=partial(_at, reserved, now))
-        for item in _started(walk, starts, held, now):
+        for item in _record_starts(walk, starts, held, now):
             heapq.heappush(ends, (item.ends_at, item.id, item))
         left = [claim for claim in left if claim.id not in starts]
         moments = [claim.start_at for claim in left if claim.id in early and claim.start_at and claim.start_at > now]
@@ -107,7 +107,7 @@ def forecast(
     return starts
 
 
-def _started(walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float) -> Iterator[Running]:
+def _record_starts(walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float) -> Iterator[Running]:
     """Record the claims that start now, and what tenants then hold; yield those that end by themselves."""
     for decision in walk:
         if isinstance(decision.answer, Refused):
@@ -131,11 +131,11 @@ def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Esti
     """Return the forecast as an estimate."""
     if at <= now:
         return Estimate(at, "time-limits", "It fits now: the next round places it.")
-    detail = f"From the time limits of {_counted(running, 'claim')} that run"
+    detail = f"From the time limits of {_count_of(running, 'claim')} that run"
     if running == 1:
         detail = "From the time limit of the one claim that runs with one"
     if ahead:
-        detail += f", with {_counted(ahead, 'claim')} ahead in the queue"
+        detail += f", with {_count_of(ahead, 'claim')} ahead in the queue"
     return Estimate(at, "time-limits", f"{detail}. It may be earlier: claims may end before their limit.")
 
 
@@ -145,7 +145,7 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, 
     alike = sum(_as_large(item.request, wanted) for item in freed)
     hours = max(1, round((now - since) / 3600))
     if alike < FEWEST_FREED:
-        few = f"only {_counted(alike, 'claim')}" if alike else "no claim"
+        few = f"only {_count_of(alike, 'claim')}" if alike else "no claim"
         detail = (
             f"No time limit of what runs leads to it, and in the last {_lately(hours)} {few} of at least its size "
             "ended: too few to go by."
@@ -155,7 +155,7 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, 
     turns = len(ask.members) + sum(min(1.0, core / size) for core in ahead)
     at = now + turns * (now - since) / alike
     detail = (
-        f"In the last {_lately(hours)} {_counted(alike, 'claim')} of at least its size ended; "
+        f"In the last {_lately(hours)} {_count_of(alike, 'claim')} of at least its size ended; "
         f"with what is ahead in the queue it needs about {turns:.0f} of them."
     )
     return Estimate(at, "recent-rate", detail)
@@ -178,5 +178,5 @@ def _lately(hours: int) -> str:
     return "hour" if hours == 1 else f"{hours} hours"
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -76,16 +76,16 @@ class Fleet:
 
         `held` is withheld from the request, by GPU: (core, MiB).
         """
-        rows = self._rows if self._prices is not None and self._rows is not None else self._prepared()
+        rows = self._rows if self._prices is not None and self._rows is not None else self._prepare_rows()
         if rows is None:
-            return decide(self._as_nodes(), request, self._policy, self._known(), held or {})
+            return decide(self._as_nodes(), request, self._policy, self._get_prices(), held or {})
         return rows.decide(request, held or {}, self._where)
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place the requests one after the other, each as if those before it had been taken, and take them."""
         labelled = any(map(UNLABELLED.__ne__, map(_labels, requests)))
-        if not requests or labelled or (rows := self._prepared()) is None:
-            return [self._placed(request) for request in requests]
+        if not requests or labelled or (rows := self._prepare_rows()) is None:
+            return [self._place_and_take(request) for request in requests]
         answers = rows.place_many(requests)
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Placed):
@@ -180,19 +180,19 @@ class Fleet:
         if self._mix.learn(request) or drifted:
             self._prices = None
 
-    def _prepared(self) -> "Rows | None":
+    def _prepare_rows(self) -> "Rows | None":
         """Return the rows as things are now; None if the plain back end answers."""
         if self.backend == "python" or not self._on:
             return None
         anew = self._rows is None or self._prices is None
         if self._rows is None:
             self._rows = backends.rows(self.backend, list(self._as_nodes()), self._policy, self._whole)
-        prices = self._known()
+        prices = self._get_prices()
         if self._rows is not None and anew and self._policy in LEARNING:
             self._rows.set_mix(prices)
         return self._rows
 
-    def _known(self) -> Prices:
+    def _get_prices(self) -> Prices:
         if self._prices is None:
             weights = self._weights()
             self._prices = Prices(weights, model_prices(weights, self._idle(), self._kinds()), self._whole)
@@ -225,7 +225,7 @@ class Fleet:
             state = self._nodes.get(name) or NodeState(name)
             yield machine(state, [self._now(uuid) for _, uuid in self._on[name]])
 
-    def _placed(self, request: Request) -> Placed | Refused:
+    def _place_and_take(self, request: Request) -> Placed | Refused:
         answer = self.place(request)
         if isinstance(answer, Placed):
             self.take(answer.gpus, request, node=answer.node)
@@ -273,7 +273,7 @@ class Fleet:
     def _charge_nodes(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
         for name in {self._gpus[uuid].node for uuid in gpus} or {node}:
             if name in self._nodes:
-                self._nodes[name] = _moved(self._nodes[name], request, sign)
+                self._nodes[name] = _charge_node(self._nodes[name], request, sign)
 
     def _now(self, uuid: str) -> GpuState:
         if self._rows is None:
@@ -300,7 +300,7 @@ class Fleet:
             on[uuid] = on.get(uuid, 0) + 1
 
 
-def _moved(node: NodeState, request: Request, sign: int) -> NodeState:
+def _charge_node(node: NodeState, request: Request, sign: int) -> NodeState:
     cpu, ram = node.cpu_milli_free, node.ram_mib_free
     return replace(
         node,

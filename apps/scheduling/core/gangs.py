@@ -109,7 +109,7 @@ def _incomplete(name: str, arrived: int, size: int) -> Refused:
 
 
 def _early(begin: float) -> Refused:
-    return Refused((Reason("not-before", 0, f"It is not placed before {utc(begin)}, as it was asked for"),))
+    return Refused((Reason("not-before", 0, f"Its start_at is {utc(begin)}: it is not placed before"),))
 
 
 def _partly(ask: Ask, fitting: int, answer: Refused) -> Refused:

@@ -66,7 +66,7 @@ def meter(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end
     for at_us, move, begins in [*moves, (end_us, None, True)]:
         now = min(max(at_us, begin_us), end_us)
         if now > last:
-            yield from _shared(max(borne.values(), default=0), live, last, now)
+            yield from _divide(max(borne.values(), default=0), live, last, now)
             last = now
         if isinstance(move, Entry):
             borne[move.pool] = borne.get(move.pool, 0) + move.amount
@@ -74,7 +74,7 @@ def meter(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end
             live.append(move) if begins else live.remove(move)
 
 
-def _shared(level: int, live: list[Span], begin_us: int, end_us: int) -> Iterator[Piece]:
+def _divide(level: int, live: list[Span], begin_us: int, end_us: int) -> Iterator[Piece]:
     """Yield the level divided over the GPUs that carry it: equal parts, which add up to it exactly."""
     if not live:
         return

@@ -155,9 +155,9 @@ class Books:
         if account.most is not None and after.used > account.most:
             return False
         more = after.taken - account.taken
-        return not more or self.taken(key) + more <= self.lendable[key]
+        return not more or self.total_taken(key) + more <= self.lendable[key]
 
-    def taken(self, key: str) -> int:
+    def total_taken(self, key: str) -> int:
         """Return what all tenants together take of the share."""
         return sum(accounts[key].taken for accounts in self.accounts.values() if key in accounts)
 

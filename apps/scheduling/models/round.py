@@ -47,7 +47,7 @@ class Round(models.Model):
     @property
     def queue(self) -> list[dict[str, Any]]:
         """The claims that were asked about, in order."""
-        return [{"claim": step["claim"], **step["request"]} for step in self._asked]
+        return [{"claim": step["claim"], **step["request"]} for step in self._decided_steps]
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
@@ -56,9 +56,9 @@ class Round(models.Model):
             {"claim": step["claim"], "reasons": step.get("instead", step.get("reasons"))}
             if "instead" in step or "reasons" in step
             else {"claim": step["claim"], "gpus": step["gpus"]}
-            for step in self._asked
+            for step in self._decided_steps
         ]
 
     @property
-    def _asked(self) -> list[dict[str, Any]]:
+    def _decided_steps(self) -> list[dict[str, Any]]:
         return [step for step in self.steps if "claim" in step]

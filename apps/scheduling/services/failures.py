@@ -46,7 +46,7 @@ def each(rows: Iterable[Row], act: Callable[[Row], int]) -> int:
         except SESSION_LOST:
             raise
         except Exception:
-            logger.exception("%r failed, and is left as it is", row)
+            logger.exception("%r failed and is skipped", row)
     return done
 
 

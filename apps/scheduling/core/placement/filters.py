@@ -115,7 +115,7 @@ def reasons(
     ]
     if removed[Filter.NONE]:
         detail = (
-            f"{request.gpu_count} GPUs of one node are asked for; the most that fit on one node are {most_on_one_node}"
+            f"{request.gpu_count} GPUs of one node are requested; the most that fit on one node are {most_on_one_node}"
         )
         told.append(Reason(Filter.GPUS_ON_ONE_NODE.code, removed[Filter.NONE], detail))
     return tuple(told)

@@ -36,10 +36,10 @@ def decide(nodes: Iterable[Node], request: Request, policy: str, prices: Prices,
         sick = [gpu.unhealthy for node in nodes for gpu in node.gpus if gpu.unhealthy]
         return Refused(reasons(request, removed, most, sick))
     node, chosen = best[prices.draw % len(best) if policy == "random" else 0]
-    return placed(node.state.name, [node.gpus[place].uuid for place in chosen])
+    return as_placed(node.state.name, [node.gpus[place].uuid for place in chosen])
 
 
-def placed(node: str, gpus: Iterable[str]) -> Placed:
+def as_placed(node: str, gpus: Iterable[str]) -> Placed:
     """Return the answer; it names the node only if it names no GPU."""
     uuids = tuple(gpus)
     return Placed(uuids) if uuids else Placed((), node)

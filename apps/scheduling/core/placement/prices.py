@@ -37,7 +37,7 @@ def model_prices(weights: Weights, idle: Mapping[str, int], machines: Collection
             insisting[models] = insisting.get(models, 0) + asked
     prices = dict.fromkeys(sorted(idle), 0.0)
     if demand and insisting:
-        prices = _settled([(sorted(models), asked / demand) for models, asked in insisting.items()], idle)
+        prices = _settle([(sorted(models), asked / demand) for models, asked in insisting.items()], idle)
     return {model: int(min(price, DEAREST) * PRICE_UNIT) for model, price in prices.items()}
 
 
@@ -51,7 +51,7 @@ def _models(kind: Type, machines: Collection[Machine]) -> frozenset[str]:
     )
 
 
-def _settled(demands: Sequence[tuple[list[str], float]], idle: Mapping[str, int]) -> dict[str, float]:
+def _settle(demands: Sequence[tuple[list[str], float]], idle: Mapping[str, int]) -> dict[str, float]:
     """Return prices after moving demand for several models to the less asked of them, until they are asked alike."""
     everything = sum(idle.values())
     parts = [_normal({model: float(idle[model]) for model in models}) for models, _ in demands]

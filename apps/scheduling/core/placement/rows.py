@@ -11,7 +11,7 @@ import numpy as np
 from apps.scheduling.core.placement.board import UNSEEN, Board, Bytes, Int32, Tables, allowed
 from apps.scheduling.core.placement.filters import NOTHING, Filter, reasons
 from apps.scheduling.core.placement.fragmentation import Prices
-from apps.scheduling.core.placement.plain import Held, draw, placed
+from apps.scheduling.core.placement.plain import Held, as_placed, draw
 from apps.scheduling.core.values import Label, NodeState, Placed, Refused, Request
 
 # The most rows, after which the oldest goes: for 5,000 nodes one takes 200 KiB.
@@ -221,7 +221,7 @@ class Rows:
         if answer.node < 0:
             return Refused(reasons(request, answer.removed, answer.most, tuple(self.board.sick.values())))
         uuids = self.board.uuids[answer.node]
-        return placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
+        return as_placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
 
     def _special(self, request: Request, held: Held, where: Where) -> Special | None:
         carriers = {label.kind: where.get(label, {}) for label in request.labels}

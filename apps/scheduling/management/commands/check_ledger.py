@@ -20,7 +20,9 @@ def table(found: list[Difference]) -> str:
 class Command(BaseCommand):
     """Compares; with --repair, writes."""
 
-    help = "Check that ledger, claims and used amounts agree to the unit; ends with 1, and says where, if they do not."
+    help = (
+        "Check that ledger, claims and used amounts agree to the unit; list differences and exit with 1 if they do not."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options. A repair is never silent and never automatic."""

@@ -13,8 +13,8 @@ class Command(BaseCommand):
     """The command; it changes nothing."""
 
     help = (
-        "Decide a recorded round once more, from its record; ends with 1, and says where, if an answer is another. "
-        "With --policy: what another policy would have done."
+        "Decide a recorded round again, from its record; list different answers and exit with 1 if there are any. "
+        "With --policy: show what another policy would have done."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 BACK_ENDS = {
     "c": "the C kernel",
-    "numpy": f"numpy, more slowly: the C kernel is not built, or of other sources (make -C {native.SOURCES})",
+    "numpy": f"numpy, more slowly: the C kernel is not built, or from other sources (make -C {native.SOURCES})",
 }
 
 # The longest time for which a stop signal may go unnoticed.
@@ -73,7 +73,7 @@ class Every:
 class Command(BaseCommand):
     """The scheduler's process."""
 
-    help = "Place waiting claims: runs until it is told to stop; start as many as you like, one leads each pool."
+    help = "Place waiting claims until stopped by a signal. Start any number of schedulers: one leads each pool."
 
     stopping = unfinished = False
 
@@ -102,6 +102,14 @@ class Command(BaseCommand):
         self.stopping = True
 
     def _serve(self) -> None:
+        """Serve on one database session until stopped.
+
+        1. Lead pools that have no leader: each second, and at once after the start.
+        2. Check for silent nodes, which send no notice.
+        3. Compare the caches with the database.
+        4. Receive notices, and update the caches by them.
+        5. Run rounds, if there is news, a claim is due, or the last rounds were cut short.
+        """
         self.session, self.caches, self.unfinished = Session(), dict[int, PoolCache](), False
         lead, silence, compare = (
             Every(LEAD_SECONDS),
@@ -109,16 +117,21 @@ class Command(BaseCommand):
             Every(COMPARE_SECONDS, first=COMPARE_SECONDS),
         )
         while not self.stopping:
+            # 1. Lead
             if lead.is_due():
                 self._lead()
+            # 2. Silent nodes
             if silence.is_due():
                 for key, cache in list(self.caches.items()):
                     with self._isolated(key):
                         cache.refresh_silent_nodes()
+            # 3. Compare
             if compare.is_due():
                 self._compare()
+            # 4. Notices
             behind, self.unfinished = self.unfinished, False
             received, now = self._receive(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
+            # 5. Rounds
             if behind or received or any(cache.has_due_claims(now=now) for cache in self.caches.values()):
                 self._rounds(list(self.caches), in_full=False)
 

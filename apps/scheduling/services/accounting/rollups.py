@@ -37,7 +37,7 @@ def roll_up() -> int:
     while no worker ran are made up for.
     """
     begin = _begin(timezone.now())
-    rows = [UsedHour(**row) for row in _counted(begin)]
+    rows = [UsedHour(**row) for row in _count(begin)]
     UsedHour.objects.bulk_create(
         rows,
         update_conflicts=True,
@@ -53,7 +53,7 @@ def _begin(now: datetime) -> datetime:
     return oldest if last is None else max(oldest, last - LATE)
 
 
-def _counted(begin: datetime) -> list[dict[str, Any]]:
+def _count(begin: datetime) -> list[dict[str, Any]]:
     names = ("tenant_id", "pool_id", "gpu_model", "hour", "gpu_time_ms")
     with connection.cursor() as cursor:
         cursor.execute(COUNT, {"begin": begin})

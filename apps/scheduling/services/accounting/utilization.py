@@ -47,7 +47,7 @@ def of_assignments(
     assignments: Iterable[Assignment], *, start: datetime | None, end: datetime | None, step_seconds: float | None
 ) -> list[dict[str, Any]]:
     """Return a series per assignment. Without a step, one is chosen by the window and the number of series."""
-    rows = _named(assignments)
+    rows = _name_rows(assignments)
     found = _points([Series(row.node_id, row.gpu_id, row.assignment) for row in rows], start, end, step_seconds)
     return [
         {"claim": row.claim, "assignment": row.assignment, "gpu_uuid": row.gpu_uuid, **_columns(curve)}
@@ -55,7 +55,7 @@ def of_assignments(
     ]
 
 
-def _named(assignments: Iterable[Assignment]) -> list[_Named]:
+def _name_rows(assignments: Iterable[Assignment]) -> list[_Named]:
     """Return the needed columns only: a tenant has hundreds of assignments."""
     if isinstance(assignments, QuerySet):
         columns = "claim__uid", "uid", "gpu__uuid", "gpu__node_id", "gpu_id"

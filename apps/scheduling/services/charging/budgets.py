@@ -88,7 +88,7 @@ def standing_of(budget: Budget, *, now: datetime) -> Standing | None:
         return None
     counted = BudgetPeriod.objects.filter(budget=budget, starts_at=bounds[0]).first()
     since, spent = (counted.counted_until, int(counted.counted_us)) if counted else (bounds[0], 0)
-    return _standing(budget, bounds, as_of=max(now, since), spent=spent + _reserved(budget, since, now))
+    return _standing(budget, bounds, as_of=max(now, since), spent=spent + _reserved_us(budget, since, now))
 
 
 def counted_standing(budget: Budget, *, now: datetime) -> Standing | None:
@@ -116,9 +116,9 @@ def _watch(pk: int, now: datetime) -> int:
         budget=budget, starts_at=bounds[0], defaults={"ends_at": bounds[1], "counted_until": bounds[0]}
     )
     until = max(row.counted_until, now - SETTLED_AFTER)
-    row.counted_us = int(row.counted_us) + _reserved(budget, row.counted_until, until)
+    row.counted_us = int(row.counted_us) + _reserved_us(budget, row.counted_until, until)
     row.counted_until = until
-    standing = _standing(budget, bounds, as_of=now, spent=int(row.counted_us) + _reserved(budget, until, now))
+    standing = _standing(budget, bounds, as_of=now, spent=int(row.counted_us) + _reserved_us(budget, until, now))
     passed = [level for level in THRESHOLDS if row.percent_told < level <= standing.percent]
     for level in passed:
         _tell(budget, standing, level)
@@ -147,7 +147,7 @@ def _tell(budget: Budget, standing: Standing, level: int) -> None:
     tell(EventKind.BUDGET_THRESHOLD, tenant=budget.tenant, budget=budget.pk, **after)
 
 
-def _reserved(budget: Budget, begin: datetime, end: datetime) -> int:
+def _reserved_us(budget: Budget, begin: datetime, end: datetime) -> int:
     if begin >= end:
         return 0
     claims = metered(Claim.objects.filter(tenant=budget.tenant_id), begin=begin, end=end)

@@ -132,5 +132,5 @@ def _pod(row: Any) -> wire.Pod | None:
     try:
         return msgspec.convert(row.claim__pod, wire.Pod)
     except msgspec.ValidationError as error:
-        logger.warning("claim %s is for no pod that its node can be told: %s", row.claim__uid, error)
+        logger.warning("claim %s has a pod that is not sent to its node: %s", row.claim__uid, error)
         return None

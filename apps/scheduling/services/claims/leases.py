@@ -43,10 +43,10 @@ def renew_claim(*, principal: Principal, claim: Claim, versions: etags.Versions 
 def release_lapsed(*, now: datetime) -> int:
     """Release every claim whose lease has run out; return the number of claims."""
     lapsed = Claim.objects.exclude(state__in=ENDED).filter(lease_until__lt=now).select_related("tenant")
-    return each(lapsed, _released)
+    return each(lapsed, _release)
 
 
-def _released(claim: Claim) -> bool:
+def _release(claim: Claim) -> bool:
     why = f"its lease of {claim.lease_seconds} s was not renewed"
     try:
         # At this version only: a renewal that comes in between wins.

@@ -43,10 +43,10 @@ LARGE = 1000
 CACHE_SECONDS = 20.0
 # Reasons, by code, that no GPU can change.
 NOT_THE_FLEET = {
-    "quota-exceeded": "It waits for room in its tenant's quota; nobody can say when that comes.",
-    "member-limit-exceeded": "It waits for room in its member's limit; nobody can say when that comes.",
-    "reservation-full": "It waits for room in its reservation; nobody can say when that comes.",
-    SET_ASIDE: "The scheduler failed over it and tries again after a while; nobody can say what comes of that.",
+    "quota-exceeded": "It waits for room in its tenant's quota; the time cannot be estimated.",
+    "member-limit-exceeded": "It waits for room in its member's limit; the time cannot be estimated.",
+    "reservation-full": "It waits for room in its reservation; the time cannot be estimated.",
+    SET_ASIDE: "The scheduler failed over it and tries again after a while; its start cannot be estimated.",
     "budget-exceeded": "Its tenant's budget is spent: it waits for the next period or a larger budget.",
 }
 
@@ -196,7 +196,7 @@ def find_place(claim: Claim) -> Place | None:
     length = len(seen.waiting)
     position = seen.positions.get(uid)
     if position is None and uid not in seen.early:
-        return Place(None, length, estimates.unknown("It has just come, or just got its place: look again."))
+        return Place(None, length, estimates.unknown("It was just created or just placed: read it again."))
     estimate = _estimate(seen, claim)
     if any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
         return Place(position, length, estimate)
@@ -261,7 +261,7 @@ def read_snapshot(pool: Pool) -> QueueSnapshot:
     rows = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "reservation").defer("timeline")
     claims = list(rows.order_by("pk"))
     gpus = tuple(read_fleet(pool))
-    freed, since = _freed(pool, now)
+    freed, since = _read_freed(pool, now)
     return QueueSnapshot(
         now=now.timestamp(),
         policy=pool.placement_policy,
@@ -295,7 +295,7 @@ def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, in
     return Standing(capacity, held, weights, pool.patience_seconds)
 
 
-def _freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]:
+def _read_freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]:
     """Return the claims that were released lately, and since when they were counted."""
     over = Claim.objects.filter(pool=pool, state=ClaimState.RELEASED, assigned_at__isnull=False)
     latest = over.filter(released_at__gte=now - LATELY).order_by("-released_at")[:MOST_FREED]

@@ -31,7 +31,7 @@ class Compared:
 
 def replay(done: Round) -> list[Compared]:
     """Decide the round's claims again, each with the fleet as the record has it."""
-    return list(_asked_again(fleet_before(done), done.steps))
+    return list(_decide_again(fleet_before(done), done.steps))
 
 
 def replay_with(done: Round, policy: str) -> list[Compared]:
@@ -42,7 +42,7 @@ def replay_with(done: Round, policy: str) -> list[Compared]:
     for step in _first_changes(done.steps):
         apply(seen, step)
     fleet = Fleet(seen.gpus(), seen.nodes(), policy=policy, mix=mix.items())
-    return list(_asked_anew(fleet, [step for step in done.steps if "claim" in step]))
+    return list(_decide_anew(fleet, [step for step in done.steps if "claim" in step]))
 
 
 def gpus_seen(done: Round) -> list[GpuState]:
@@ -77,15 +77,15 @@ def apply(fleet: Fleet, step: Step) -> None:
         fleet.take(step["gpus"], request_of(step["request"]), node=step.get("node", ""))
 
 
-def _asked_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
+def _decide_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
     for step in steps:
         if "claim" in step:
-            yield Compared(step["claim"], _then(step), answer_as_json(_answer(fleet, step)))
+            yield Compared(step["claim"], _recorded(step), answer_as_json(_answer(fleet, step)))
         apply(fleet, step)
 
 
 def _answer(fleet: Fleet, step: Step) -> Placed | Refused:
-    held = _held(step)
+    held = _withheld(step)
     if "gang" not in step:
         return fleet.place(request_of(step["request"]), held=held)
     requests = [request_of(row) for row in step["gang"]]
@@ -95,20 +95,20 @@ def _answer(fleet: Fleet, step: Step) -> Placed | Refused:
     return answer if isinstance(answer, Refused) else answer[0]
 
 
-def _asked_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
+def _decide_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
     for step in steps:
         request: Request = request_of(step["request"])
-        answer: Placed | Refused = fleet.place(request, held=_held(step))
+        answer: Placed | Refused = fleet.place(request, held=_withheld(step))
         if isinstance(answer, Placed):
             fleet.take(answer.gpus, request, node=answer.node)
-        yield Compared(step["claim"], _then(step), answer_as_json(answer))
+        yield Compared(step["claim"], _recorded(step), answer_as_json(answer))
 
 
-def _held(step: Step) -> dict[str, tuple[int, int]]:
+def _withheld(step: Step) -> dict[str, tuple[int, int]]:
     return {uuid: (core, memory_mib) for uuid, (core, memory_mib) in step.get("held", {}).items()}
 
 
-def _then(step: Step) -> dict[str, Any]:
+def _recorded(step: Step) -> dict[str, Any]:
     return {name: step[name] for name in ("gpus", "node", "reasons") if name in step}
 
 

@@ -49,7 +49,7 @@ def preview(
     """
     tenants = list(Tenant.objects.filter(Q(pk=tenant.pk) | Q(cohort__in={tenant.cohort, joins} - {None})))
     queue = _Queue(tenants)
-    spent = {item.pk: _spent(item) for item in tenants}
+    spent = {item.pk: _spent_reasons(item) for item in tenants}
     with transaction.atomic():
         before = queue.outlook().of(queue.claims, spent)
         shown = show(act())
@@ -66,10 +66,10 @@ def preview_of_bounds(act: Callable[[], Any], *, tenant: Tenant) -> dict[str, An
     needs.
     """
     queue = _Queue([tenant])
-    before = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+    before = queue.outlook().of(queue.claims, {tenant.pk: _spent_reasons(tenant)})
     with transaction.atomic():
         row = act()
-        after = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+        after = queue.outlook().of(queue.claims, {tenant.pk: _spent_reasons(tenant)})
         transaction.set_rollback(True)
     return {"row": row, **queue.compared(before, after)}
 
@@ -184,7 +184,7 @@ def _reason(error: GpucloudError) -> dict[str, Any]:
     return {"code": error.code, "gpus": 0, "detail": error.detail}
 
 
-def _spent(tenant: Tenant) -> Reasons:
+def _spent_reasons(tenant: Tenant) -> Reasons:
     try:
         refuse_spent(tenant)
     except BudgetExceeded as error:

@@ -30,7 +30,7 @@ from gpucloud.errors import Conflict
 # The core is asked this often in one call; claims alike are asked about once.
 MOST_ASKED = 100
 # A claim's position: most urgent, then oldest first.
-Turn = tuple[int, int]
+Position = tuple[int, int]
 
 
 class NothingLent(Conflict):
@@ -83,8 +83,8 @@ def _refuse_unlendable(claim: Claim, core: int) -> None:
 
 
 def place_on_lent(
-    pool: Pool, waiting: Iterable[Claim], *, fence: Callable[[], None], after: Turn | None = None
-) -> Turn | None:
+    pool: Pool, waiting: Iterable[Claim], *, fence: Callable[[], None], after: Position | None = None
+) -> Position | None:
     """Place these best-effort claims, in the queue's order, on lent core; return None when all were tried.
 
     It runs after a round that found no room of their own for them: borrowed core is not theirs, so it is no round's
@@ -95,19 +95,19 @@ def place_on_lent(
     if not borrowing.lends(pool) or not _lending(pool).exists():
         return None
     now = timezone.now()
-    turns = sorted(((_turn(claim), claim) for claim in waiting if _borrows_now(claim, now)), key=itemgetter(0))
+    ordered = sorted(((_position(claim), claim) for claim in waiting if _borrows_now(claim, now)), key=itemgetter(0))
     tries, last = _Tries(pool, now, fence), after
-    for turn, claim in turns:
-        if after is not None and turn <= after:
+    for position, claim in ordered:
+        if after is not None and position <= after:
             continue
         if tries.asked >= MOST_ASKED:
             return last
         tries.place(claim)
-        last = turn
+        last = position
     return None
 
 
-def _turn(claim: Claim) -> Turn:
+def _position(claim: Claim) -> Position:
     return -claim.priority, claim.pk
 
 
@@ -212,10 +212,10 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
 def own_what_is_free() -> int:
     """Give borrowing claims a guarantee of their own if their GPUs have enough free core; return the number given."""
     borrowers = Claim.objects.filter(borrowed_core__gt=0, state=ClaimState.ACTIVE).select_related("tenant", "pool")
-    return each(borrowers.order_by("-priority", "pk"), _owned)
+    return each(borrowers.order_by("-priority", "pk"), _try_own)
 
 
-def _owned(seen: Claim) -> bool:
+def _try_own(seen: Claim) -> bool:
     try:
         _own(seen)
     except _Changed:

@@ -204,7 +204,7 @@ def _take(proposal: Proposal) -> Proposal:
     allowed = proposal.pool.rebalance_mode == RebalanceMode.APPLY and proposal.kind in CARRIED_OUT
     # A guarantee is given back in any case: it is the owner's.
     if not allowed and proposal.kind != ProposalKind.GIVE_BACK:
-        return _proposed(proposal)
+        return _propose(proposal)
     words = ""
     try:
         act(proposal, principal=REBALANCER)
@@ -217,7 +217,7 @@ def _take(proposal: Proposal) -> Proposal:
 
 
 @transaction.atomic
-def _proposed(proposal: Proposal) -> Proposal:
+def _propose(proposal: Proposal) -> Proposal:
     """Store the proposal, one a claim: an equal one is kept, another one is replaced."""
     old = Proposal.objects.select_for_update().filter(claim=proposal.claim, state=ProposalState.PROPOSED).first()
     if old is not None:
@@ -264,7 +264,7 @@ def accept(*, principal: Principal, proposal: Proposal, versions: etags.Versions
     """Accept the proposal: the claim is changed now. Raises WrongState, and what `act` raises."""
     proposal = _locked(proposal, principal, versions)
     act(proposal, principal=principal)
-    return _answered(proposal, ProposalState.APPLIED, principal)
+    return _record_answer(proposal, ProposalState.APPLIED, principal)
 
 
 @transaction.atomic
@@ -272,7 +272,7 @@ def dismiss(*, principal: Principal, proposal: Proposal, words: str = "", versio
     """Dismiss the proposal; within the cool-down nothing is proposed for this claim. Raises WrongState."""
     proposal = _locked(proposal, principal, versions)
     proposal.claim.change(rebalanced_at=timezone.now())
-    return _answered(proposal, ProposalState.DISMISSED, principal, words)
+    return _record_answer(proposal, ProposalState.DISMISSED, principal, words)
 
 
 def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) -> Proposal:
@@ -287,7 +287,7 @@ def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) 
     return proposal
 
 
-def _answered(proposal: Proposal, state: str, principal: Principal, words: str = "") -> Proposal:
+def _record_answer(proposal: Proposal, state: str, principal: Principal, words: str = "") -> Proposal:
     mark_decided(proposal, state, by=principal.name, words=words)
     proposal.change(**_decision(proposal))
     audit.record(

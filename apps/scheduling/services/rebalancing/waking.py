@@ -27,11 +27,11 @@ def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
     """
     claims = Claim.objects.filter(uid__in=lenders, lent_core__gt=0, rebalanced_at__lt=at)
     claims = claims.select_related("tenant", "pool").order_by("pk")
-    return sum(_woken(claim, lenders[str(claim.uid)]) for claim in claims)
+    return sum(_wake(claim, lenders[str(claim.uid)]) for claim in claims)
 
 
 @transaction.atomic
-def _woken(seen: Claim, used: wire.AssignmentUsage) -> bool:
+def _wake(seen: Claim, used: wire.AssignmentUsage) -> bool:
     """Give back and record it; return True if this measurement did so: of several at once one does."""
     if not is_awake(used.core_percent, used.throttled_percent, bounds_of(seen.pool)):
         return False

@@ -1,8 +1,8 @@
 """Draining of nodes: a draining node takes no new claims; those on it get notice, a grace, and go back to the queue.
 
-Level-triggered, as preemption is: the node has a flag, and each turn gives notice to the claims without one and ends
+Level-triggered, as preemption is: the node has a flag, and each run gives notice to the claims without one and ends
 those whose time has come, each claim in a transaction that checks it again under its lock. A node that is uncordoned no
-longer drains; a claim that got notice and still runs is spared by the next turn of preemption.
+longer drains; a claim that got notice and still runs is spared by the next run of preemption.
 
 Members of a group go together, wherever they are: one alone would never be placed again. Claims of pods stay: a pod is
 moved by its cluster.
@@ -79,11 +79,11 @@ def drive() -> int:
     """
     changed = 0
     for node in Node.objects.filter(draining_at__isnull=False).select_related("pool").order_by("pk"):
-        changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_turn, node))
+        changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_advance, node))
     return changed
 
 
-def _turn(node: Node, claim: Claim) -> bool:
+def _advance(node: Node, claim: Claim) -> bool:
     if claim.preempt_at is not None:
         return _end(claim, node)
     return _tell(claim, node, grace_of(node, node.drain_grace_seconds))

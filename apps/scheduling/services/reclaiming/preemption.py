@@ -1,10 +1,9 @@
 """Preemption: claims chosen by `reclaim` get notice, and after a grace go back to the queue, for a nominee.
 
-Level-triggered. Each turn decides anew on the present state; claims with a notice are chosen first. So a turn that
-never ended, and a victim or a nominee that is gone, need no repair: the next turn gives notice to new victims, spares
-those that need not go, and ends those whose time has come, each in a transaction that checks both claims again under
-their locks. A pod's claim gets notice like any other, and ends with its pod, which its cluster ends
-(`due_with_their_pods`).
+Level-triggered. Each run decides anew on the present state; claims with a notice are chosen first. So a run that never
+ended, and a victim or a nominee that is gone, need no repair: the next run gives notice to new victims, spares those
+that need not go, and ends those whose time has come, each in a transaction that checks both claims again under their
+locks. A pod's claim gets notice like any other, and ends with its pod, which its cluster ends (`due_with_their_pods`).
 
 Until the nominee is placed, its GPUs are withheld from all others (`reserved`), and nobody borrows more in the shares
 that it is still to be charged to (`CohortShare.reclaimed_until`).
@@ -31,7 +30,7 @@ from apps.scheduling.services.reclaiming.draining import leaving
 from apps.scheduling.services.reclaiming.reclaim import Plan, asking, plans
 from gpucloud.locks import exclusive
 
-# Renewed by every turn; it ends by itself if there are no more turns.
+# Renewed by every run; it ends by itself if there are no more runs.
 BORROWING_STOPS = timedelta(seconds=30)
 CHOSEN = "A tenant of its cohort needs back what it lent"
 OUTRANKED = "A claim of its tenant with a higher priority needs the room"
@@ -39,32 +38,32 @@ SPARED = "The room is needed no longer, or is there without it."
 
 
 def drive() -> int:
-    """Run one turn of every pool; return the number of claims changed. A second run at the same time does nothing."""
+    """Run preemption in every pool; return the number of claims changed. A second run at the same time does nothing."""
     with exclusive("preemption") as free:
-        return _turns() if free else 0
+        return _run_pools() if free else 0
 
 
-def _turns() -> int:
+def _run_pools() -> int:
     pools, shares, gone_well = list(Pool.objects.order_by("pk")), set[int](), list[Pool]()
 
-    def turn(pool: Pool) -> int:
+    def run(pool: Pool) -> int:
         now = timezone.now()
         may = pool.preemption_grace_seconds is not None
         found = plans(pool, asking(pool, now=now), now=now) if may else []
         making_room = [plan for plan in found if plan.found.claims or plan.claim.nominated_gpus is not None]
         shares.update(*(plan.share_ids for plan in making_room))
-        changed = _turn(pool, making_room, now)
+        changed = _run_pool(pool, making_room, now)
         gone_well.append(pool)
         return changed
 
-    changed = each(pools, turn)
+    changed = each(pools, run)
     # The shares that a failed pool needs are not known; what it has renewed ends by itself.
     if gone_well == pools:
         _let_borrow(but=shares)
     return changed
 
 
-def _turn(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
+def _run_pool(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
     changed, wanted, nominees = 0, set[int](), set[int]()
     for plan in making_room:
         nominees.add(plan.claim.pk)

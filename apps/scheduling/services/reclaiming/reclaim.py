@@ -35,7 +35,7 @@ from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 
 logger = logging.getLogger(__name__)
 
-# The claims of the queue that one turn serves: each may end somebody's work.
+# The claims of the queue that one run serves: each may end somebody's work.
 MOST_ASKING = 32
 # Reasons that no other claim's end would change.
 NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)

@@ -42,12 +42,12 @@ def drive() -> int:
     open_ = Reservation.objects.open().order_by("pk")
     steps: list[tuple[Q, Callable[[Reservation, datetime], bool]]] = [
         (Q(end_at__lte=now), _end),
-        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at=None), _forgotten),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at=None), _end_forgotten),
         (Q(state=ReservationState.BOOKED, start_at__lte=now), _begin),
         (Q(state=ReservationState.ACTIVE), _settle),
-        (Q(state=ReservationState.ACTIVE, claimed_at=None, grace_seconds__isnull=False), _no_show),
-        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at__lt=now - FRESH, lost_since=None), _lost),
-        (Q(lost_since__isnull=False), _found),
+        (Q(state=ReservationState.ACTIVE, claimed_at=None, grace_seconds__isnull=False), _end_unclaimed),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at__lt=now - FRESH, lost_since=None), _record_loss),
+        (Q(lost_since__isnull=False), _record_return),
         # After these: the use of a silent machine is not known.
         (Q(state=ReservationState.ACTIVE, claimed_at__isnull=False, idle_percent__isnull=False), _idle),
     ]
@@ -125,7 +125,7 @@ def _move(row: Reservation) -> None:
 
 
 @transaction.atomic
-def _forgotten(seen: Reservation, now: datetime) -> bool:
+def _end_forgotten(seen: Reservation, now: datetime) -> bool:
     """Release a reservation on a machine that an operator has given up: it charges its tenant nothing any more."""
     row = locked(seen)
     if row.state != ReservationState.ACTIVE or not row.gpus.filter(node__last_seen_at=None).exists():
@@ -135,7 +135,7 @@ def _forgotten(seen: Reservation, now: datetime) -> bool:
 
 
 @transaction.atomic
-def _lost(seen: Reservation, now: datetime) -> bool:
+def _record_loss(seen: Reservation, now: datetime) -> bool:
     """Record that its machine is silent; it is charged until the node is back or forgotten, or it is released."""
     row = locked(seen)
     silent = _silent(row, now)
@@ -147,7 +147,7 @@ def _lost(seen: Reservation, now: datetime) -> bool:
 
 
 @transaction.atomic
-def _found(seen: Reservation, now: datetime) -> bool:
+def _record_return(seen: Reservation, now: datetime) -> bool:
     row = locked(seen)
     if row.lost_since is None or _silent(row, now):
         return False
@@ -176,7 +176,7 @@ def _settle(seen: Reservation, now: datetime) -> bool:
 
 
 @transaction.atomic
-def _no_show(seen: Reservation, now: datetime) -> bool:
+def _end_unclaimed(seen: Reservation, now: datetime) -> bool:
     row = locked(seen)
     if row.state != ReservationState.ACTIVE or row.claimed_at is not None:
         return False
@@ -259,18 +259,18 @@ def _warn(seen: Claim, yields_at: datetime | None) -> bool:
 
 def _end_borrowers(now: datetime) -> int:
     over = Claim.objects.filter(yields_at__lte=now, state__in=PLACED).select_related("tenant")
-    return each(over, lambda claim: _released(claim, "the room that it borrowed is reserved from now on"))
+    return each(over, lambda claim: _release(claim, "the room that it borrowed is reserved from now on"))
 
 
 def _end_claims() -> int:
     left = Claim.objects.exclude(state__in=ENDED).filter(reservation__state=ReservationState.RELEASED)
-    return each(left.select_related("tenant", "reservation"), _ended_with_it)
+    return each(left.select_related("tenant", "reservation"), _release_with_reservation)
 
 
-def _ended_with_it(claim: Claim) -> bool:
-    return _released(claim, f"its reservation {claim.reservation and claim.reservation.name} has ended")
+def _release_with_reservation(claim: Claim) -> bool:
+    return _release(claim, f"its reservation {claim.reservation and claim.reservation.name} has ended")
 
 
-def _released(claim: Claim, why: str) -> bool:
+def _release(claim: Claim, why: str) -> bool:
     release_claim(principal=SYSTEM, claim=claim, why=why)
     return True

@@ -66,7 +66,7 @@ def create_reservation(
     ImpossibleReservation.
     """
     principal.require_role(tenant, "member")
-    first, rows = _asked(principal, tenant, pool, weekly_until, asked)
+    first, rows = _draft(principal, tenant, pool, weekly_until, asked)
     lock(pool, tenant)
     _refuse_many(tenant, len(rows))
     booking.refuse_over_quota(rows)
@@ -92,7 +92,7 @@ def preview_reservation(
     Changes nothing. Raises WindowInvalid, RoleMissing, FieldMissing, OutOfRange, ImpossibleReservation.
     """
     principal.require_role(tenant, "member")
-    _, rows = _asked(principal, tenant, pool, weekly_until, asked)
+    _, rows = _draft(principal, tenant, pool, weekly_until, asked)
     gpus, facts, seen = list[str](), dict[str, Any](), booking.read(rows)
     for row in rows:
         outlook = booking.outlook(row, seen)
@@ -111,12 +111,14 @@ def preview_reservation(
     return {"dry_run": True, "fits": True, "detail": all_of_it, "gpus": gpus, **facts}
 
 
-def _asked(
+def _draft(
     principal: Principal, tenant: Tenant, pool: Pool, weekly_until: datetime | None, asked: dict[str, Any]
 ) -> tuple[Reservation, list[Reservation]]:
     """Return the reservation with the tenant's defaults, and its weekly series, after checking windows and sizes."""
     length = asked["end_at"] - asked["start_at"]
-    first = Reservation(tenant=tenant, pool=pool, created_by=principal.name, **_filled(tenant, pool, asked, length))
+    first = Reservation(
+        tenant=tenant, pool=pool, created_by=principal.name, **_with_defaults(tenant, pool, asked, length)
+    )
     rows = weekly(first, weekly_until)
     for row in rows:
         refuse_window(row.start_at, row.end_at)
@@ -124,7 +126,7 @@ def _asked(
     return first, rows
 
 
-def _filled(tenant: Tenant, pool: Pool, asked: dict[str, Any], length: timedelta) -> dict[str, Any]:
+def _with_defaults(tenant: Tenant, pool: Pool, asked: dict[str, Any], length: timedelta) -> dict[str, Any]:
     """Fill in the tenant's defaults. The limits of one claim bound a reservation; its window counts as a time limit."""
     like = {**asked, "time_limit_seconds": int(length.total_seconds())}
     filled = limit_ranges.fill(
