@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Protocol
 
 from apps.scheduling.core import gangs
-from apps.scheduling.core.backfill import BlockedHead, Running
+from apps.scheduling.core.backfill import BlockedHead, ExpectedRelease
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from benchmarks.churn.load import Arrival
@@ -48,7 +48,7 @@ class Rounds:
         self._states = {gpu.uuid: gpu for gpu in self._fleet.gpus()}
         self._capacity = Amounts(100 * len(self._states), 0, len(self._states))
         self._held: dict[str, Amounts] = defaultdict(Amounts)
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, ExpectedRelease] = {}
         self._blocked = BlockedHead(self._ending)
         self._claims: dict[int, Arrival] = {}
         # A tenant's claims alike, oldest first.
@@ -58,7 +58,7 @@ class Rounds:
     def arrived(self, claim: Arrival) -> None:
         """It waits from now on."""
         self._fleet.learn(claim.request)
-        waiting = Waiting(
+        waiting = QueueEntry(
             f"{claim.number:08}", claim.tenant, claim.request, claim.number,
             time_limit_seconds=claim.time_limit_seconds, waits_since=claim.at,
         )  # fmt: skip
@@ -124,14 +124,14 @@ class Rounds:
         blocked.remove_claim(waiting.since, waiting.id)
         return answer[0].gpus
 
-    def _take(self, waiting: Waiting, placed: Placed, now: float) -> None:
+    def _take(self, waiting: QueueEntry, placed: Placed, now: float) -> None:
         request = waiting.request
         self._fleet.take(placed.gpus, request)
         self._held[waiting.tenant] += Amounts.of(request)
         for uuid in placed.gpus:
             self._carries(uuid, request, 1)
         if (limit := waiting.time_limit_seconds) is not None:
-            self._running[waiting.id] = Running(now + limit, waiting.id, placed.gpus, request, waiting.tenant)
+            self._running[waiting.id] = ExpectedRelease(now + limit, waiting.id, placed.gpus, request, waiting.tenant)
         del self._lines[request, waiting.tenant][waiting.since]
 
     def _carries(self, uuid: str, request: Request, sign: int) -> GpuState:
@@ -145,7 +145,7 @@ class Rounds:
         ]
         return min(firsts, key=lambda ask: ask.since, default=None)
 
-    def _ending(self, _gpus: Collection[str], now: float) -> Iterable[Running]:
+    def _ending(self, _gpus: Collection[str], now: float) -> Iterable[ExpectedRelease]:
         return [replace(item, ends_at=max(now, item.ends_at)) for item in self._running.values()]
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from apps.scheduling.core.backfill import HeadPlan, Running, plan_head
+from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, plan_head
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import Held
-from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.core.walk import Walk
 
@@ -21,18 +21,18 @@ def machines(gpus: int = 2) -> Fleet:
     return Fleet(GpuState(f"g{index}", "n", index, "A10", 100, 100, 100) for index in range(gpus))
 
 
-def claim(number: int, core: int, limit: int | None = None, *, count: int = 1, **facts: object) -> Waiting:
+def claim(number: int, core: int, limit: int | None = None, *, count: int = 1, **facts: object) -> QueueEntry:
     request = Request(count, core, 1, **facts)  # type: ignore[arg-type]
-    return Waiting(f"{number:02}", "acme", request, since=number, time_limit_seconds=limit)
+    return QueueEntry(f"{number:02}", "acme", request, since=number, time_limit_seconds=limit)
 
 
-def running(fleet: Fleet, number: int, core: int, ends: float, gpus: Sequence[str]) -> Running:
-    item = Running(ends, f"r{number}", tuple(gpus), Request(len(gpus), core, 1))
+def running(fleet: Fleet, number: int, core: int, ends: float, gpus: Sequence[str]) -> ExpectedRelease:
+    item = ExpectedRelease(ends, f"r{number}", tuple(gpus), Request(len(gpus), core, 1))
     fleet.take(item.gpus, item.request)
     return item
 
 
-def walk(fleet: Fleet, claims: Sequence[Waiting], ends: Sequence[Running], now: float = 0) -> Walk:
+def walk(fleet: Fleet, claims: Sequence[QueueEntry], ends: Sequence[ExpectedRelease], now: float = 0) -> Walk:
     queue = Queue([Ask((one,)) for one in claims], capacity=POOL, held={}, weights={})
     return Walk(fleet, queue, running=ends, now=now)
 
@@ -127,7 +127,7 @@ at_work = st.lists(st.tuples(st.integers(2, 10), st.integers(0, 3), st.integers(
 def play(limits: list[tuple[int, int, int]], asks: list[tuple[int, int, int | None]], *, guarded: bool) -> list[float]:
     """By how much each head started after its first plan said, over the whole life of the queue."""
     fleet = machines(4)
-    ends: list[tuple[float, str, Running]] = []
+    ends: list[tuple[float, str, ExpectedRelease]] = []
     for number, (tenth, gpu, end) in enumerate(limits):
         if fleet_has(fleet, f"g{gpu}", 10 * tenth):
             item = running(fleet, number, 10 * tenth, float(end), [f"g{gpu}"])
@@ -147,7 +147,7 @@ def play(limits: list[tuple[int, int, int]], asks: list[tuple[int, int, int | No
             delays += [max(0.0, now - promised.pop(one.id))] if one.id in promised else []
             left = [other for other in left if other.id != one.id]
             if one.time_limit_seconds is not None:
-                back = Running(now + one.time_limit_seconds, one.id, decision.answer[0].gpus, one.request)
+                back = ExpectedRelease(now + one.time_limit_seconds, one.id, decision.answer[0].gpus, one.request)
                 heapq.heappush(ends, (back.ends_at, back.id, back))
         note(promised, walked.head_plan)
         if not left or not ends:

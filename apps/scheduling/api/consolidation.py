@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool
 from apps.scheduling.core.consolidation import MoveBounds
-from apps.scheduling.services.rebalancing.consolidation import Proposed, proposals
+from apps.scheduling.services.rebalancing.consolidation import ConsolidationPlan, proposals
 from gpucloud.api.serializers import Strict
 
 
@@ -86,7 +86,7 @@ class PoolConsolidation(ApiView):
         return Response({"pool": pool.name, "plans": plans, "explanation": found.why})
 
 
-def _plan_document(item: Proposed) -> dict[str, Any]:
+def _plan_document(item: ConsolidationPlan) -> dict[str, Any]:
     plan = item.plan
     return {
         "waiting_claim": item.claim and str(item.claim.uid),

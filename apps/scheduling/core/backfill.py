@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING, Held, place_all
 from apps.scheduling.core.moments import utc
-from apps.scheduling.core.queue import Ask, Waiting
+from apps.scheduling.core.queue import Ask, QueueEntry
 from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, Placed, Reason, Refused, Request
 
@@ -35,8 +35,8 @@ class Unanswerable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A placed claim that ends by itself: its end (Unix seconds), and the GPUs and amounts that it releases then."""
+class ExpectedRelease:
+    """The release of a placed claim that ends by itself: its end (Unix seconds), GPUs and amounts."""
 
     ends_at: float
     id: str
@@ -57,7 +57,7 @@ class HeadPlan:
     gpus: frozenset[str]
     withheld: Mapping[str, tuple[int, int]]
 
-    def withheld_from(self, claim: Waiting, *, now: float) -> Held:
+    def withheld_from(self, claim: QueueEntry, *, now: float) -> Held:
         """Return the amounts by GPU that a later claim may not use if it starts now."""
         limit = claim.time_limit_seconds
         if limit is not None and now + limit <= self.start:
@@ -67,7 +67,7 @@ class HeadPlan:
             return dict.fromkeys(self.gpus, EVERYTHING)
         return self.withheld
 
-    def after_placement(self, gpus: Iterable[str], claim: Waiting, *, now: float) -> "HeadPlan":
+    def after_placement(self, gpus: Iterable[str], claim: QueueEntry, *, now: float) -> "HeadPlan":
         """Return the plan after a later claim was placed on these GPUs: what it releases in time is withheld once."""
         touched = self.withheld.keys() & set(gpus)
         if not touched or self.withheld_from(claim, now=now):
@@ -91,7 +91,7 @@ class BlockedHead:
     `ending` returns the claims on these GPUs that end by themselves; it is called only when a plan is made.
     """
 
-    def __init__(self, ending: Callable[[Collection[str], float], Iterable[Running]]) -> None:
+    def __init__(self, ending: Callable[[Collection[str], float], Iterable[ExpectedRelease]]) -> None:
         self._ending = ending
         self.head: Ask | None = None
         self.plan: HeadPlan | None = None
@@ -178,7 +178,7 @@ class BlockedHead:
 
 
 def plan_head(
-    fleet: Fleet, ask: Ask, running: Iterable[Running], *, now: float, held: Held = NOTHING
+    fleet: Fleet, ask: Ask, running: Iterable[ExpectedRelease], *, now: float, held: Held = NOTHING
 ) -> HeadPlan | None:
     """Return the ask's plan, or None if it fits after no known release. The fleet is left as it was.
 
@@ -212,7 +212,7 @@ def plan_head(
         give_back_first(0)
 
 
-def _plan(fleet: Fleet, ask: Ask, released: Sequence[Running], now: float, held: Held) -> HeadPlan:
+def _plan(fleet: Fleet, ask: Ask, released: Sequence[ExpectedRelease], now: float, held: Held) -> HeadPlan:
     answer = place_all(fleet, ask, held=held)
     assert not isinstance(answer, Refused)
     needed: dict[str, tuple[int, int]] = {}

@@ -24,7 +24,7 @@ IMPOSSIBLE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class PlacedClaim:
     """A placed claim: its GPUs, and the memory (MiB, on each of them) that moving it would copy.
 
     Claims that may not be moved use the fleet's GPUs all the same, and make them impossible to leave.
@@ -75,7 +75,7 @@ class MoveBounds:
 
 
 def make_room(
-    fleet: Fleet, sitting: Iterable[Sitting], request: Request, bounds: MoveBounds, *, held: Held = NOTHING
+    fleet: Fleet, sitting: Iterable[PlacedClaim], request: Request, bounds: MoveBounds, *, held: Held = NOTHING
 ) -> Plan | None:
     """Return the cheapest plan found after which the request fits; None if there is none, or if it fits as it is.
 
@@ -88,7 +88,7 @@ def make_room(
     return min((plan for plan in plans if plan), key=_preference, default=None)
 
 
-def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds, *, held: Held = NOTHING) -> Plan | None:
+def free_gpus(fleet: Fleet, sitting: Iterable[PlacedClaim], bounds: MoveBounds, *, held: Held = NOTHING) -> Plan | None:
     """Leave as many GPUs wholly free as the bounds allow, the cheapest to leave first; None if none can be left."""
     table, moves, frees = _Table(fleet, sitting, held), list[Move](), list[str]()
     whole = Request(1, WHOLE, 1)
@@ -108,9 +108,9 @@ def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds, *, h
 class _Table:
     """The placed claims on a fleet; moved for a trial, and back."""
 
-    def __init__(self, fleet: Fleet, sitting: Iterable[Sitting], held: Held) -> None:
+    def __init__(self, fleet: Fleet, sitting: Iterable[PlacedClaim], held: Held) -> None:
         self.fleet, self.held = fleet, held
-        self.on: dict[str, list[Sitting]] = defaultdict(list)
+        self.on: dict[str, list[PlacedClaim]] = defaultdict(list)
         # GPUs to which something was moved for good: `on` no longer knows what they carry.
         self.received: set[str] = set()
         for item in sorted(sitting, key=lambda item: item.claim):
@@ -136,13 +136,13 @@ class _Table:
         core, memory = core - gpu.core_over, memory - gpu.memory_over_mib
         return gpu.core_free + core == WHOLE and gpu.memory_free_mib + memory == gpu.memory_mib
 
-    def undo(self, done: Sequence[tuple[Sitting, Move]]) -> None:
+    def undo(self, done: Sequence[tuple[PlacedClaim, Move]]) -> None:
         """Move everything back, the last first."""
         for item, move in reversed(done):
             self.fleet.give_back(move.to_gpus, item.request)
             self.fleet.take(move.from_gpus, item.request)
 
-    def move(self, item: Sitting, avoid: Iterable[str]) -> Move | None:
+    def move(self, item: PlacedClaim, avoid: Iterable[str]) -> Move | None:
         """Move the claim to where the fleet places it, but not to `avoid` nor to a GPU that is wholly free."""
         self.fleet.give_back(item.gpus, item.request)
         never = {*avoid, *item.gpus}
@@ -187,7 +187,7 @@ def _missing(table: _Table, gpu: GpuState, request: Request) -> tuple[int, str]:
     return (IMPOSSIBLE if leavers is None else sum(item.cost_mib for item in leavers), gpu.uuid)
 
 
-def _leavers(sitting: Sequence[Sitting], gpu: GpuState, request: Request) -> list[Sitting] | None:
+def _leavers(sitting: Sequence[PlacedClaim], gpu: GpuState, request: Request) -> list[PlacedClaim] | None:
     """Return few claims whose leaving makes room on the GPU: one if one is enough, else the largest shares first."""
     # Room that is used twice must be given back first.
     core = request.core_request - gpu.core_free + gpu.core_over
@@ -197,7 +197,7 @@ def _leavers(sitting: Sequence[Sitting], gpu: GpuState, request: Request) -> lis
     alone = [item for item in sitting if item.request.core_request >= core and item.request.memory_mib >= memory]
     if alone:
         return [min(alone, key=lambda item: (item.cost_mib, item.claim))]
-    left: list[Sitting] = []
+    left: list[PlacedClaim] = []
     for item in sorted(sitting, key=lambda item: (-item.request.core_request, item.cost_mib, item.claim)):
         if core <= 0 and memory <= 0:
             break
@@ -210,7 +210,7 @@ def _plan_emptying(
     table: _Table, targets: Sequence[GpuState], request: Request, bounds: MoveBounds, *, keep: bool = False
 ) -> Plan | None:
     """Return the plan that makes room for the request on these GPUs, tried; with `keep` its moves stay on the fleet."""
-    leavers: dict[str, Sitting] = {}
+    leavers: dict[str, PlacedClaim] = {}
     for gpu in targets:
         asked = replace(request, memory_mib=gpu.memory_mib) if keep else request
         going = _leavers(table.on[gpu.uuid], gpu, asked)
@@ -222,7 +222,7 @@ def _plan_emptying(
         return None
     if table.received & {uuid for item in leavers.values() for uuid in item.gpus}:
         return None
-    done: list[tuple[Sitting, Move]] = []
+    done: list[tuple[PlacedClaim, Move]] = []
     for item in sorted(leavers.values(), key=lambda item: (-item.request.core_request, item.claim)):
         if (move := table.move(item, [gpu.uuid for gpu in targets])) is None:
             table.undo(done)

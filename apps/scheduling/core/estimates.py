@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.backfill import ExpectedRelease
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING, Held, ready
-from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import Refused, Request
 from apps.scheduling.core.walk import Walk
 
@@ -39,8 +39,8 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
-    """A claim that was released lately."""
+class Release:
+    """A recent release of a claim."""
 
     at: float
     request: Request
@@ -63,18 +63,18 @@ class Standing:
         return Queue(asks, capacity=self.capacity, held=held, weights=self.weights, long_before=long_before)
 
 
-def _nothing_reserved(claim: Waiting, now: float) -> Held:
+def _nothing_reserved(claim: QueueEntry, now: float) -> Held:
     return NOTHING
 
 
 def forecast(
     fleet: Fleet,
-    waiting: Sequence[Waiting],
-    running: Iterable[Running],
+    waiting: Sequence[QueueEntry],
+    running: Iterable[ExpectedRelease],
     standing: Standing,
     *,
     now: float,
-    reserved: Callable[[Waiting, float], Held] = _nothing_reserved,
+    reserved: Callable[[QueueEntry, float], Held] = _nothing_reserved,
     changes: Iterable[float] = (),
 ) -> dict[str, float]:
     """Return the starts of these claims, by id, as far as time limits tell. Uses the fleet up.
@@ -107,7 +107,9 @@ def forecast(
     return starts
 
 
-def _record_starts(walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float) -> Iterator[Running]:
+def _record_starts(
+    walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float
+) -> Iterator[ExpectedRelease]:
     """Record the claims that start now, and what tenants then hold; yield those that end by themselves."""
     for decision in walk:
         if isinstance(decision.answer, Refused):
@@ -116,10 +118,12 @@ def _record_starts(walk: Walk, starts: dict[str, float], held: dict[str, Amounts
         for claim, placed in zip(decision.ask.members, decision.answer, strict=True):
             starts[claim.id] = now
             if claim.time_limit_seconds is not None:
-                yield Running(now + claim.time_limit_seconds, claim.id, placed.gpus, claim.request, claim.tenant)
+                yield ExpectedRelease(
+                    now + claim.time_limit_seconds, claim.id, placed.gpus, claim.request, claim.tenant
+                )
 
 
-def _at(reserved: Callable[[Waiting, float], Held], now: float, claim: Waiting) -> Held:
+def _at(reserved: Callable[[QueueEntry, float], Held], now: float, claim: QueueEntry) -> Held:
     return reserved(claim, now)
 
 
@@ -139,7 +143,7 @@ def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Esti
     return Estimate(at, "time-limits", f"{detail}. It may be earlier: claims may end before their limit.")
 
 
-def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, since: float, now: float) -> Estimate:
+def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Release], *, since: float, now: float) -> Estimate:
     """Return an estimate by the rate of releases since then and the claims ahead: `ahead` is the core of each."""
     wanted = max((claim.request for claim in ask.members), key=lambda request: Amounts.of(request).core_percent)
     alike = sum(_as_large(item.request, wanted) for item in freed)

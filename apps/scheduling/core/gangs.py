@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.moments import utc
-from apps.scheduling.core.queue import Ask, Waiting
+from apps.scheduling.core.queue import Ask, QueueEntry
 from apps.scheduling.core.values import Placed, Reason, Refused
 
 Held = Mapping[str, tuple[int, int]]
 NOTHING: Held = {}
 
 
-def ready(waiting: Iterable[Waiting], *, now: float) -> tuple[list[Ask], dict[str, Refused]]:
+def ready(waiting: Iterable[QueueEntry], *, now: float) -> tuple[list[Ask], dict[str, Refused]]:
     """Return the asks that may be asked now, and, by claim id, why the others may not: early, or incomplete."""
     asks, early, gangs = [], {}, defaultdict(list)
     for claim in waiting:
@@ -80,7 +80,7 @@ def most(helds: Iterable[Held]) -> Held:
     return total
 
 
-def placing_order(ask: Ask) -> list[Waiting]:
+def placing_order(ask: Ask) -> list[QueueEntry]:
     """Return the claims of a gang in the order in which they are tried: largest first."""
     return sorted(ask.members, key=_largest_first)
 
@@ -98,7 +98,7 @@ def give_back(fleet: Fleet, ask: Ask, found: Mapping[str, Placed]) -> None:
             fleet.give_back(found[claim.id].gpus, claim.request, node=found[claim.id].node)
 
 
-def _largest_first(claim: Waiting) -> tuple[int, int, int, int, str]:
+def _largest_first(claim: QueueEntry) -> tuple[int, int, int, int, str]:
     asked = claim.request
     return (-asked.gpu_count, -asked.core_request, -asked.memory_mib, claim.since, claim.id)
 

@@ -52,7 +52,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MeasuredClaim:
     """A claim: a peak for each of its GPUs in either window; none if the rule does not need it or it is not known.
 
     `opted_out`: its owner wants no rule to act on it. `reserved`: its room is a reservation's, which has rules of its
@@ -78,7 +78,7 @@ class Step:
     due: bool = False
 
 
-def decide(seen: Seen, rule: Rule, bounds: Bounds, now: int) -> Step:
+def decide(seen: MeasuredClaim, rule: Rule, bounds: Bounds, now: int) -> Step:
     """Return the step for one claim. Times are in Unix seconds."""
     reason = _reason(seen, rule, bounds)
     if reason is None:
@@ -91,7 +91,7 @@ def decide(seen: Seen, rule: Rule, bounds: Bounds, now: int) -> Step:
     return Step(reason, action, why, release_at, due=release_at <= now)
 
 
-def _reason(seen: Seen, rule: Rule, bounds: Bounds) -> Reason | None:
+def _reason(seen: MeasuredClaim, rule: Rule, bounds: Bounds) -> Reason | None:
     if (
         rule.unused_seconds
         and seen.unused
@@ -103,7 +103,7 @@ def _reason(seen: Seen, rule: Rule, bounds: Bounds) -> Reason | None:
     return None
 
 
-def _action(seen: Seen, rule: Rule, reason: Reason) -> Action:
+def _action(seen: MeasuredClaim, rule: Rule, reason: Reason) -> Action:
     if seen.reserved:
         return "report"
     if reason == "unused":
@@ -114,14 +114,14 @@ def _action(seen: Seen, rule: Rule, reason: Reason) -> Action:
     return rule.action
 
 
-def _why(seen: Seen, rule: Rule, reason: Reason) -> str:
+def _why(seen: MeasuredClaim, rule: Rule, reason: Reason) -> str:
     if reason == "unused":
         return f"No program has used it in the last {rule.unused_seconds} s."
     most = max(peak.core_percent for peak in seen.idle)
     return f"It used at most {most:.1f} % of a GPU in any second of the last {rule.idle_seconds} s."
 
 
-def _awake(seen: Seen, rule: Rule) -> str:
+def _awake(seen: MeasuredClaim, rule: Rule) -> str:
     if rule.action == "off" and rule.unused_seconds is None:
         return "Its pool no longer looks for idle claims."
     peaks = [*seen.idle, *seen.unused]

@@ -62,7 +62,7 @@ class Amounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueueEntry:
     """One claim in the queue. `since` is its number in the order of arrival.
 
     `start_at` and `waits_since` are in Unix seconds; a claim without `waits_since` has not waited long.
@@ -84,7 +84,7 @@ class Waiting:
 class Ask:
     """Claims that are placed together, all or none: one claim, or a whole gang, oldest first."""
 
-    members: tuple[Waiting, ...]
+    members: tuple[QueueEntry, ...]
 
     @property
     def tenant(self) -> str:

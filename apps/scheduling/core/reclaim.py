@@ -48,7 +48,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
+class Holder:
     """A holder of room: a claim, or a group that goes as a whole. `parts`: its holdings of each GPU of the fleet.
 
     `placed` is false if it only waits, and is charged. `noticed`: it has notice, and goes first.
@@ -66,7 +66,7 @@ class Living:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanting:
+class Claimant:
     """The waiting claim, and what is still to be charged for it."""
 
     claim: str
@@ -96,7 +96,7 @@ USUAL = ReclaimBounds()
 class Victims:
     """The claims that go, in the order in which they were chosen (none: it fits as it is), and where it then fits."""
 
-    claims: tuple[Living, ...]
+    claims: tuple[Holder, ...]
     gpus: tuple[str, ...]
     # Shares that have no room for it as they are; and True if GPUs have none.
     short: tuple[str, ...]
@@ -169,7 +169,7 @@ class Books:
                 accounts[key] = replace(accounts[key], used=accounts[key].used + sign * amount)
 
 
-def may_take(books: Books, wanting: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+def may_take(books: Books, wanting: Claimant, victim: Holder, bounds: ReclaimBounds) -> bool:
     """Return True if the rules allow this victim, as the books stand at this moment."""
     if victim.tenant == wanting.tenant:
         return bounds.own_by_priority and victim.priority < wanting.priority
@@ -186,31 +186,31 @@ def may_take(books: Books, wanting: Wanting, victim: Living, bounds: ReclaimBoun
 class Scene:
     """The holdings on a fleet and in the books; changed for a trial, and back."""
 
-    def __init__(self, fleet: Fleet, books: Books, living: Iterable[Living], *, held: Held = NOTHING) -> None:
+    def __init__(self, fleet: Fleet, books: Books, living: Iterable[Holder], *, held: Held = NOTHING) -> None:
         self.fleet, self.books, self.held = fleet, books, held
         self.living = {item.claim: item for item in living}
 
-    def leave(self, item: Living) -> None:
+    def leave(self, item: Holder) -> None:
         """Remove its holdings."""
         self._move(item, -1)
 
-    def back(self, item: Living) -> None:
+    def back(self, item: Holder) -> None:
         """Put its holdings back."""
         self._move(item, 1)
 
-    def _move(self, item: Living, sign: int) -> None:
+    def _move(self, item: Holder, sign: int) -> None:
         for uuid, request in item.parts:
             (self.fleet.take if sign > 0 else self.fleet.give_back)((uuid,), request)
         self.books.charge(item.tenant, item.amounts, sign)
 
-    def settle(self, wanting: Wanting, found: Victims) -> None:
+    def settle(self, wanting: Claimant, found: Victims) -> None:
         """Apply a decision for those that follow: the victims are gone, the claim is there."""
         for item in found.claims:
             self.leave(self.living.pop(item.claim))
         self.fleet.take(found.gpus, wanting.request)
         self.books.charge(wanting.tenant, wanting.amounts)
 
-    def place(self, wanting: Wanting) -> Placed | None:
+    def place(self, wanting: Claimant) -> Placed | None:
         """Return where the claim fits now, in its quotas and on GPUs; None if nowhere."""
         if self.books.short(wanting.tenant, wanting.amounts):
             return None
@@ -218,7 +218,7 @@ class Scene:
         return answer if isinstance(answer, Placed) else None
 
 
-def reclaim(scene: Scene, wanting: Wanting, bounds: ReclaimBounds = USUAL) -> Victims | None:
+def reclaim(scene: Scene, wanting: Claimant, bounds: ReclaimBounds = USUAL) -> Victims | None:
     """Return the victims that make room for this claim; None if no allowed victims would.
 
     First all victims are tried in order; if that fails, or takes too many, those of each node by themselves.
@@ -242,8 +242,8 @@ def reclaim(scene: Scene, wanting: Wanting, bounds: ReclaimBounds = USUAL) -> Vi
 
 
 def _in_order(
-    scene: Scene, wanting: Wanting, short: Sequence[str], no_gpu: bool, bounds: ReclaimBounds
-) -> list[Living]:
+    scene: Scene, wanting: Claimant, short: Sequence[str], no_gpu: bool, bounds: ReclaimBounds
+) -> list[Holder]:
     """Return the claims whose going could help, in the order in which they are taken.
 
     Claims with notice, then those that wait, best effort, lowest priority, latest start, and those that leave their
@@ -255,11 +255,11 @@ def _in_order(
         right = not request.models or gpu.model in request.models
         return gpu.schedulable and right and gpu.memory_mib >= request.memory_mib
 
-    def helps(item: Living) -> bool:
+    def helps(item: Holder) -> bool:
         frees = no_gpu and any(suits(gpus[uuid]) for uuid, _ in item.parts)
         return frees or any(item.amounts.get(key) for key in short)
 
-    def turn(item: Living) -> tuple[Any, ...]:
+    def turn(item: Holder) -> tuple[Any, ...]:
         others = sum(WHOLE - gpus[uuid].core_free - part.core_request for uuid, part in item.parts)
         worth = (not item.best_effort, item.priority, -item.since, others, item.claim)
         return (item.tenant == wanting.tenant, not item.noticed, item.placed, *worth)
@@ -268,7 +268,7 @@ def _in_order(
     return [item for item in sorted(could, key=turn) if may_take(scene.books, wanting, item, bounds)]
 
 
-def _by_node(scene: Scene, ordered: Sequence[Living]) -> Iterator[list[Living]]:
+def _by_node(scene: Scene, ordered: Sequence[Holder]) -> Iterator[list[Holder]]:
     """Yield for each node the claims on it, in order, and after them the others, whose quota may be needed too."""
     node_of = {gpu.uuid: gpu.node for gpu in scene.fleet.gpus()}
     nodes = {node_of[uuid]: None for item in ordered for uuid, _ in item.parts}
@@ -277,10 +277,10 @@ def _by_node(scene: Scene, ordered: Sequence[Living]) -> Iterator[list[Living]]:
 
 
 def _try(
-    scene: Scene, wanting: Wanting, ordered: Sequence[Living], bounds: ReclaimBounds
-) -> tuple[list[Living], tuple[str, ...], int] | None:
+    scene: Scene, wanting: Claimant, ordered: Sequence[Holder], bounds: ReclaimBounds
+) -> tuple[list[Holder], tuple[str, ...], int] | None:
     """Return the victims among these, where the claim then fits, and how many were spared; None if it does not fit."""
-    gone: list[Living] = []
+    gone: list[Holder] = []
     placed = None
     for item in ordered[: bounds.most_tried]:
         if may_take(scene.books, wanting, item, bounds):
@@ -298,7 +298,7 @@ def _try(
     return gone, placed.gpus, taken - len(gone)
 
 
-def _spare(scene: Scene, wanting: Wanting, gone: list[Living]) -> Placed | None:
+def _spare(scene: Scene, wanting: Claimant, gone: list[Holder]) -> Placed | None:
     """Put back every victim that need not go, the last first; return where the claim fits in the end."""
     answer = None
     for item in reversed(list(gone)):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from apps.scheduling.core import gangs
-from apps.scheduling.core.backfill import HeadPlan, Running, explain_withheld, plan_head
+from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, explain_withheld, plan_head
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING, Held
-from apps.scheduling.core.queue import Ask, Queue, Waiting
+from apps.scheduling.core.queue import Ask, Queue, QueueEntry
 from apps.scheduling.core.values import Placed, Refused, Request
 
 Answer = tuple[Placed, ...] | Refused
@@ -25,7 +25,7 @@ class Decision:
     answer: Answer
 
 
-def _nothing_reserved(claim: Waiting) -> Held:
+def _nothing_reserved(claim: QueueEntry) -> Held:
     return NOTHING
 
 
@@ -42,9 +42,9 @@ class Walk:
         fleet: Fleet,
         queue: Queue,
         *,
-        running: Iterable[Running],
+        running: Iterable[ExpectedRelease],
         now: float,
-        reserved: Callable[[Waiting], Held] = _nothing_reserved,
+        reserved: Callable[[QueueEntry], Held] = _nothing_reserved,
         head_plan: HeadPlan | None = None,
     ) -> None:
         self._fleet, self._queue, self._running, self._now = fleet, queue, running, now

@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.scheduling.core.placement.policies import POLICIES
 from apps.scheduling.models import Round
-from apps.scheduling.services.cycles.replays import Compared, replay, replay_with
+from apps.scheduling.services.cycles.replays import Comparison, replay, replay_with
 
 
 class Command(BaseCommand):
@@ -52,5 +52,5 @@ def _words(answer: dict[str, Any]) -> str:
     return "; ".join(reason["detail"] for reason in answer["reasons"])
 
 
-def _placed(compared: list[Compared], when: str) -> int:
+def _placed(compared: list[Comparison], when: str) -> int:
     return sum("gpus" in getattr(item, when) for item in compared)

@@ -15,7 +15,14 @@ from django.utils import timezone
 from apps.quotas.models import Tenant
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.charging.metering import Metered, PriceBook, between, gpu_hours, metered, microseconds
+from apps.scheduling.services.charging.metering import (
+    MeteredClaim,
+    PriceBook,
+    between,
+    gpu_hours,
+    metered,
+    microseconds,
+)
 from gpucloud.errors import Invalid
 
 # A year and its leap day; the ledger of more is a task for a data warehouse.
@@ -132,7 +139,7 @@ def _page(claims: QuerySet[Claim], after: UUID | None, limit: int | None) -> tup
     return claims.filter(pk__in=[key for key, _ in page]), page[-1][1] if len(found) > len(page) else None
 
 
-def _line(item: Metered, piece: Piece, by_claim: bool) -> Line:
+def _line(item: MeteredClaim, piece: Piece, by_claim: bool) -> Line:
     claim = (str(item.uid), item.name) if by_claim else (None, None)
     return Line(item.tenant, item.pool, piece.model, *claim)
 

@@ -27,7 +27,7 @@ HOURS = Decimal("0.000001")
 
 
 @dataclass(frozen=True, slots=True)
-class Metered:
+class MeteredClaim:
     """The pieces that one claim held within the period."""
 
     uid: UUID
@@ -48,7 +48,7 @@ def gpu_hours(core_us: int) -> str:
     return f"{(Decimal(core_us) / PER_GPU_HOUR).quantize(HOURS):f}"
 
 
-def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:
+def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[MeteredClaim]:
     """Yield the pieces that these claims held between two moments. Claims that held nothing are left out."""
     inside, last = between(claims, begin=begin, end=end).order_by("pk"), 0
     while keys := list(inside.filter(pk__gt=last).values_list("pk", flat=True)[:AT_ONCE]):
@@ -62,13 +62,13 @@ def between(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Query
     return claims.filter(Q(released_at=None) | Q(released_at__gt=begin), created_at__lt=end)
 
 
-def _metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:
+def _metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[MeteredClaim]:
     facts = {row[0]: row for row in claims.values_list("uid", "name", "tenant__slug", "pool_id", "pool__name")}
     spans = _spans(claims)
     window = {"begin_us": microseconds(begin), "end_us": microseconds(end)}
     for uid, entries in _entries(claims, end):
         if uid in facts and (pieces := list(meter(entries, spans[uid], **window))):
-            yield Metered(*facts[uid], pieces)
+            yield MeteredClaim(*facts[uid], pieces)
 
 
 def _entries(claims: QuerySet[Claim], end: datetime) -> Iterator[tuple[UUID, Iterator[Entry]]]:

@@ -6,12 +6,12 @@ from itertools import groupby
 from django.db.models import Q
 
 from apps.quotas.models import Pool
-from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.backfill import ExpectedRelease
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, ClaimState
 
 
-def ending(pool: Pool, uuids: Collection[str], now: float) -> list[Running]:
+def ending(pool: Pool, uuids: Collection[str], now: float) -> list[ExpectedRelease]:
     """Return the placed claims of the pool on these GPUs that end by themselves; claims being released end now.
 
     Times are in Unix seconds.
@@ -30,11 +30,11 @@ def ending(pool: Pool, uuids: Collection[str], now: float) -> list[Running]:
         "held_core",
         "held_memory_mib",
     )
-    found: list[Running] = []
+    found: list[ExpectedRelease] = []
     for (key, state, begun, limit, tenant, core, memory), parts in groupby(rows, lambda row: (*row[:5], *row[6:])):
         gpus = tuple(row[5] for row in parts)
         ends = now
         if state != ClaimState.RELEASING:
             ends = max(ends, begun.timestamp() + limit)
-        found.append(Running(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))
+        found.append(ExpectedRelease(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))
     return found

@@ -30,7 +30,7 @@ from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.notices import Notices
 from apps.scheduling.services.cycles.records import Journal, value_as_json
-from apps.scheduling.services.cycles.waiting_claims import Group, Kind, Waiting, asks, group_of, shape
+from apps.scheduling.services.cycles.waiting_claims import Group, Kind, WaitingClaim, asks, group_of, shape
 from apps.scheduling.services.failures import Backoff, set_aside_refusal
 from apps.scheduling.services.fleet.devices import Device, read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Terms, read_reserved
@@ -56,7 +56,7 @@ class PoolCache:
         self._machines = {node.name: node for node in read_nodes(pool)}
         self.fleet = Fleet((), self._machines.values(), policy=self.policy)
         self.journal = Journal(self.fleet, policy=self.policy, mix=[])
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting: dict[int, WaitingClaim] = {}
         self._by_kind: dict[Kind, set[int]] = defaultdict(set)
         # Keys of the claims that borrow core if there is no room of their own.
         self.best_effort: set[int] = set()
@@ -91,7 +91,7 @@ class PoolCache:
         fleet = Fleet(gpus, nodes, policy=self.policy, mix=mix)
         return fleet, Journal(fleet, policy=self.policy, mix=mix)
 
-    def candidates(self, *, now: float) -> list[Waiting]:
+    def candidates(self, *, now: float) -> list[WaitingClaim]:
         """Return the claims that may fit, as far as is known, and those that no round has answered yet; in no order.
 
         A group is returned as a whole or not at all. `now` is in Unix seconds: claims with a start time are returned
@@ -130,7 +130,7 @@ class PoolCache:
         failed = (until for _, until in self._failed.values())
         return any(at <= now for at in (*self._early.values(), *failed))
 
-    def find_first_refused(self) -> Waiting | None:
+    def find_first_refused(self) -> WaitingClaim | None:
         """Return the most urgent, then oldest, single claim for which there is no room; None if there is none."""
         no_room = self._no_room.keys() - self._failed.keys()
         kinds = [keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) in no_room]
@@ -165,7 +165,7 @@ class PoolCache:
         """Refuse the group until something was freed, or one of its claims comes or goes."""
         self._no_group[group] = why
 
-    def set_aside(self, members: Sequence[Waiting], *, now: float) -> tuple[Refused, list[Waiting]]:
+    def set_aside(self, members: Sequence[WaitingClaim], *, now: float) -> tuple[Refused, list[WaitingClaim]]:
         """Set aside claims over which something raised, and all claims alike; return the refusal, and those claims.
 
         A group is asked again also if another claim of it comes, or one goes or changes its request.
@@ -346,7 +346,7 @@ class PoolCache:
         for key in [key for key in self._no_room if could_help(gpu, key[0])]:
             del self._no_room[key]
 
-    def _keep_waiting(self, waiting: Waiting, *, early: datetime | None) -> None:
+    def _keep_waiting(self, waiting: WaitingClaim, *, early: datetime | None) -> None:
         claim = waiting.claim
         self.waiting[claim.pk] = waiting
         self._early.pop(claim.pk, None)
@@ -366,7 +366,7 @@ class PoolCache:
             charged = claim.charged_vgpus > 0
             terms = self.reserved.terms(claim)
             kind = Kind(asks(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
-            self._keep_waiting(Waiting(claim, kind), early=claim.start_at)
+            self._keep_waiting(WaitingClaim(claim, kind), early=claim.start_at)
             if claim.best_effort:
                 self.best_effort.add(claim.pk)
             if claim.state == ClaimState.PENDING:

@@ -17,12 +17,12 @@ from django.utils import timezone
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.core import estimates, gangs
-from apps.scheduling.core.backfill import HeadPlan, Running
-from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Freed, Standing
+from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan
+from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Release, Standing
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import Held, both
 from apps.scheduling.core.nearest import Suggestion, nearest_changes
-from apps.scheduling.core.queue import Amounts, Ask, Waiting, in_order
+from apps.scheduling.core.queue import Amounts, Ask, QueueEntry, in_order
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
 from apps.scheduling.core.walk import Walk
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
@@ -75,10 +75,10 @@ class QueueSnapshot:
     gpus: tuple[GpuState, ...]
     nodes: tuple[NodeState, ...]
     claims: Mapping[str, Claim]
-    waiting: tuple[Waiting, ...]
-    running: tuple[Running, ...]
+    waiting: tuple[QueueEntry, ...]
+    running: tuple[ExpectedRelease, ...]
     standing: Standing
-    freed: tuple[Freed, ...]
+    freed: tuple[Release, ...]
     freed_since: float
     # Claims that are set aside because the core raised over them: it is not asked about them here either.
     aside: Mapping[str, Refused]
@@ -124,13 +124,13 @@ class QueueSnapshot:
             changes=self.reserved.changes(),
         )
 
-    def _reserved_at(self, waiting: Waiting, at: float) -> Held:
+    def _reserved_at(self, waiting: QueueEntry, at: float) -> Held:
         """Return the amounts by GPU that are withheld from the claim at that moment (Unix seconds)."""
         if at not in self._later:
             self._later[at] = self.reserved.at(datetime.fromtimestamp(at, UTC))
         return self._later[at].withheld_from(self.claims[waiting.id], lambda: self.gpus)
 
-    def _reserved(self, waiting: Waiting) -> Held:
+    def _reserved(self, waiting: QueueEntry) -> Held:
         return self._reserved_at(waiting, self.now)
 
     @cached_property
@@ -156,7 +156,7 @@ class QueueSnapshot:
             self.order[number], self.cores[:number], self.freed, since=self.freed_since, now=self.now
         )
 
-    def suggestions(self, claim: Waiting) -> tuple[Suggestion, ...]:
+    def suggestions(self, claim: QueueEntry) -> tuple[Suggestion, ...]:
         """Return changes with which the claim would fit now; nothing for the claims of a gang."""
         if claim.group is not None or claim.id in self.early:
             return ()
@@ -239,9 +239,9 @@ def _estimate(seen: QueueSnapshot, claim: Claim) -> Estimate:
     return seen.estimate(str(claim.uid))
 
 
-def queue_entry(claim: Claim) -> Waiting:
+def queue_entry(claim: Claim) -> QueueEntry:
     """Return the claim as the core's queue has it, with the tenant's slug as its tenant."""
-    return Waiting(
+    return QueueEntry(
         id=str(claim.uid),
         tenant=claim.tenant.slug,
         request=request_of(claim),
@@ -295,7 +295,7 @@ def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, in
     return Standing(capacity, held, weights, pool.patience_seconds)
 
 
-def _read_freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]:
+def _read_freed(pool: Pool, now: datetime) -> tuple[tuple[Release, ...], datetime]:
     """Return the claims that were released lately, and since when they were counted."""
     over = Claim.objects.filter(pool=pool, state=ClaimState.RELEASED, assigned_at__isnull=False)
     latest = over.filter(released_at__gte=now - LATELY).order_by("-released_at")[:MOST_FREED]
@@ -303,4 +303,4 @@ def _read_freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]
     times = [at or now for at, *_ in rows]
     since = times[-1] if len(times) == MOST_FREED else max(now - LATELY, pool.created_at)
     freed = (Request(gpu_count, core, memory) for _, gpu_count, core, memory in rows)
-    return tuple(Freed(at.timestamp(), request) for at, request in zip(times, freed, strict=True)), since
+    return tuple(Release(at.timestamp(), request) for at, request in zip(times, freed, strict=True)), since

@@ -8,11 +8,10 @@ from django.db.models import Count, Q, Sum
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import PlacementPolicy
 from apps.scheduling.core import gangs
-from apps.scheduling.core.queue import Amounts, Ask, Queue
-from apps.scheduling.core.queue import Waiting as Entry
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import GpuState, Refused
 from apps.scheduling.models import Assignment, AssignmentState, Claim
-from apps.scheduling.services.cycles.waiting_claims import Waiting
+from apps.scheduling.services.cycles.waiting_claims import WaitingClaim
 
 
 class QueueOrder:
@@ -21,13 +20,13 @@ class QueueOrder:
     `early`: claims that may not be asked yet, and why.
     """
 
-    def __init__(self, pool: Pool, candidates: Iterable[Waiting], gpus: Iterable[GpuState], *, now: float) -> None:
+    def __init__(self, pool: Pool, candidates: Iterable[WaitingClaim], gpus: Iterable[GpuState], *, now: float) -> None:
         self._by_uid = {str(waiting.claim.uid): waiting for waiting in candidates}
         by_chance = pool.placement_policy == PlacementPolicy.RANDOM
         asks, early = gangs.ready(
             (queue_entry(waiting, by_chance=by_chance) for waiting in self._by_uid.values()), now=now
         )
-        self.early: list[tuple[Waiting, Refused]] = [(self._by_uid[uid], why) for uid, why in early.items()]
+        self.early: list[tuple[WaitingClaim, Refused]] = [(self._by_uid[uid], why) for uid, why in early.items()]
         tenants = {ask.tenant for ask in asks}
         # The claims of one tenant have one order, whatever it holds: most rounds are of one new claim.
         held, weights = (holdings(pool), _weights(tenants)) if len(tenants) > 1 else ({}, {})
@@ -36,19 +35,19 @@ class QueueOrder:
         self._queue = Queue(asks, capacity=capacity, held=held, weights=weights, long_before=long_before)
         self.next, self.record_placement = self._queue.next, self._queue.record_placement
 
-    def members(self, ask: Ask) -> list[Waiting]:
+    def members(self, ask: Ask) -> list[WaitingClaim]:
         """Return the claims of the ask, in its order."""
         return [self._by_uid[claim.id] for claim in ask.members]
 
 
-def queue_entry(waiting: Waiting, *, by_chance: bool = False) -> Entry:
+def queue_entry(waiting: WaitingClaim, *, by_chance: bool = False) -> QueueEntry:
     """Return the claim as the core's queue has it, with the tenant's key as its tenant.
 
     `by_chance`: the policy places at random, and each claim draws by its own id.
     """
     claim = waiting.claim
     request = replace(waiting.request, key=str(claim.uid)) if by_chance else waiting.request
-    return Entry(
+    return QueueEntry(
         id=str(claim.uid),
         tenant=str(claim.tenant_id),
         request=request,

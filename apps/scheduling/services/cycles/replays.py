@@ -9,14 +9,14 @@ from typing import Any
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import place_all
-from apps.scheduling.core.queue import Ask, Waiting
+from apps.scheduling.core.queue import Ask, QueueEntry
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.models import FleetSnapshot, Round
 from apps.scheduling.services.cycles.records import Mix, Step, answer_as_json, gpu_of, node_of, request_of
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     """One claim of the round: the answer then, and the answer now."""
 
     claim: str
@@ -29,12 +29,12 @@ class Compared:
         return self.then == self.now
 
 
-def replay(done: Round) -> list[Compared]:
+def replay(done: Round) -> list[Comparison]:
     """Decide the round's claims again, each with the fleet as the record has it."""
     return list(_decide_again(fleet_before(done), done.steps))
 
 
-def replay_with(done: Round, policy: str) -> list[Compared]:
+def replay_with(done: Round, policy: str) -> list[Comparison]:
     """Decide the round's claims by another policy, which continues from its own answers."""
     seen, mix = fleet_before(done), Counter(dict(_contents(done.base)[2]))
     steps = [step for earlier in [*_before(done), done] for step in earlier.steps]
@@ -77,10 +77,10 @@ def apply(fleet: Fleet, step: Step) -> None:
         fleet.take(step["gpus"], request_of(step["request"]), node=step.get("node", ""))
 
 
-def _decide_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
+def _decide_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Comparison]:
     for step in steps:
         if "claim" in step:
-            yield Compared(step["claim"], _recorded(step), answer_as_json(_answer(fleet, step)))
+            yield Comparison(step["claim"], _recorded(step), answer_as_json(_answer(fleet, step)))
         apply(fleet, step)
 
 
@@ -90,18 +90,20 @@ def _answer(fleet: Fleet, step: Step) -> Placed | Refused:
         return fleet.place(request_of(step["request"]), held=held)
     requests = [request_of(row) for row in step["gang"]]
     group, size = step["group"], len(requests)
-    members = tuple(Waiting(str(n), "", request, n, group=group, group_size=size) for n, request in enumerate(requests))
+    members = tuple(
+        QueueEntry(str(n), "", request, n, group=group, group_size=size) for n, request in enumerate(requests)
+    )
     answer = place_all(fleet, Ask(members), held=held)
     return answer if isinstance(answer, Refused) else answer[0]
 
 
-def _decide_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
+def _decide_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Comparison]:
     for step in steps:
         request: Request = request_of(step["request"])
         answer: Placed | Refused = fleet.place(request, held=_withheld(step))
         if isinstance(answer, Placed):
             fleet.take(answer.gpus, request, node=answer.node)
-        yield Compared(step["claim"], _recorded(step), answer_as_json(answer))
+        yield Comparison(step["claim"], _recorded(step), answer_as_json(answer))
 
 
 def _withheld(step: Step) -> dict[str, tuple[int, int]]:

@@ -21,7 +21,7 @@ from apps.scheduling.services.cycles.commits import Outcome, Pick, commit, write
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.queue_order import QueueOrder, queue_entry
 from apps.scheduling.services.cycles.records import Step, reasons_as_json
-from apps.scheduling.services.cycles.waiting_claims import Waiting, group_of
+from apps.scheduling.services.cycles.waiting_claims import WaitingClaim, group_of
 from apps.scheduling.services.rebalancing.guarantees import place_on_lent
 from gpucloud import counters
 
@@ -79,10 +79,10 @@ class _Round:
     def __init__(self, cache: PoolCache, *, in_full: bool) -> None:
         self.cache, self.in_full = cache, in_full
         self.now = timezone.now().timestamp()
-        self.picks: list[tuple[Waiting, Placed]] = []
+        self.picks: list[tuple[WaitingClaim, Placed]] = []
         # The recorded step of each decision, by the claim's key.
         self.steps: dict[int, Step] = {}
-        self.refused: list[Waiting] = []
+        self.refused: list[WaitingClaim] = []
         # Refusals, by the claim's key, that differ from the refusal of the claim's kind.
         self.whys: dict[int, Refused] = {}
         self.outcome = Outcome()
@@ -164,14 +164,14 @@ class _Round:
         if waiting:
             self._set_aside(waiting)
 
-    def _set_aside(self, waiting: Sequence[Waiting]) -> Refused:
+    def _set_aside(self, waiting: Sequence[WaitingClaim]) -> Refused:
         why, alike = self.cache.set_aside(waiting, now=self.now)
         for one in alike:
             self.whys[one.claim.pk] = why
             self.refused.append(one)
         return why
 
-    def _ask_all(self, candidates: list[Waiting]) -> None:
+    def _ask_all(self, candidates: list[WaitingClaim]) -> None:
         """Ask the core about the candidates in the queue's order, until a batch is placed or refused."""
         cache = self.cache
         if cache.blocked_head.head is None and (first := cache.find_first_refused()):
@@ -191,7 +191,7 @@ class _Round:
                 self.unfinished = True
                 break
 
-    def _ask(self, ask: Ask, members: list[Waiting]) -> None:
+    def _ask(self, ask: Ask, members: list[WaitingClaim]) -> None:
         """Ask the core about one claim or gang, and record the answer in the journal, the cache and the queue."""
         cache, blocked_head = self.cache, self.cache.blocked_head
         blocked_head.refresh(cache.fleet, cache.devices, self._reserved, now=self.now)
@@ -238,7 +238,7 @@ class _Round:
         found = [cache.waiting[claim.since] for claim in ask.members if claim.since in cache.waiting]
         return most(cache.withheld_from(waiting.claim) for waiting in found)
 
-    def _refuse(self, members: Iterable[Waiting], why: Refused) -> None:
+    def _refuse(self, members: Iterable[WaitingClaim], why: Refused) -> None:
         """Refuse these claims for a reason that others of their kind do not share."""
         for waiting in members:
             self.whys[waiting.claim.pk] = why
@@ -317,7 +317,7 @@ class _Round:
         return [reason["code"] for reason in claim.reasons] != [reason.code for reason in why.reasons]
 
 
-def _has_own_room(members: Iterable[Waiting]) -> bool:
+def _has_own_room(members: Iterable[WaitingClaim]) -> bool:
     """Return True if the claims wait for room reserved or freed for them, not for their place in the queue."""
     return any(
         waiting.claim.reservation_id is not None or waiting.claim.nominated_gpus is not None for waiting in members

@@ -46,7 +46,7 @@ def asks(claim: Claim) -> Request:
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingClaim:
     """A claim of the queue as it was read last."""
 
     claim: Claim

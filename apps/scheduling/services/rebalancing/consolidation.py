@@ -15,7 +15,7 @@ from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.core import calendar
-from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
+from apps.scheduling.core.consolidation import MoveBounds, PlacedClaim, Plan, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims.lifecycle import request_of
@@ -30,7 +30,7 @@ MOST_WAITING = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
+class ConsolidationPlan:
     """A plan, and the waiting claim that it serves; None: no particular one."""
 
     claim: Claim | None
@@ -52,7 +52,7 @@ class Proposed:
 class SearchResult:
     """The plans found, and the reason if there are none."""
 
-    plans: list[Proposed]
+    plans: list[ConsolidationPlan]
     why: str | None
 
 
@@ -72,9 +72,9 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Search
     now = timezone.now()
     held = calendar.withheld(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
     plans = [(claim, make_room(fleet, sitting, request_of(claim), bounds, held=held)) for claim in head]
-    found = [Proposed(claim, plan, claims) for claim, plan in plans if plan]
+    found = [ConsolidationPlan(claim, plan, claims) for claim, plan in plans if plan]
     if plan := free_gpus(fleet, sitting, bounds, held=held):
-        found.append(Proposed(None, plan, claims))
+        found.append(ConsolidationPlan(None, plan, claims))
     result = SearchResult(found, None if found else _nothing(pool, len(sitting), len(head), bounds))
     after = {"most_moves": bounds.most_moves, "most_memory_mib": bounds.most_memory_mib, "plans": len(found)}
     audit.record(
@@ -101,7 +101,7 @@ def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> s
     )
 
 
-def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
+def _sitting(pool: Pool) -> tuple[list[PlacedClaim], dict[str, Claim]]:
     """Return the active claims that could move: not those that borrow, are in a reservation, or end with a pod."""
     rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None)
     rows = rows.filter(Q(pod__isnull=True) | ~Q(pod__has_key="uid"))
@@ -113,7 +113,7 @@ def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
         gpus.setdefault(str(item.claim.uid), []).append(item)
     used = _in_use([item for items in gpus.values() for item in items])
     sitting = [
-        Sitting(
+        PlacedClaim(
             uid,
             request_of(claims[uid]),
             tuple(item.gpu.uuid for item in items),

@@ -21,7 +21,7 @@ from apps.quotas.models import EventKind, Pool
 from apps.quotas.models.pool import IdleRule
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
-from apps.scheduling.core.idleness import Peak, Rule, Seen, Step, decide
+from apps.scheduling.core.idleness import MeasuredClaim, Peak, Rule, Step, decide
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.charging import borrowing, states
@@ -70,7 +70,7 @@ def rule_of(pool: Pool) -> Rule:
     return Rule(action, pool.idle_seconds, pool.idle_grace_seconds, pool.unused_seconds)
 
 
-def observe(pool: Pool, *, now: datetime) -> list[tuple[Claim, Seen]]:
+def observe(pool: Pool, *, now: datetime) -> list[tuple[Claim, MeasuredClaim]]:
     """Return every active claim of the pool with its measurements: a few queries, whatever their number."""
     rule = rule_of(pool)
     claims = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE).select_related("tenant", "pool").order_by("pk")
@@ -105,9 +105,9 @@ def _known(row: Assignment, begin: datetime, now: datetime) -> bool:
     return in_force and seen is not None and seen >= now - FRESH
 
 
-def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> Seen:
+def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> MeasuredClaim:
     release_at = claim.idle_release_at
-    return Seen(
+    return MeasuredClaim(
         idle=found.get("idle", {}).get(claim.pk, ()),
         unused=found.get("unused", {}).get(claim.pk, ()),
         opted_out=not claim.rebalance,

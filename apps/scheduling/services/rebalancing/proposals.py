@@ -52,8 +52,8 @@ class ProposalStale(Conflict):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A run: the number of claims considered, the outcome of each change, and the reason if there are none."""
+class RunResult:
+    """The result of a run: the number of claims considered, the outcome of each change, or why there are none."""
 
     pool: Pool
     considered: int
@@ -62,7 +62,7 @@ class Found:
     why: str | None = None
 
 
-def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> Found:
+def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> RunResult:
     """Run the rebalancer over a pool's claims; a dry run stores nothing. Raises RebalancingOff, RoleMissing.
 
     One run of a pool at a time: a second one finds nothing.
@@ -78,7 +78,7 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         return _plan(pool, now)
     with exclusive(lock_name(pool)) as free:
         if not free:
-            return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
+            return RunResult(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
         # In a savepoint: an error of the database would otherwise prevent the release of the lock.
         with transaction.atomic():
             found = _plan(pool, now)
@@ -136,7 +136,7 @@ def lock_name(pool: Pool) -> str:
     return f"rebalancer:{pool.name}"
 
 
-def _plan(pool: Pool, now: datetime) -> Found:
+def _plan(pool: Pool, now: datetime) -> RunResult:
     """Return the policy's changes as proposals that are not saved yet."""
     seen = observe(pool, now=now)
     policy = core.POLICIES[pool.rebalance_policy]
@@ -147,7 +147,7 @@ def _plan(pool: Pool, now: datetime) -> Found:
     by_uid = {str(uid): claim for uid, claim in claims.items()}
     proposals = [_proposal(pool, by_uid[change.claim], change) for change in changes if change.claim in by_uid]
     why = None if proposals else _nothing(pool, seen, now)
-    return Found(pool, len(seen), proposals, dry_run=True, why=why)
+    return RunResult(pool, len(seen), proposals, dry_run=True, why=why)
 
 
 def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
@@ -169,7 +169,7 @@ def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
     return f"{len(seen)} claims were looked at, and {how} none needs another share{rested}."
 
 
-def _note(found: Found, principal: Principal) -> None:
+def _note(found: RunResult, principal: Principal) -> None:
     """Record that somebody started the run; its changes have rows of their own."""
     audit.record(
         principal=principal,

@@ -22,7 +22,7 @@ from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.services import member_limits
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.reclaim import Account, Books, Living, ReclaimBounds, Scene, Victims, Wanting, reclaim
+from apps.scheduling.core.reclaim import Account, Books, Claimant, Holder, ReclaimBounds, Scene, Victims, reclaim
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, WAITING
@@ -157,7 +157,7 @@ class _View:
         )
         if not (bounds.own_by_priority or bounds.from_others):
             return None
-        wanting = Wanting(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
+        wanting = Claimant(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
         self.scene.held = self.reserved.withheld_from(claim, self.scene.fleet.gpus)
         if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
@@ -222,7 +222,7 @@ class _View:
         weights = Tenant.objects.filter(cohort__in=self.cohorts).values_list("pk", "weight")
         return Books(lendable, accounts, {str(key): weight for key, weight in weights})
 
-    def _living(self, tenants: Iterable[str]) -> list[Living]:
+    def _living(self, tenants: Iterable[str]) -> list[Holder]:
         """Return the holdings of these tenants' claims; claims in reservations are not reclaimed."""
         whose = Q(tenant__in=map(int, tenants))
         if self.pool.preempt_by_priority:
@@ -233,13 +233,13 @@ class _View:
             self.members[_unit(claim)].append(claim)
         return [self._one(unit, members, parts) for unit, members in self.members.items()]
 
-    def _one(self, unit: str, members: Sequence[Claim], parts: dict[int, list[tuple[str, Request]]]) -> Living:
+    def _one(self, unit: str, members: Sequence[Claim], parts: dict[int, list[tuple[str, Request]]]) -> Holder:
         first = members[0]
         amounts: dict[str, int] = defaultdict(int)
         for claim in members:
             for key, amount in _amounts(self.quotas[claim.tenant_id], claim.charged, pool_id=claim.pool_id).items():
                 amounts[key] += amount
-        return Living(
+        return Holder(
             unit,
             str(first.tenant_id),
             amounts,
@@ -251,7 +251,7 @@ class _View:
             noticed=any(claim.preempt_at is not None for claim in members),
         )
 
-    def _leaving(self) -> list[Living]:
+    def _leaving(self) -> list[Holder]:
         """Return the claims, of any tenant, that are being released on nodes that are online."""
         whose = Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)
         rows = Claim.objects.filter(whose, state=ClaimState.RELEASING)

@@ -62,7 +62,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PoolState:
     """A pool's GPUs, and all holds on them, at one moment: for any number of windows."""
 
     gpus: list[GpuState]
@@ -88,7 +88,7 @@ def refuse_impossible(row: Reservation) -> None:
         )
 
 
-def outlook(row: Reservation, seen: Seen) -> Outlook:
+def outlook(row: Reservation, seen: PoolState) -> Outlook:
     """Return where the reservation fits as everything stands; else what is in its way and when it would fit."""
     gpus, holds, request, (begin, end) = seen.gpus, seen.holds, request_for(row), window_of(row)
     answer = calendar.book(gpus, holds, request, begin, end)
@@ -101,7 +101,7 @@ def outlook(row: Reservation, seen: Seen) -> Outlook:
     )
 
 
-def read(rows: Sequence[Reservation], *, ready: bool = False) -> Seen:
+def read(rows: Sequence[Reservation], *, ready: bool = False) -> PoolState:
     """Read what these reservations need; they are of one pool, and new unless there is only one.
 
     `ready`: only nodes that are online. A node that is lost may be back in time, a cordoned one may not be used.
@@ -112,7 +112,7 @@ def read(rows: Sequence[Reservation], *, ready: bool = False) -> Seen:
         usable = Gpu.objects.filter(node__pool=row.pool, present=True, node__cordoned=False)
         uuids = set(usable.values_list("uuid", flat=True))
         gpus = [replace(gpu, schedulable=gpu.uuid in uuids, unhealthy="") for gpu in gpus]
-    return Seen(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
+    return PoolState(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
 
 
 def _itself(rows: Sequence[Reservation]) -> Reservation | None:
@@ -139,7 +139,7 @@ def choose(rows: Sequence[Reservation], *, principal: Principal, ready: bool = F
     raise Busy("Claims keep taking the GPUs that were chosen: try again.")
 
 
-def _fitting(row: Reservation, principal: Principal, seen: Seen) -> Placed:
+def _fitting(row: Reservation, principal: Principal, seen: PoolState) -> Placed:
     found = outlook(row, seen)
     if isinstance(found.answer, Refused):
         raise WindowTaken(words(row, found), **facts_of(row, found, principal))
