@@ -31,7 +31,7 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
         "charging._quotas_of": (tenant, pool),
         "claims._default_pools": (),
         "desired._rows_of_one": (claim.assignments.get().gpu.node_id,),
-        "fleet._large_enough": (pool, 1),
+        "devices._large_enough": (pool, 1),
         "limit_ranges._ranges_of": (tenant, pool),
         "member_limits._limits_of": (tenant, membership.user_id),
         "nodes._by_uid": (claim.assignments.get().gpu.node.uid,),

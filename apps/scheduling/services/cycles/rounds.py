@@ -136,9 +136,14 @@ class _Round:
         self.unfinished |= bool(self.outcome.placed or self.outcome.refused or self.outcome.lost)
         # 5. Write refusals
         news = self._write_refusals(fence)
+        # 6. Record
+        return self._record(started, news)
+
+    def _record(self, started: float, news: int) -> Round | None:
+        """Count the round, and record it if it placed a claim or wrote a refusal."""
+        cache = self.cache
         for outcome, number in (("placed", self.outcome.placed), ("lost", self.outcome.lost)):
             counters.DECISIONS.add(cache.pool.name, outcome, amount=len(number))
-        # 6. Record
         if not self.outcome.placed and not news:
             cache.journal.discard_refusals()
             return None
