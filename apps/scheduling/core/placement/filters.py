@@ -148,7 +148,7 @@ def _ailments(sick: Sequence[str]) -> str:
 
 
 def _sentence(gpus: int, words: str) -> str:
-    """Return the sentence with the right verb: seven GPUs *have* less than …, one GPU *has* less than …"""
+    """Return the sentence with the right verb: several GPUs *have* less, one GPU *has* less."""
     if gpus > 1:
         return f"{gpus} GPUs {words}"
     verb, _, rest = words.partition(" ")

@@ -62,5 +62,5 @@ def _memory(seen: Observation, bounds: Bounds) -> Change | None:
 
 
 def _with_margin(used: float, bounds: Bounds) -> int:
-    """Rounded up."""
+    """Return the amount with the margin, rounded up."""
     return -int(-used * (100 + bounds.margin_percent) // 100)
