@@ -14,7 +14,7 @@ from gpucloud.api.serializers import Strict, StrictInteger
 
 DAY = 86400
 HOLDERS = [("claim", "claim"), ("reservation", "reservation"), ("outside", "outside")]
-OUTSIDE = "`outside`: pods use it, and no claim stands for them."
+OUTSIDE = "`outside`: used by pods without a claim."
 
 
 class RulesSerializer(Strict):

@@ -238,7 +238,9 @@ def explain_withheld(fleet: Fleet, ask: Ask, plan: HeadPlan, *, held: Held = NOT
         return None
     gpus = plan.gpus & {gpu for placed in without for gpu in placed.gpus}
     at = utc(plan.start)
-    detail = f"Its room is kept for a claim ahead in the queue, which fits there at {at}; what ends before may pass"
+    detail = (
+        f"Its room is kept for a claim ahead in the queue, which fits there at {at}; claims that end before may start"
+    )
     return Refused((Reason("kept-for-earlier", len(gpus), detail),))
 
 

@@ -151,7 +151,7 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Release], *
     if alike < FEWEST_FREED:
         few = f"only {_count_of(alike, 'claim')}" if alike else "no claim"
         detail = (
-            f"No time limit of what runs leads to it, and in the last {_lately(hours)} {few} of at least its size "
+            f"The time limits of running claims do not lead to it, and in the last {_lately(hours)} {few} of at least its size "
             "ended: too few to go by."
         )
         return Estimate(None, "none", detail)
@@ -160,7 +160,7 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Release], *
     at = now + turns * (now - since) / alike
     detail = (
         f"In the last {_lately(hours)} {_count_of(alike, 'claim')} of at least its size ended; "
-        f"with what is ahead in the queue it needs about {turns:.0f} of them."
+        f"with the claims ahead in the queue it needs about {turns:.0f} of them."
     )
     return Estimate(at, "recent-rate", detail)
 

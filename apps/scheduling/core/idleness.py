@@ -123,8 +123,8 @@ def _why(seen: MeasuredClaim, rule: Rule, reason: Reason) -> str:
 
 def _awake(seen: MeasuredClaim, rule: Rule) -> str:
     if rule.action == "off" and rule.unused_seconds is None:
-        return "Its pool no longer looks for idle claims."
+        return "Its pool no longer has a rule for idle claims."
     peaks = [*seen.idle, *seen.unused]
     if not peaks or not all(peak.is_measured() for peak in peaks):
-        return "Too little of what it does was measured lately: that is not idleness."
+        return "Too little was measured lately to call it idle."
     return "It is used again."

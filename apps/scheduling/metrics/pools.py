@@ -52,7 +52,7 @@ def claims() -> Iterator[GaugeMetricFamily]:
 
 def idle() -> Iterator[GaugeMetricFamily]:
     """Yield the number of idle claims, in pools that have a rule for them."""
-    words = "Claims that do nothing for as long as their pool allows: idle, or unused by any program."
+    words = "Claims idle for as long as their pool allows: without computing, or without any program."
     family = GaugeMetricFamily("gpucloud_claims_idle", words, labels=["pool", "reason"])
     rows = Claim.objects.filter(idle_since__isnull=False).order_by().values_list("pool__name", "idle_reason")
     found = {(pool, reason): number for pool, reason, number in rows.annotate(Count("pk"))}
@@ -69,13 +69,13 @@ def nodes() -> Iterator[GaugeMetricFamily]:
         "Nodes by state: ready, unhealthy, fenced, cordoned, lost, awaiting-agent.",
         labels=["pool", "state"],
     )
-    agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was heard of in the last 10 s.")
+    agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was seen in the last 10 s.")
     behind = GaugeMetricFamily(
-        "gpucloud_nodes_behind", "Heard of, and what is in force is older than what is wanted.", labels=["pool"]
+        "gpucloud_nodes_behind",
+        "Connected nodes whose limits in force are older than the desired ones.",
+        labels=["pool"],
     )
-    drifted = GaugeMetricFamily(
-        "gpucloud_nodes_drifted", "Somebody changed something there that is not put right.", labels=["pool"]
-    )
+    drifted = GaugeMetricFamily("gpucloud_nodes_drifted", "Nodes with drift that is not repaired.", labels=["pool"])
     heard = Q(last_seen_at__gt=timezone.now() - FRESH)
     never, connected = Q(last_seen_at=None), 0
     states = {
@@ -109,14 +109,14 @@ def gpus() -> Iterator[GaugeMetricFamily]:
         "core_used": ("gpucloud_core_percent_promised", "Percent of a GPU that claims hold.", Sum("core_used")),
         "core_outside": (
             "gpucloud_core_percent_outside",
-            "Percent of a GPU that pods use for which no claim stands.",
+            "Percent of a GPU used by pods without a claim.",
             Sum("core_outside"),
         ),
         "memory": ("gpucloud_memory_mib", "Device memory in MiB.", Sum("memory_mib")),
         "memory_used": ("gpucloud_memory_mib_promised", "Device memory that claims hold.", Sum("memory_used_mib")),
         "memory_outside": (
             "gpucloud_memory_mib_outside",
-            "Device memory that pods use for which no claim stands.",
+            "Device memory used by pods without a claim.",
             Sum("memory_outside_mib"),
         ),
     }

@@ -84,7 +84,7 @@ def throttled(shares: list[Share], samples: Samples) -> Iterator[GaugeMetricFami
     """Yield the part of the time in which launches waited for the claim's turn."""
     family = GaugeMetricFamily(
         "gpucloud_claim_throttled_ratio",
-        "Part of the last second in which launches of the claim waited for its share, of the GPU where it was most.",
+        "Part of the last second in which launches of the claim waited for its share, on the GPU with most of it.",
         labels=["claim", "name", "node", "tenant"],
     )
     most: dict[tuple[str, str, str, str], float] = {}

@@ -65,8 +65,8 @@ def refuse_spent(tenant: Tenant) -> None:
             # The amount spent is in the facts only: the text becomes the reason of each waiting claim, and a number
             # that grows by itself would be news in every round.
             raise BudgetExceeded(
-                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. What runs "
-                "goes on; ask an operator for more.",
+                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. Running "
+                "claims go on; ask an operator for more.",
                 budget=budget.pk,
                 period=budget.period,
                 starts_at=standing.starts_at,

@@ -34,7 +34,7 @@ from gpucloud.locks import exclusive
 BORROWING_STOPS = timedelta(seconds=30)
 CHOSEN = "A tenant of its cohort needs back what it lent"
 OUTRANKED = "A claim of its tenant with a higher priority needs the room"
-SPARED = "The room is needed no longer, or is there without it."
+SPARED = "Its room is no longer needed, or was found elsewhere."
 
 
 def drive() -> int:

@@ -216,7 +216,7 @@ def _describe(item: Obstacle, row: Reservation, principal: Principal) -> dict[st
     ends = f"until {until:%Y-%m-%d %H:%M:%S} UTC" if until else "without an end"
     facts = {"kind": item.kind, "tenant": None, "uid": None, "name": None, "gpus": item.gpus, "until": until}
     if item.kind == calendar.OUTSIDE:
-        return {**facts, "detail": f"Used by pods for which no claim stands, {ends}"}
+        return {**facts, "detail": f"Used by pods without a claim, {ends}"}
     model: Any = Claim if item.kind == calendar.CLAIM else Reservation
     own = model.objects.visible_to(principal).filter(uid=item.holder).first()
     if own is None:
