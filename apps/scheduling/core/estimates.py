@@ -151,8 +151,8 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Release], *
     if alike < FEWEST_FREED:
         few = f"only {_count_of(alike, 'claim')}" if alike else "no claim"
         detail = (
-            f"The time limits of running claims do not lead to it, and in the last {_lately(hours)} {few} of at least its size "
-            "ended: too few to go by."
+            f"The time limits of running claims do not lead to it, and in the last {_lately(hours)} {few} of at least "
+            "its size ended: too few to go by."
         )
         return Estimate(None, "none", detail)
     size = max(1, ask.amounts.core_percent)

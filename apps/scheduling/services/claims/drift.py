@@ -34,7 +34,7 @@ def repair_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     waiting = [one for one in node.drifts if one["mendable"]]
     if not waiting:
         raise NothingToRepair(
-            f"Nothing on node {node.name} waits for a repair: drift listed as not mendable must be fixed on the machine.",
+            f"No drift of node {node.name} waits for a repair: what is not mendable must be fixed on the machine.",
             drifts=len(node.drifts),
         )
     node.change(repair_asked_at=timezone.now())
