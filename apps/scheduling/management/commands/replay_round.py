@@ -43,7 +43,7 @@ class Command(BaseCommand):
         elif different:
             raise CommandError(f"{len(different)} of {len(compared)} answers differ from the record.")
         else:
-            self.stdout.write("Decided again: every answer is as recorded.")
+            self.stdout.write("Decided again: every answer is as it was recorded.")
 
 
 def _words(answer: dict[str, Any]) -> str:
